@@ -1,5 +1,3 @@
-"""Know each request while it runs, and write its usage record, timeline, metrics and log line when it ends.
-
-Prices and bills are the control plane's; durable spooling is in `spool`.
-Begin with `request_account.py`.
+"""Account for each request while it runs; when it ends, write its usage record, timeline, metrics and log line. The
+control plane has prices and bills; `kelvin/spool` makes records durable. Begin with `request_account.py`.
 """

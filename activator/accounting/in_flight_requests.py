@@ -1,4 +1,4 @@
-"""Requests under way, by the names that their callers know them by, for those to end them. How one ends is its own."""
+"""Running requests by the names that their callers know, so that callers can cancel them."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,11 +10,11 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.control_messages import Principal
 from kelvin.contracts.traffic_errors import Cancelled
 
-REMEMBERED: Final = 4096  # names by which requests were cancelled, of all tenants: a second time changes nothing
+REMEMBERED: Final = 4096  # remembered names of cancelled requests, so that cancelling twice succeeds
 
 
 class InFlightRequest:
-    """One request; a block in which it can be cancelled. The block then raises Refused(Cancelled)."""
+    """One request, as a block in which it can be cancelled. The block then raises Refused(Cancelled)."""
 
     __slots__ = ("_ended", "_is_over", "_task", "account", "is_cancelled", "own_id")
 
@@ -23,11 +23,11 @@ class InFlightRequest:
         self.own_id = own_id
         self.is_cancelled = False
         self._task: asyncio.Task[object] | None = None
-        self._ended: asyncio.Event | None = None  # for who waits for it
+        self._ended: asyncio.Event | None = None  # set at the end, if a caller waits
         self._is_over = False
 
     def bind_task(self, task: asyncio.Task[object]) -> "InFlightRequest":
-        """Of that task, which is the one that enters the block."""
+        """Set the task that enters the block, and return the request."""
         self._task = task
         return self
 
@@ -44,20 +44,20 @@ class InFlightRequest:
             raise Refused(Cancelled()) from None
 
     def try_cancel(self) -> None:
-        """Nothing where it has ended but for its last bytes: its record stands."""
+        """Cancel the request. Does nothing if its record is settled, so that only its last bytes are missing."""
         if self._task is not None and not self.is_cancelled and not self.account.is_settled:
             self.is_cancelled = True
             self._task.cancel()
 
     def finish(self) -> None:
-        """Its record is written, or on its way; its slot is free."""
+        """Record the end: its record is written or on its way, and its slot is free."""
         self._is_over = True
         if self._ended is not None:
             self._ended.set()
 
     async def wait_ended(self, within_s: float) -> bool:
-        """Wait until it is; False where it takes longer."""
-        if self._is_over:  # in the moment before this was asked
+        """Wait for the end. Return False if it takes longer than `within_s`."""
+        if self._is_over:  # it ended just before this call
             return True
         self._ended = self._ended or asyncio.Event()
         try:
@@ -69,11 +69,12 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """One event loop's. A request goes by its id and, where its caller gave it one, by that as well."""
+    """The running requests of one event loop, by id, and by their callers' own names if they have one."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._by_id: dict[str, InFlightRequest] = {}
-        self._by_own_id: dict[tuple[str, str], list[InFlightRequest]] = {}  # tenant and name: several may share one
+        # by tenant and name; several requests may share a name
+        self._by_own_id: dict[tuple[str, str], list[InFlightRequest]] = {}
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered
 
@@ -81,7 +82,7 @@ class InFlightRequests:
         return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_own_id)}>"
 
     def enter(self, account: Account, own_id: bytes | None) -> InFlightRequest:
-        """It can be named from now on, until `leave`."""
+        """Register a request until `leave`."""
         entry = InFlightRequest(account, None if own_id is None else own_id.decode("latin-1"))
         self._by_id[account.request_id] = entry
         if entry.own_id is not None:
@@ -89,7 +90,7 @@ class InFlightRequests:
         return entry
 
     def leave(self, entry: InFlightRequest) -> None:
-        """It has ended."""
+        """Remove a request that has ended."""
         del self._by_id[entry.account.request_id]
         if entry.own_id is not None:
             named = self._by_own_id[own := (entry.account.principal.tenant, entry.own_id)]
@@ -99,8 +100,8 @@ class InFlightRequests:
         entry.finish()
 
     def cancel(self, caller: Principal, name: str) -> list[InFlightRequest] | None:
-        """End what the caller calls so; the entries, which may not be over yet. [] where they were cancelled before;
-        None where the caller's tenant has none of that name, or has it of a model that the caller may not call.
+        """Cancel the caller's requests of that name, and return those that may still be running. Returns [] if they
+        were cancelled before. Returns None if the tenant has no such request, or the caller may not call its model.
         """
         named = (self._by_id.get(name), *self._by_own_id.get((caller.tenant, name), ()))
         found = [each for each in named if each is not None and _is_of(each.account, caller)]
@@ -114,7 +115,7 @@ class InFlightRequests:
         return found
 
     def check_integrity(self) -> None:
-        """Both maps name the same requests."""
+        """Assert that both maps contain the same requests."""
         own = [entry for entries in self._by_own_id.values() for entry in entries]
         assert all(self._by_own_id.values())
         assert all(self._by_id[entry.account.request_id] is entry for entry in own)

@@ -1,4 +1,6 @@
-"""What the activator counts and times. A tenant and a model have series of their own up to a bound, then share one."""
+"""The activator's counters and histograms. The first MODELS pairs of tenant and model have their own series; others
+share one.
+"""
 
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -9,29 +11,29 @@ from kelvin.contracts.timeline import Stage
 from kelvin.telemetry.policy.instruments import Labels, MetricsPage
 from kelvin.telemetry.policy.labels import LabelCap, outcome_of
 
-MODELS: Final = 64  # named in labels; further ones are "other"
+MODELS: Final = 64  # pairs with their own labels; all others are "other"
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-LABEL_CACHE_SIZE: Final = 1024  # sets of labels that are not made again for each request
+LABEL_CACHE_SIZE: Final = 1024  # label sets cached across requests
 PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _WHOSE: Final = ("tenant", "model")
 _KINDS: Final = ("prompt", "cached", "completion")
 
 
 class _Names(NamedTuple):
-    """Values of labels, of all requests that are alike in them."""
+    """Label values that requests with equal attributes share."""
 
     whose: Labels
     starts: Labels
     requests: Labels
-    tokens: tuple[Labels, ...]  # by kind
+    tokens: tuple[Labels, ...]  # by kind of token
 
 
 class RequestMetrics:
-    """Instruments on one page."""
+    """The request metrics on one page."""
 
     def __init__(self, page: MetricsPage) -> None:
         self._cap = LabelCap(MODELS)
-        self._known = lru_cache(LABEL_CACHE_SIZE)(self._names)  # whoever has a name of its own keeps it
+        self._known = lru_cache(LABEL_CACHE_SIZE)(self._names)  # a pair keeps its own labels
         self._requests = page.counter(
             "kelvin_requests_total",
             "Requests that left a record, by what came of them.",
@@ -75,31 +77,31 @@ class RequestMetrics:
         self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
 
     def refused(self, failure: Failure) -> None:
-        """A request ended before it had an account."""
+        """Count a request that ended before it had an account."""
         self._refusals.add((outcome_of(failure.code), str(failure.status)))
 
     def firewall(self, verdict: str) -> None:
-        """It said `allow` or `refuse`; or it was `late`, `away`, or what it said is `garbage`."""
+        """Count a firewall verdict: `allow`, `refuse`, or without an answer `late`, `away`, `garbage`."""
         self._verdicts.add((verdict,))
 
     def malformed(self, status: int) -> None:
-        """What was sent is no request that anybody serves; nothing of ours has seen it."""
+        """Count bytes that are no valid HTTP request. The application has not seen them."""
         self._refusals.add(("http", str(status)))
 
     def cut(self, limit: str) -> None:
-        """Count a connection that was not let in: `all` places are taken, or its `address` has no place or rate."""
+        """Count a refused connection. `limit` is `all` for the total, `address` for the limits of its address."""
         self._cut.add((limit,))
 
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
-        """Count an attempt that failed before the client had a byte. `then`: `again`, or why no other one followed."""
+        """Count an attempt that failed before the client had a byte. `then` is `again`, or why there was no retry."""
         self._retries.add((*self._cap.bounded(whose), outcome_of(failure), then))
 
     def hedged(self, whose: tuple[str, str], first: str) -> None:
-        """A request of a tenant at a model was late at one replica, and which of two began its answer."""
+        """Count a request that was late at one replica. `first` is the attempt that began the response."""
         self._hedges.add((*self._cap.bounded(whose), first))
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
-        """A request ended, one way or another."""
+        """Count a request that has ended, and observe its times."""
         names = self._known(account.principal.tenant, account.model, outcome, status, account.cold)
         if account.degraded is not None:
             asked = self._cap.bounded((account.principal.tenant, account.degraded.asked))

@@ -1,4 +1,4 @@
-"""What is known of one request while it is under way, and the record and the timeline that come of it. Does no I/O."""
+"""The account of one running request, and the usage record and timeline made of it. Does no I/O."""
 
 from typing import NamedTuple
 
@@ -14,16 +14,18 @@ from kelvin.contracts.trace_context import TraceContext
 
 
 class Degraded(NamedTuple):
-    """What a model's ladder gave up for a request."""
+    """The degradation step that was applied to a request."""
 
-    step: str  # as the ladder calls it
-    told: str  # to the caller
+    step: str  # name of the step
+    told: str  # value of the response header
     recorded: str
-    asked: str  # the model that was asked, as its caller calls it
+    asked: str  # the requested model, by its caller's name
 
 
 class Account(msgspec.Struct):
-    """What is known of a request so far. Times are microseconds: `started_at_us` of the wall, the others monotonic."""
+    """The state of a request so far. `started_at_us` is wall-clock microseconds, other times are monotonic
+    microseconds.
+    """
 
     request_id: str
     principal: Principal
@@ -31,26 +33,27 @@ class Account(msgspec.Struct):
     stream: bool
     started_at_us: int
     timeline: Timeline
-    caller: TraceContext | None = None  # the trace that it belongs to, where its caller brought one
+    caller: TraceContext | None = None  # the caller's trace, if it sent one
     version: str | None = None
     runtime_id: str | None = None
     queued_us: int = 0
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
-    delivered_tokens: int = 0  # of the answer; computed tokens if a non-streamed answer was cancelled for its caller
-    budget_reservation: BudgetReservation | None = None  # of its tenant's budget
+    # delivered output tokens; computed ones if a non-streamed response was cut for its caller
+    delivered_tokens: int = 0
+    budget_reservation: BudgetReservation | None = None  # held from its tenant's budget
     is_settled: bool = False
-    is_recorded: bool = False  # durably
-    outcome: str | None = None  # once it is settled, or that is known otherwise
-    hedged: str | None = None  # which of two replicas began its answer, where two were asked
-    once: str = ""  # digest of its idempotency key: of records with the same one, one is charged. "" without a key
+    is_recorded: bool = False  # the record is durable
+    outcome: str | None = None  # set when settled, or when known earlier
+    hedged: str | None = None  # for a hedged request: which attempt began the response
+    once: str = ""  # digest of its idempotency key; one record per digest is charged; "" without a key
     degraded: Degraded | None = None
-    start_problem: StartProblem | None = None  # why the replica that it waited for did not start
-    unfiltered: bool = False  # some of prompt or answer passed the version's filters unchecked
+    start_problem: StartProblem | None = None  # why the replica it waited for did not start
+    unfiltered: bool = False  # part of prompt or output passed the version's filters unchecked
 
     @property
     def is_repeatable(self) -> bool:
-        """Return whether its answer may be replayed: it is successful, durably recorded and fully filtered."""
+        """Return whether its answer may be replayed: successful, durably recorded and fully filtered."""
         return self.outcome == OK and self.is_recorded and not self.unfiltered
 
     def snapshot_timeline(self) -> TimelineAnswer:
@@ -65,15 +68,17 @@ class Account(msgspec.Struct):
         )
 
     def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
-        """Return the usage record. Prompt, cached tokens and device time are as computed, completion tokens as
-        delivered, or as computed if a non-streamed answer was cancelled for its caller. A request that is not charged
-        has no `once` name, since failures may repeat.
+        """Return the usage record.
+
+        Prompt tokens, cached tokens and device time are as computed. Completion tokens are as delivered, or as computed
+        if a non-streamed response was cut for its caller. A request that is not charged has no `once` digest, since
+        failures may repeat.
         """
         return RequestRecord(
             request_id=self.request_id,
             origin=RecordOrigin.ACTIVATOR,
             source=source,
-            sequence=0,  # the spool's to give
+            sequence=0,  # the spool sets it
             tenant=self.principal.tenant,
             model=self.model,
             version=self.version,

@@ -1,4 +1,4 @@
-"""The timelines of recent requests, a bounded ring for each tenant; older ones are the control plane's to know."""
+"""Timelines of recent requests, in one bounded ring per tenant. The control plane has older ones."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Tell = Callable[[], TimelineAnswer]
 
 
 class Timelines:
-    """Bounded in requests per tenant and in tenants; what is least recent goes first."""
+    """Timelines by tenant and request. The least recent requests and tenants are dropped first."""
 
     def __init__(self, per_tenant: int = PER_TENANT, tenants: int = TENANTS) -> None:
         self._per_tenant = per_tenant
@@ -23,7 +23,7 @@ class Timelines:
         return f"<Timelines tenants={len(self._rings)} requests={sum(map(len, self._rings.values()))}>"
 
     def put(self, tenant: str, request_id: str, tell: Tell) -> None:
-        """Keep it, at the cost of the oldest. It is told when it is asked for, as most never are."""
+        """Keep a timeline. `tell` renders it on demand, because most are never read."""
         ring = self._rings.get(tenant)
         if ring is None:
             ring = self._rings[tenant] = OrderedDict()
@@ -36,7 +36,7 @@ class Timelines:
             self._rings.popitem(last=False)
 
     def find(self, tenant: str, request_id: str) -> TimelineAnswer | None:
-        """The timeline, if it is the tenant's own and recent."""
+        """Return the timeline, if it belongs to the tenant and is recent, else None."""
         ring = self._rings.get(tenant)
         tell = None if ring is None else ring.get(request_id)
         return None if tell is None else tell()

@@ -1,6 +1,5 @@
-"""Settles a request's account: its record is durable in the spool before the last byte of what costs anything is sent.
-
-Delivered tokens are those that the client-side socket took. Shipping is the spool's, rating the control plane's.
+"""Settle a request's account: its record is durable in the spool before the last byte of a charged response is sent.
+Delivered tokens are those that the client's socket accepted. The spool ships records, the control plane prices them.
 """
 
 import asyncio
@@ -28,7 +27,8 @@ from kelvin.telemetry.telemetry import Telemetry
 
 PATH: Final = "/internal/v1/usage/requests"
 POST_TIMEOUT_S: Final = dependencies.LEDGER.timeout_s
-_SHED = frozenset({Overloaded.code, DeadlineTooShort.code, ShedByPriority.code})  # as it should be, however often
+# expected under load, so not logged as errors
+_SHED = frozenset({Overloaded.code, DeadlineTooShort.code, ShedByPriority.code})
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class UsageRecords:
         ended: Callable[[Account, Failure | None, str, int], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`ended` is told of each account when it is settled: why it failed, its outcome and its status."""
+        """`ended` is called for each settled account with its failure, outcome and status."""
         self._spool = spool
         self._timelines = timelines
         self._ended = ended
@@ -52,19 +52,19 @@ class UsageRecords:
 
     @property
     def source(self) -> str:
-        """The spool that records go to."""
+        """Name of the spool that receives the records."""
         return self._spool.source
 
     @property
     def refusal(self) -> Failure | None:
-        """Return the failure of the last write of a record, None if it succeeded. Refuse new requests with it."""
+        """The failure of the last record write, None after a success. Refuse new requests with it."""
         return self._spool.failure
 
     async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
-        """Returns once the record is durable. Raises what `Spool.append` raises; then nothing was recorded. An answer
-        that can't be recorded is not settled: settle it again, as the failure that its caller is told.
+        """Write the record and return when it is durable. Raises what `Spool.append` raises; then nothing was recorded.
 
-        Cancelling gives up the wait, not the record: a budget counts it. A second call does nothing.
+        A successful response that can't be recorded stays unsettled: settle it again with the failure that the caller
+        gets. Cancelling ends the wait, not the write, and a budget counts the record. A second call does nothing.
         """
         if account.is_settled:
             return
@@ -72,7 +72,7 @@ class UsageRecords:
         try:
             made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
         except asyncio.CancelledError:
-            if account.budget_reservation is not None:  # what may stand counts, as the next that the ledger hears of
+            if account.budget_reservation is not None:  # the record may become durable, so count it as the next one
                 account.budget_reservation.settle(record, self._spool.committed + 1)
             self._tell(account, failure, record)
             raise
@@ -88,9 +88,11 @@ class UsageRecords:
         self._tell(account, failure, record)
 
     def settle_soon(self, account: Account, failure: Failure, status: int | None = None) -> None:
-        """Of a request that no replica has seen, which costs nothing: its record follows, and nobody waits for it, so
-        that refusing many is cheap. A crash may take the last of such records along. Raises Refused where too many
-        wait. A second call does nothing.
+        """Write the record of a request that no replica has seen, without waiting, so that refusing many requests is
+        cheap.
+
+        A crash may lose the last of these records, which cost nothing. Raises Refused if too many are queued. A second
+        call does nothing.
         """
         if account.is_settled:
             return
@@ -99,7 +101,7 @@ class UsageRecords:
         self._spool.append_unacknowledged(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
 
     def _begin(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
-        """Nobody else settles it from now on. Return its record."""
+        """Mark the account as settled, and return its record."""
         account.is_settled = True
         outcome = account.outcome or (OK if failure is None else failure.code)
         account.outcome = outcome
@@ -108,13 +110,13 @@ class UsageRecords:
         return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
 
     def _tell(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
-        """Keep its timeline, and say how it ended."""
+        """Keep the timeline, and report the end."""
         self._timelines.put(account.principal.tenant, account.request_id, account.snapshot_timeline)
         self._ended(account, failure, record.outcome, record.status)
 
 
 def ledger_poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
-    """What hands records to the ledger."""
+    """Return a function that posts records to the ledger."""
 
     async def post(records: Sequence[bytes]) -> None:
         await control.call("POST", PATH, type(None), body=batch_of(records), timeout_s=POST_TIMEOUT_S)
@@ -123,9 +125,8 @@ def ledger_poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitab
 
 
 class CompletionLog:
-    """What is told of a request when it has ended: a line in the log, the meters, its trace.
-
-    Called once for each account, with why it failed, its outcome and its status. Never waits, never fails.
+    """Reports ended requests: log line, metrics, trace. Called once per account with its failure, outcome and status.
+    Never waits, never fails.
     """
 
     def __init__(self, metrics: RequestMetrics, telemetry: Telemetry) -> None:
@@ -159,7 +160,7 @@ def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
 
 
 def _log_completion(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
-    """What was slow to start or is our fault is told; the rest, of which there is any number, at DEBUG only."""
+    """Log cold requests and failures that are our fault. All others, which may be many, are logged at DEBUG level."""
     ours = failure is not None and failure.status >= 500 and failure.code not in _SHED
     level = logging.WARNING if ours else logging.INFO if account.cold else logging.DEBUG
     if not log.isEnabledFor(level):

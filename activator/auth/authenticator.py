@@ -1,8 +1,9 @@
-"""A request's key to the one who holds it. What the key's holder may do with a model is the routes' matter.
+"""Find the principal that holds a request's API key or token. Routes decide what the principal may do.
 
-A good key is looked up and let through, whatever its address did before: others behind the same address must not pay
-for a guesser. A bad one is answered alike whether it is unknown, expired or revoked, and the more of them an address
-shows, the later (`failed_auth_policy`). So is a signed token (`oidc`), where the operator trusts an issuer of such.
+A valid key is accepted whatever its address did before, because other callers behind that address must not suffer from
+a guesser. Unknown, expired and revoked keys get the same response. The more of them an address shows, the later they
+are answered (`http/failed_auth_policy.py`). The same holds for signed tokens (`oidc.py`), if the operator trusts an
+issuer.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ MAX_KEY = 512
 
 
 class Authenticator:
-    """Knows the table, whether it still counts, and what it costs to be wrong."""
+    """Checks credentials against the routing table, and delays failures."""
 
     def __init__(
         self,
@@ -49,19 +50,19 @@ class Authenticator:
         return f"<Authenticator {self._guesses!r}>"
 
     async def authenticate(self, exchange: Exchange, scope: Scope, *others: Scope) -> Principal:
-        """Who calls, with a key or token for one of these scopes. Raises Refused, ClientGone.
+        """Return the caller, whose key or token has one of these scopes. Raises Refused, ClientGone.
 
-        Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good one; Unavailable before the feed and
-        once it is too old, and where an issuer's keys can't be had.
+        Failures: Unauthenticated, TooManyFailures; for valid credentials TenantSuspended, Forbidden; Unavailable if the
+        feed has not arrived or is too old, or if an issuer's keys can't be fetched.
         """
-        if not self._table.revision or not self._is_fresh():  # every key would look wrong, or a revoked one good
+        if not self._table.revision or not self._is_fresh():  # a valid key could look unknown, a revoked one valid
             raise Refused(Unavailable("the table of keys"))
         authorization = exchange.header(b"authorization")
         now_s = self._wall_s()
         principal = find(self._table, authorization, now_s)
         if principal is not None:
             self._uses.note(principal.key_id, now_s)
-        elif authorization is None:  # nothing was guessed
+        elif authorization is None:  # without credentials, nothing was guessed
             raise Refused(Unauthenticated())
         else:
             principal = await self._of_token(authorization)
@@ -74,7 +75,7 @@ class Authenticator:
         raise Refused(Forbidden(scope, others))
 
     async def _of_token(self, authorization: bytes) -> Principal | None:
-        """Whom a signed token names, where that tenant is there."""
+        """Return the principal that a signed token names, if its tenant exists."""
         if self._tokens is None or (token := bearer(authorization, MAX_TOKEN)) is None or token.count(".") != 2:
             return None
         principal = await self._tokens.principal(token)
@@ -89,7 +90,9 @@ class Authenticator:
         raise Refused(TooManyFailures(penalty.retry_after_s))
 
     async def _hold(self, exchange: Exchange, source: str, penalty: Penalty) -> None:
-        """Until the time is over; a client that leaves gives its place back. Without a place the connection ends."""
+        """Delay the response. If the client leaves, its place is free. If there is no place, close the connection
+        instead.
+        """
         if penalty.is_first:
             log.warning("an address shows many keys that are not good", extra={"source": source})
         if not self._guesses.try_hold(source):
@@ -103,12 +106,12 @@ class Authenticator:
 
 
 def find(table: RoutingTable, authorization: bytes | None, now_s: float) -> Principal | None:
-    """Whose key it is; None for everything that is no good one."""
+    """Return the holder of the API key, or None if the key is missing or invalid."""
     key = bearer(authorization, MAX_KEY)
     return None if key is None else table.principal(key, now_s)
 
 
 def bearer(authorization: bytes | None, most: int) -> str | None:
-    """What `Authorization: Bearer …` bears (RFC 6750, 2.1), where that is not more than `most` bytes."""
+    """Return the credential in `Authorization: Bearer ...` (RFC 6750, 2.1), or None if it exceeds `most` bytes."""
     scheme, _, borne = (authorization or b"").strip().partition(b" ")
     return None if scheme.lower() != b"bearer" or len(borne) > most else borne.strip().decode("latin-1")

@@ -1,8 +1,8 @@
-"""What a token says, and whether that makes somebody a principal here. Keys and signatures are others' matter.
+"""Read a token's claims, and decide which principal it names. Signatures are checked in `oidc.py`.
 
-JSON Web Tokens (RFC 7519) in their compact form, held to RFC 8725: the issuer decides which algorithms and which key
-set count, never the token; `kid` is a name in that set and nothing else; headers that bring keys of their own
-(`jwk`, `jku`, `x5u`, `x5c`) are not looked at, and one that must be understood (`crit`) is refused.
+Tokens are JSON Web Tokens (RFC 7519) in compact form, read as RFC 8725 demands. The issuer's settings decide the
+algorithms and the key set, never the token. `kid` is only a name in that set. Headers that bring their own keys (`jwk`,
+`jku`, `x5u`, `x5c`) are ignored, and a token with critical headers (`crit`) is refused.
 """
 
 import base64
@@ -18,28 +18,28 @@ from kelvin.contracts.serving.control_messages import Principal, Scope
 from kelvin.contracts.wire import decoder
 
 MAX_NAME: Final = 255  # characters of `kid`, `sub`
-ID_HEX: Final = 11  # with the letter before it as long as a key's id
+ID_HEX: Final = 11  # with its prefix as long as an API key's id
 _COMPACT: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 _TYPES: Final = frozenset((None, "jwt", "at+jwt", "application/jwt", "application/at+jwt"))
 
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Whose tokens count, and for how much. Nothing of it is ever taken from a token."""
+    """A trusted issuer, and the limits of its tokens. None of this ever comes from a token."""
 
-    name: str  # `iss`, compared as it is
+    name: str  # `iss`, compared exactly
     audience: str
     algorithms: frozenset[str]
     tenant_claim: str
-    tenants: frozenset[str]  # that it may name
-    scopes: tuple[Scope, ...]  # that its tokens have at most
-    scope_claim: str | None = None  # of these, what the token says; None: all
-    leeway_s: float = 30.0  # that its clock and ours may differ
+    tenants: frozenset[str]  # tenants that its tokens may name
+    scopes: tuple[Scope, ...]  # upper bound of a token's scopes
+    scope_claim: str | None = None  # the claim with a token's scopes; None: it has all of `scopes`
+    leeway_s: float = 30.0  # tolerated clock difference
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it was read, believed in nothing yet."""
+    """A parsed token. Nothing in it has been verified."""
 
     kid: str
     algorithm: str
@@ -48,14 +48,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The principal that a token names, and when the token expires (seconds of 1970)."""
+    """The principal that a token names, and the token's expiry (seconds since 1970)."""
 
     principal: Principal
     expires_at_s: float
 
 
 class TokenRefusal(StrEnum):
-    """Why a token is refused. Callers are not told; the meters are."""
+    """Why a token is refused. Shown in metrics, not to callers."""
 
     FORM = "form"
     ISSUER = "issuer"
@@ -70,7 +70,7 @@ class TokenRefusal(StrEnum):
 
 
 def read(text: str) -> Token | None:
-    """None for what is no token of the form that we take. `text` is as long as a header may be."""
+    """Parse a token, or return None if it has an unsupported form. The caller bounds the length of `text`."""
     parts = _COMPACT.fullmatch(text)
     if parts is None:
         return None
@@ -84,8 +84,8 @@ def read(text: str) -> Token | None:
 
 
 def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | TokenRefusal:
-    """Return whom the token names, if its signature is the issuer's, or the first reason to refuse it. `now_s` is in
-    seconds of 1970.
+    """Return the identity that the token names, assuming a valid signature, or the first reason to refuse it. `now_s`
+    is seconds since 1970.
     """
     claims, leeway_s = token.claims, issuer.leeway_s
     if claims.get("iss") != issuer.name:
@@ -111,12 +111,14 @@ def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | Toke
 
 
 def key_id(issuer: str, subject: str) -> str:
-    """What stands for a key's id in records and in the audit: `j` and 44 bits of SHA-256 over both names."""
+    """Return the id that replaces a key's id in records and audit: `j` and 44 bits of SHA-256 of both names."""
     return "j" + hashlib.sha256(f"{issuer}\0{subject}".encode()).hexdigest()[:ID_HEX]
 
 
 def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
-    """Separated by spaces (RFC 8693, 4.2) or a list; never more than the issuer's, and never an operator's."""
+    """Return the token's scopes (space-separated, RFC 8693, 4.2, or a list) within the issuer's. Never an operator's
+    scope.
+    """
     most = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
     if issuer.scope_claim is None:
         return tuple(most)
@@ -126,15 +128,15 @@ def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
 
 
 def _object(part: str) -> dict[str, object] | None:
-    """A JSON object in base64url without padding (RFC 7515, 2)."""
+    """Decode a JSON object in base64url without padding (RFC 7515, 2), or return None."""
     try:
         return decoder(dict[str, object]).decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    except (ValueError, RecursionError):  # what msgspec and base64 raise are ValueErrors
+    except (ValueError, RecursionError):  # msgspec and base64 raise subclasses of ValueError
         return None
 
 
 def _time(value: object) -> float | None:
-    """A NumericDate (RFC 7519, 2)."""
+    """Return a NumericDate (RFC 7519, 2) in seconds, or None if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

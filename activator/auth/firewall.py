@@ -1,7 +1,8 @@
-"""Ask a firewall of the operator's before anybody looks at a key: one call over a Unix socket, bounded in time.
+"""Ask the operator's firewall about each request before its key is checked: one call over a Unix socket, bounded in
+time.
 
-It is told who asks for what, and which headers there are with how many bytes each; never a header's value, a query or
-a byte of the body. What may pass without its word is the operator's to set.
+The firewall gets method, path, address, and each header's name and length; never a header's value, the query, or the
+body. A setting decides whether requests pass while the firewall does not answer.
 """
 
 from pathlib import Path
@@ -17,34 +18,36 @@ from kelvin.contracts.traffic_errors import FirewallRefused
 from kelvin.contracts.wire import Wire, decode, encode
 
 ANSWER_BYTES: Final = 4096
-CALLS: Final = 256  # at once; who is further waits for a place within its time
+CALLS: Final = 256  # concurrent calls; further ones wait within their time limit
 _TYPE: Final = {"content-type": "application/json"}
 
 Unanswered = Literal["refuse", "allow"]
 
 
 class FirewallRequest(Wire, frozen=True):
-    """Body of `POST /v1/verdict`. Bytes that are no ASCII stand as the characters of Latin-1 with their numbers."""
+    """Body of `POST /v1/verdict`. Non-ASCII bytes are decoded as Latin-1."""
 
     request_id: str
     method: str
-    path: str  # as it came, without the query
-    address: str  # the socket's
-    headers: tuple[tuple[str, int], ...]  # each one's name in lower case, and the bytes of its value
+    path: str  # as received, without the query
+    address: str  # peer address of the socket
+    headers: tuple[tuple[str, int], ...]  # lower-case name, and length of the value in bytes
 
 
 class FirewallVerdict(Wire, frozen=True):
-    """The answer, with status 200. Anything else is none."""
+    """The response, with status 200. Anything else counts as no answer."""
 
     verdict: Literal["allow", "refuse"]
 
 
 class _NoAnswer(Exception):
-    """Why there is none, as it is counted."""
+    """The firewall did not answer; the message is the metric's label."""
 
 
 class Firewall:
-    """Connections are kept; the other side may restart at any time. `async with` it."""
+    """Client of the firewall. It keeps connections; the firewall may restart at any time. Use as an async context
+    manager.
+    """
 
     def __init__(self, socket: Path, within_s: float, unanswered: Unanswered, metrics: RequestMetrics) -> None:
         self._socket = socket
@@ -68,7 +71,9 @@ class Firewall:
         await self._session.close()
 
     async def check(self, exchange: Exchange) -> None:
-        """Return where it may pass. Raises Refused: FirewallRefused, Unavailable without an answer; ClientGone."""
+        """Return if the request may pass. Raises Refused(FirewallRefused), Refused(Unavailable) without an answer,
+        ClientGone.
+        """
         try:
             with exchange.cancel_on_disconnect(self._within_s):
                 verdict = await self._ask(encode(question_of(exchange)))
@@ -87,7 +92,7 @@ class Firewall:
             raise Refused(Unavailable("the firewall"))
 
     async def _ask(self, question: bytes) -> str:
-        """Raises _NoAnswer. A kept connection that has ended meanwhile says nothing yet: it is asked a second time."""
+        """Return the verdict. Raises _NoAnswer. Retries once if a kept connection turns out to be closed."""
         try:
             try:
                 return await self._put(question)
@@ -99,7 +104,9 @@ class Firewall:
             raise _NoAnswer("away") from None
 
     async def _put(self, question: bytes) -> str:
-        """Bounded by the caller's time alone. Raises aiohttp's errors, and Refused for what is no verdict."""
+        """Send the request once. The caller bounds the time. Raises aiohttp's errors, and Refused for an invalid
+        verdict.
+        """
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.post(
             "http://firewall/v1/verdict", data=question, headers=_TYPE, timeout=timeout, allow_redirects=False
@@ -115,7 +122,7 @@ class Firewall:
 
 
 def question_of(exchange: Exchange) -> FirewallRequest:
-    """All that it is told."""
+    """Return what the firewall may know of the request."""
     return FirewallRequest(
         request_id=exchange.request_id,
         method=exchange.method,

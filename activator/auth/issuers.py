@@ -1,4 +1,4 @@
-"""The file of issuers whose tokens count: TOML, every field held to its rule. Read once, at the start."""
+"""Read the TOML file of trusted token issuers at the start, and check every field."""
 
 import re
 import ssl
@@ -25,7 +25,7 @@ _URL: Final = re.compile(r"https://[!-~]{1,2000}")
 
 @dataclass(frozen=True, slots=True)
 class KeySetSource:
-    """Where a key set is, and how long it counts."""
+    """Where to fetch a key set, and how long it is valid."""
 
     url: str
     tls: ssl.SSLContext
@@ -35,14 +35,14 @@ class KeySetSource:
 
 @dataclass(frozen=True, slots=True)
 class TrustedIssuer:
-    """An issuer, and where its keys are."""
+    """An issuer, and the source of its keys."""
 
     issuer: Issuer
     source: KeySetSource
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One `[[issuer]]`."""
+    """One `[[issuer]]` table of the file."""
 
     issuer: _Name
     audience: _Name
@@ -63,7 +63,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_issuers(path: Path) -> tuple[TrustedIssuer, ...]:
-    """Raises BadSetting naming the file, the field and its rule."""
+    """Read the file. Raises BadSetting, naming the file, the field and its rule."""
     try:
         content = convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
         trusted = tuple(_trusted(entry, path.parent) for entry in content.issuer)
@@ -71,7 +71,7 @@ def read_issuers(path: Path) -> tuple[TrustedIssuer, ...]:
         raise BadSetting(SETTING, str(path), error.strerror or "can't be read") from error
     except RecursionError:
         raise BadSetting(SETTING, str(path), "is nested too deeply") from None
-    except ValueError as error:  # of TOML, of UTF-8, and what msgspec says of a field
+    except ValueError as error:  # invalid TOML, invalid UTF-8, or msgspec's error for a field
         raise BadSetting(SETTING, str(path), str(error)[:400]) from error
     names = [each.issuer.name for each in trusted]
     if len(names) != len(set(names)):
@@ -80,7 +80,7 @@ def read_issuers(path: Path) -> tuple[TrustedIssuer, ...]:
 
 
 def _trusted(entry: _Entry, beside: Path) -> TrustedIssuer:
-    """Raises ValueError, BadSetting among them."""
+    """Check an entry and convert it. Raises ValueError, also as BadSetting."""
     if unknown := set(entry.algorithms) - set(KINDS):
         raise ValueError(f"algorithms: {', '.join(sorted(unknown))[:80]}: must be some of {', '.join(KINDS)}")
     if Scope.OPERATOR in entry.scopes:
@@ -112,7 +112,9 @@ def _is_label(name: str) -> bool:
 
 
 def _tls(ca: str | None, beside: Path) -> ssl.SSLContext:
-    """The system's roots, or a PEM file's; a path is relative to the file of issuers."""
+    """Return a context with the system's roots, or with those of a PEM file. Relative paths start at the
+    issuers' file.
+    """
     if ca is None:
         return ssl.create_default_context()
     place = beside / ca

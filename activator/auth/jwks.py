@@ -1,7 +1,7 @@
-"""An issuer's public keys: fetched over HTTPS, again at an interval, and when a token names one that is not there.
+"""An issuer's public keys, fetched over HTTPS at an interval, and when a token names an unknown key.
 
-What was fetched last stands while the issuer does not answer, up to a stated age. One loop fetches; whoever asks for
-a key that is missing waits for its next round, or, within the pause after one, is told at once.
+While the issuer does not answer, the last keys are used up to a maximum age. One loop fetches. A request that needs an
+unknown key waits for the next fetch. During the pause after a fetch it gets its answer at once.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from kelvin.contracts.wire import decode_any
 
 log = logging.getLogger(__name__)
 
-PAUSE_S: Final = 10.0  # between two fetches, whoever asks
+PAUSE_S: Final = 10.0  # shortest interval between two fetches
 FETCH_S: Final = dependencies.ISSUER.timeout_s
 MAX_BYTES: Final = 256 << 10
-MAX_WAITING: Final = 1024  # requests per issuer: they are not authenticated yet, and others need room
+MAX_WAITING: Final = 1024  # waiting requests per issuer: they are not authenticated, so their number is bounded
 
 
 class KeySet:
-    """One issuer's. `run` is its one writer."""
+    """The keys of one issuer. Only `run` changes them."""
 
     def __init__(self, session: aiohttp.ClientSession, source: KeySetSource, algorithms: frozenset[str]) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class KeySet:
         self._algorithms = algorithms
         self._jwks: dict[Name, Jwk] = {}
         self._keys: dict[Name, jwt.PyJWK] = {}
-        self._fetched_s: float | None = None  # of the loop's clock
+        self._fetched_s: float | None = None  # on the event loop's clock
         self._pauses = False
         self._waiting = 0
         self._wanted, self._round = asyncio.Event(), asyncio.Event()
@@ -44,18 +44,20 @@ class KeySet:
         return f"<KeySet {self._source.url} keys={len(self._keys)} age={self.age_s():.0f} s>"
 
     def age_s(self) -> float:
-        """Seconds since the issuer last said which keys are its own; infinite before it did."""
+        """Return the seconds since the last successful fetch; inf before the first one."""
         if self._fetched_s is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._fetched_s
 
     def current(self, name: Name) -> jwt.PyJWK | None:
-        """Return the key of that name, if it is known and not too old. The same object while its bytes are the same."""
+        """Return the key of that name if it is known and not too old. The same object as long as its bytes are the
+        same.
+        """
         return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
 
     async def find(self, name: Name) -> jwt.PyJWK | None:
-        """Return the key of that name, after asking the issuer if it is missing. Raises Refused(Unavailable) if the
-        issuer has not answered for too long (then none of its keys is known to be wrong), or if MAX_WAITING calls wait.
+        """Return the key of that name, after a fetch if it is unknown. Raises Refused(Unavailable) if the last fetch is
+        too long ago, or if MAX_WAITING calls wait.
         """
         if (key := self.current(name)) is not None:
             return key
@@ -75,7 +77,7 @@ class KeySet:
         return self.current(name)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Fetch keys periodically and on demand, until cancelled."""
         while True:
             self._wanted.clear()
             went_well = await self._fetch()
@@ -103,7 +105,7 @@ class KeySet:
         return True
 
     async def _load(self) -> bytes:
-        """The document. Redirects would lead to where nobody said that keys are."""
+        """Return the document. Redirects are refused, because only the configured URL is trusted for keys."""
         timeout = aiohttp.ClientTimeout(total=FETCH_S)
         async with self._session.get(
             self._source.url, ssl=self._source.tls, timeout=timeout, allow_redirects=False

@@ -1,11 +1,11 @@
-"""Which keys of a JSON Web Key Set (RFC 7517) may verify which algorithm's signatures. Fetching it is `jwks`'s work."""
+"""Select the keys of a JSON Web Key Set (RFC 7517) that may verify signatures. `jwks.py` fetches the set."""
 
 from collections.abc import Mapping
 from typing import Final
 
 MAX_KEYS: Final = 64
-# An algorithm's kind of key (RFC 7518, 3.1 and RFC 8037, 3.1). Only such that sign with what nobody else needs to know:
-# of an HMAC the verifier's key makes tokens as well.
+# Key type and curve per algorithm (RFC 7518, 3.1 and RFC 8037, 3.1). Only asymmetric ones: with an HMAC key, the
+# verifier could make tokens as well.
 KINDS: Final[Mapping[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None), "RS384": ("RSA", None), "RS512": ("RSA", None),
     "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),
@@ -19,8 +19,10 @@ Jwk = Mapping[str, object]
 
 
 def usable_keys(document: object, algorithms: frozenset[str]) -> dict[Name, Jwk]:
-    """The public part of each key that has a name, is for signatures and fits an algorithm; of two with one name the
-    first. Other members are passed over, as they may be of a later time. Raises ValueError for what is no key set.
+    """Return the public part of each key that has a name, is for signatures and fits an algorithm.
+
+    If two keys have one name, the first counts. Unknown members are ignored, since they may be newer than this code.
+    Raises ValueError if the document is no key set.
     """
     keys = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(keys, list) or len(keys) > MAX_KEYS:

@@ -1,4 +1,6 @@
-"""When keys were last good, to the minute: a dictionary on the hot path, a call to the control plane once a minute."""
+"""Report when API keys were last used, by the minute: a dictionary update per request, a call to the control plane per
+minute.
+"""
 
 import asyncio
 import logging
@@ -17,11 +19,11 @@ PATH: Final = "/internal/v1/keys/uses"
 
 
 class KeyUses:
-    """The first use is told at once, later ones each minute; what can't be told waits for the next."""
+    """Reports a first use at once, later ones every minute. Failed reports are repeated with the next one."""
 
     def __init__(self, control_plane: ServiceClient) -> None:
         self._control = control_plane
-        self._noted: dict[str, int] = {}  # of this minute, or not told yet
+        self._noted: dict[str, int] = {}  # used in this minute, or not reported yet
         self._news: dict[str, int] = {}
         self._is_news = asyncio.Event()
 
@@ -29,21 +31,21 @@ class KeyUses:
         return f"<KeyUses noted={len(self._noted)} untold={len(self._news)}>"
 
     def note(self, key_id: str, now_s: float) -> None:
-        """The key was good now, seconds of 1970."""
+        """Record that the key was valid at `now_s` (seconds since 1970)."""
         minute_s = int(now_s) // PERIOD_S * PERIOD_S
         if self._noted.get(key_id) != minute_s:
             self._noted[key_id] = self._news[key_id] = minute_s
             self._is_news.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Report new uses until cancelled."""
         while True:
             await self._is_news.wait()
             await self.tell()
             await asyncio.sleep(PERIOD_S)
 
     async def tell(self) -> None:
-        """Tell what is new; on failure it stays so."""
+        """Report new uses. On failure they are kept for the next report."""
         news, self._news = self._news, {}
         self._is_news.clear()
         latest_s = max(news.values(), default=0)

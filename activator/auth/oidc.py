@@ -1,7 +1,7 @@
-"""A signed token to the principal that it names: read, judged, verified with its issuer's key, and remembered.
+"""Find the principal that a signed token names: parse it, check its claims, verify its signature.
 
-Verified tokens are kept by digest until they expire, as a signature costs a quarter of a millisecond of the loop. Each
-is asked about once more when it comes again: whether the key that signed it is still its issuer's.
+Verified tokens are cached by digest until they expire, because verifying a signature blocks the event loop for 0.25 ms.
+For a cached token, only one check is repeated: whether the key that signed it still belongs to its issuer.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from kelvin.process.loops import Loops
 from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage
 
 MAX_TOKEN: Final = 16 << 10
-MAX_VERIFIED_TOKENS: Final = 4096  # verified tokens
+MAX_VERIFIED_TOKENS: Final = 4096  # size of the cache
 
 _signatures: Final = jwt.PyJWS(options={"enforce_minimum_key_length": True})  # RSA of 2048 bits or more
 
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """A token that was good, and the key that says so."""
+    """A verified token, and the key that verified it."""
 
     principal: Principal
     expires_at_s: float
@@ -42,7 +42,7 @@ class _Verified:
 
 
 class TokenVerifier:
-    """Knows the issuers. Used on one event loop."""
+    """Verifies tokens of the trusted issuers. Use from one event loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TokenVerifier:
     ) -> None:
         self._issuers = issuers
         self._wall_s = wall_s
-        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
+        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # least recently used first
         self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
         help = "Since an issuer's keys were fetched."
         page.read("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
@@ -62,7 +62,9 @@ class TokenVerifier:
         return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"
 
     async def principal(self, text: str) -> Principal | None:
-        """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
+        """Return the principal that the token names, or None if it is invalid. Raises Refused(Unavailable) if the
+        issuer's keys can't be fetched.
+        """
         digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_s()
         if (known := self._verified.get(digest)) is not None:
             if now_s < known.expires_at_s and known.keys.current(known.name) is known.key:
@@ -76,7 +78,7 @@ class TokenVerifier:
         return found
 
     async def run(self) -> None:
-        """Keep all issuers' keys, until cancelled."""
+        """Fetch the keys of all issuers until cancelled."""
         async with Loops() as loops:
             for name, (_, keys) in self._issuers.items():
                 # An issuer's document may be at fault. Callers with API keys, or of other issuers, are served.
@@ -84,7 +86,7 @@ class TokenVerifier:
             await loops.wait()
 
     async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | TokenRefusal:
-        """What costs least comes first; nothing of the token is believed before its signature is good."""
+        """Verify a token, with the cheapest checks first. Nothing in it is trusted before its signature is verified."""
         if (token := read(text)) is None:
             return TokenRefusal.FORM
         name = token.claims.get("iss")
@@ -124,7 +126,7 @@ def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
 async def open_token_verifier(
     trusted: Sequence[TrustedIssuer], page: MetricsPage
 ) -> AsyncIterator[TokenVerifier | None]:
-    """None where nobody is trusted. Closes what fetches the keys."""
+    """Yield a verifier, or None without trusted issuers. Closes its HTTP session at the end."""
     if not trusted:
         yield None
         return

@@ -1,11 +1,13 @@
-"""Short work that outlives the request it is done for: owned, bounded in time, and waited for at the end."""
+"""Short background work that outlives its request. It has an owner and a time limit, and the owner waits for it at the
+end.
+"""
 
 import asyncio
 from collections.abc import Coroutine
 
 
 class BackgroundTasks:
-    """Tasks with an owner, each with a bound in time. One that fails is logged by asyncio's own handler."""
+    """A set of tasks with time limits. asyncio's exception handler logs failures."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -14,14 +16,14 @@ class BackgroundTasks:
         return f"<BackgroundTasks running={len(self._running)}>"
 
     def start(self, errand: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
-        """Run it for at most `timeout_s`."""
+        """Run `errand` in a task for at most `timeout_s`."""
         task = asyncio.create_task(_bounded(errand, timeout_s))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def close(self) -> None:
-        """Wait for what runs; their own bounds end it."""
+        """Wait for all tasks. Their time limits end them."""
         while self._running:
             await asyncio.wait(self._running)
 

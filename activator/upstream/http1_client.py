@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one replica over kept connections, and no more of it than replicas of ours speak.
+"""An HTTP/1.1 client for one replica with kept connections. It supports only what Kelvin's replicas use.
 
-A request's head and body leave in one write; an answer is read no faster than it is asked for. Everything that goes
-wrong is an OSError. Why not a library's client: docs/design/0022-upstream-http.md.
+Head and body of a request are one write. A response is read no faster than its reader takes it. Every failure is an
+OSError. `docs/design/0022-upstream-http.md` explains why this is not a library.
 """
 
 import asyncio
@@ -17,26 +17,28 @@ from kelvin.ipc.connector import Connector
 
 BUFFER: Final = 64 << 10
 CONNECT_S: Final = dependencies.REPLICA.timeout_s
-KEEP_S: Final = 30.0  # less than a replica keeps an idle connection
-LARGE: Final = 1 << 20  # from here on a body is not copied behind its head
+KEEP_S: Final = 30.0  # shorter than a replica's idle timeout
+LARGE: Final = 1 << 20  # a larger body is not copied to join its head
 
 Fields = Iterable[tuple[str, str]]
 
 
 class Client:
-    """Connections to one replica: as many as there are requests under way, and those that wait for the next one."""
+    """Connections to one replica: one per running request, and idle ones for the next requests."""
 
     def __init__(self, way: Connector, *, keep_s: float = KEEP_S) -> None:
         self._way = way
         self._keep_s = keep_s
-        self._idle: list[_Connection] = []  # the one that was used last is at the end
+        self._idle: list[_Connection] = []  # most recently used last
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Client {self._way} idle={len(self._idle)}>"
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
-        """The head of the answer. Raises OSError. Cancelling closes the connection."""
+        """Send a request and return its response once the head has arrived. Raises OSError. Cancelling closes the
+        connection.
+        """
         answer = await self.ask(method, target, body, fields)
         try:
             await answer.head()
@@ -46,7 +48,7 @@ class Client:
         return answer
 
     async def ask(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
-        """Send a request, and return its answer before there is anything of it: its head is next. Raises OSError."""
+        """Send a request and return its response at once; wait for `head` next. Raises OSError."""
         first = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}"
         head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
         connection = self._try_kept() or await self._connect()
@@ -54,14 +56,14 @@ class Client:
         return UpstreamResponse(self, connection)
 
     def close(self) -> None:
-        """End what waits; a connection in use ends when its answer is released."""
+        """Close idle connections. A connection in use closes when its response is released."""
         self._is_closed = True
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def keep(self, connection: "_Connection") -> None:
-        """For the next request."""
+        """Keep the connection for a later request."""
         if self._is_closed:
             connection.close()
             return
@@ -69,7 +71,7 @@ class Client:
         self._idle.append(connection)
 
     def _try_kept(self) -> "_Connection | None":
-        """The one that was used last. Where that one has waited for too long, all have."""
+        """Return the most recently used idle connection, or None. If that one is too old, all are."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and time.monotonic() - connection.idle_since_s < self._keep_s:
@@ -88,28 +90,28 @@ class Client:
 
 
 class UpstreamResponse:
-    """One answer. Wait for its head first; give it back by `release`, or end its connection by `close`."""
+    """One response. Wait for `head` first; end with `release`, or with `close` to end the connection."""
 
     def __init__(self, client: Client, connection: "_Connection") -> None:
         self._client = client
         self._connection = connection
         self._is_left = False
-        self.status = 0  # before there is a head
-        self.fields: dict[bytes, bytes] = {}  # names in lower case
+        self.status = 0  # until the head has arrived
+        self.fields: dict[bytes, bytes] = {}  # by lower-case name
 
     async def head(self) -> None:
-        """Wait for status and fields. Raises OSError. Safe to cancel, and to wait for again."""
+        """Wait for status and fields. Raises OSError. Safe to cancel and to repeat."""
         while not self._connection.has_head:
             await self._connection.more()
         self.status, self.fields = self._connection.status, self._connection.fields
 
     @property
     def at_end(self) -> bool:
-        """Whether all of the body was taken."""
+        """Whether the whole body has been taken."""
         return self._connection.is_whole and not self._connection.parts
 
     def read_part(self) -> Awaitable[bytes]:
-        """Return the next part of the body as soon as there is one; nothing at its end. Raises OSError if it is cut."""
+        """Return the next part of the body when it arrives; b"" at its end. Raises OSError if the body is cut."""
         return self._connection.take()
 
     async def read(self) -> bytes:
@@ -120,7 +122,7 @@ class UpstreamResponse:
         return b"".join(parts)
 
     def release(self) -> None:
-        """Keep the connection where the answer is whole, else end it. Idempotent."""
+        """Keep the connection if the response was read to its end, else close it. Idempotent."""
         if self._is_left:
             return
         self._is_left = True
@@ -130,18 +132,18 @@ class UpstreamResponse:
             self._connection.close()
 
     def close(self) -> None:
-        """End the connection, and so tell the replica. Idempotent."""
+        """Close the connection, which cancels the request at the replica. Idempotent."""
         if not self._is_left:
             self._is_left = True
             self._connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection that serves one request at a time."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._loop = asyncio.get_running_loop()  # once: to ask for it is a system call each time
+        self._loop = asyncio.get_running_loop()  # kept, because each look-up costs a system call
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
         self._size = 0
@@ -157,7 +159,7 @@ class _Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
 
     def ask(self, head: bytes, body: bytes) -> None:
-        """Send it; then `more` is to come until the answer has its head."""
+        """Send a request. Await `more` until the head has arrived."""
         self.is_busy, self.has_head, self.is_whole, self.fields = True, False, False, {}
         if len(body) < LARGE:
             self._transport.write(head + body)
@@ -165,7 +167,7 @@ class _Connection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     async def take(self) -> bytes:
-        """What is there of the body; nothing once it is whole and all was taken."""
+        """Wait for and return buffered bytes of the body; b"" after its end."""
         while not self.parts:
             if self.is_whole:
                 return b""
@@ -178,12 +180,12 @@ class _Connection(asyncio.Protocol):
         return data
 
     def close(self) -> None:
-        """At once, whatever waits to be sent. Idempotent."""
+        """Close at once. Unsent data is lost. Idempotent."""
         self.is_open = False
         self._transport.abort()
 
     def more(self) -> "asyncio.Future[None]":
-        """Done once there is news. Raises OSError where none will come."""
+        """Return a future that is done when more has arrived. Raises OSError if no more will arrive."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
@@ -193,13 +195,13 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the transport tells.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_busy or self.is_whole:  # nobody asked for it
+        if not self.is_busy or self.is_whole:  # no request is waiting for this
             self._fail(ConnectionAbortedError("bytes behind an answer"))
             return
         try:
@@ -207,13 +209,13 @@ class _Connection(asyncio.Protocol):
         except (
             httptools.HttpParserError,
             httptools.HttpParserUpgrade,
-        ) as error:  # the latter: a 101, no answer of ours
+        ) as error:  # HttpParserUpgrade: a 101, which Kelvin's replicas never send
             self._fail(ConnectionAbortedError(f"no answer in HTTP: {error}"))
             return
         self._wake()
 
     def eof_received(self) -> None:
-        """The transport closes; what is not whole by now never will be."""
+        """Let the transport close. An incomplete response stays incomplete."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -225,7 +227,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
         self._wake()
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields[name.lower()] = value
@@ -239,7 +241,7 @@ class _Connection(asyncio.Protocol):
         self._size += len(body)
         if self._size > BUFFER and not self._is_paused and self.is_open:
             self._is_paused = True
-            with contextlib.suppress(RuntimeError):  # it is closing
+            with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.pause_reading()
 
     def on_message_complete(self) -> None:

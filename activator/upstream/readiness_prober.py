@@ -1,7 +1,7 @@
-"""Pods that the cluster doesn't call ready yet: each is asked itself, and used from its first right answer on.
+"""Probe pods that the cluster does not report as ready yet, and use each from its first correct response.
 
-Knative's own activator does so, and so uses a pod some seconds before its probes have gone round by the API server.
-Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9).
+Knative's own activator does the same. It makes a pod usable some seconds earlier than its readiness, which goes through
+the API server. Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9).
 """
 
 import asyncio
@@ -25,34 +25,34 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = dependencies.POD.timeout_s
-AT_ONCE: Final = 64  # probes under way
+AT_ONCE: Final = 64  # concurrent probes
 PATH: Final = "/healthz"
-PROBE_TOKEN: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
-FIRST_S: Final = 0.025  # until it is asked again, at first
-LAST_S: Final = 1.0  # so that no start is seen to be over much later
-SHARE: Final = 0.02  # of the time that it has been asked for
+# probe value and expected response: the name of queue-proxy, also used by a runtime without one
+PROBE_TOKEN: Final = b"queue"
+FIRST_S: Final = 0.025  # first pause between probes
+LAST_S: Final = 1.0  # longest pause, so that the end of a start is noticed soon
+SHARE: Final = 0.02  # pause as a fraction of the probing time so far
 FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knative-Activator-Probe"))
 
 
 def pause_s(asked_s: float) -> float:
-    """Until the next time, of one that has been asked for so long: a start is seen to be over 2 % late, on a short one
-    25 ms. Seconds.
+    """Return the seconds until the next probe after `asked_s` of probing. So a pod is used at most 2 % or 25 ms
+    late.
     """
     return min(LAST_S, max(FIRST_S, asked_s * SHARE))
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A pod that is being asked; its row may change meanwhile, its address doesn't."""
+    """A pod that is being probed. Its row may change, its address does not."""
 
     row: ReplicaRow
     task: "asyncio.Task[None]" = field(init=False)
 
 
 class ReadinessProber:
-    """Between the feed and who acts on it. Used on one event loop; what it does ends with `close`.
-
-    `tell` takes the row of a pod that answered, as the feed would say it of a ready one.
+    """A filter between the feed and the throttler. Use from one event loop; `close` ends its probes. `tell` receives
+    the row of a pod that has responded, as the feed would report a ready one.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ReadinessProber:
         self._tell = tell
         self._loops = Loops()
         self._asked: dict[str, _Asked] = {}
-        self._proven_addresses: dict[str, str] = {}  # by our own word alone: pod -> its address
-        self._in_use: set[str] = set()  # those, and what the feed called ready
+        self._proven_addresses: dict[str, str] = {}  # pod -> address, if only our probe says that it is ready
+        self._in_use: set[str] = set()  # these, and pods that the feed reports as ready
         self._room = asyncio.Semaphore(AT_ONCE)
         page.gauge(
             "kelvin_pods_probed",
@@ -77,7 +77,7 @@ class ReadinessProber:
         )
 
     def take(self, line: Feed) -> Feed:
-        """Return the line without pods that have to answer first, and with pods that have answered."""
+        """Return the feed message without pods that must be probed first, and with pods that have responded."""
         present = {row.runtime_id for row in line.replicas}
         gone = (self._asked.keys() | self._in_use) - present if line.full else set()
         for runtime_id in (*gone, *line.removed_replicas):
@@ -95,20 +95,20 @@ class ReadinessProber:
                 self._in_use.add(name)
                 rows.append(msgspec.structs.replace(row, unproven=False) if row.unproven else row)
             else:
-                self._forget(name)  # it goes before it has ever answered
+                self._forget(name)  # it is removed before it ever responded
         if len(rows) == len(line.replicas) and not any(row.unproven for row in line.replicas):
             return line
         removed = (*line.removed_replicas, *unready)
         return msgspec.structs.replace(line, replicas=tuple(rows), removed_replicas=removed)
 
     async def close(self) -> None:
-        """Nobody is asked any more."""
+        """Cancel all probes and wait for them."""
         for name in list(self._asked):
             self._forget(name)
         await self._loops.close()
 
     def check_integrity(self) -> None:
-        """Nobody is asked who is used; who was proven is used."""
+        """Assert that no pod in use is probed, and that every proven pod is in use."""
         assert not self._asked.keys() & self._in_use
         assert self._proven_addresses.keys() <= self._in_use
         assert all(asked.row.unproven for asked in self._asked.values())

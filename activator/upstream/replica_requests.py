@@ -1,5 +1,5 @@
-"""Send one request to one replica and receive its frames. Leaving early cancels it there. `attempts.py` decides on
-retries.
+"""Send one request to one replica and receive its frames. Leaving early cancels it there. `request/attempts.py` decides
+on retries.
 """
 
 import asyncio
@@ -42,22 +42,22 @@ from kelvin.process.request_context import TRACEPARENT, cause
 log = logging.getLogger(__name__)
 
 TASK_TIMEOUT_S: Final = dependencies.RECEIPTS.timeout_s
-MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
+MAX_ERROR_BYTES: Final = 64 << 10  # of a response without frames
 _FRAMES: Final = CONTENT_TYPE.encode()
 _ENCODED: Final = ENCODED_TOKENS_HEADER.encode()
 _CREDIT: Final = CREDIT_HEADER.encode()
 _SHOULD_RETRY: Final = SHOULD_RETRY.encode()
-_BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
+_BUSY: Final = frozenset({429, 503})  # a proxy answers so for a replica that is full or not ready
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
-RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
+RUNTIME: Final = b"x-kelvin-runtime"  # the name under which a replica records its requests, if it has one
 
 
 class UpstreamLost(Exception):
     """The replica or its connection is gone, or something else answers in its place.
 
-    `before_response`: that was before its 200, so it did not count the request. `has_ended`: its process has ended, and
-    will never take a request again.
+    `before_response`: it happened before the 200, so the replica did not count the request. `has_ended`: the replica's
+    process has ended and never takes a request again.
     """
 
     def __init__(self, *, before_response: bool, has_ended: bool = False) -> None:
@@ -67,8 +67,8 @@ class UpstreamLost(Exception):
 
 
 class UpstreamRejected(Exception):
-    """The replica refused the request, or withdrew its answer before the client had any of it. Or this process could
-    not connect.
+    """The replica refused the request, or withdrew its response before the client had any of it. Also raised if this
+    process can't open a connection.
     """
 
     def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
@@ -79,26 +79,26 @@ class UpstreamRejected(Exception):
 
     @property
     def is_full(self) -> bool:
-        """Whether the replica was full, and the request waits again as if it had not been sent."""
+        """Whether the replica was full, so that the request is queued again as if it had not been sent."""
         return self.failure.code == NoCredit.code
 
 
 class UpstreamHeaders(msgspec.Struct, frozen=True, gc=False):
-    """What the replica is told beside the body; the key's id is for the record of an orphan."""
+    """The headers of a request to a replica. The replica needs the key's id to record an orphaned request."""
 
     request_id: str
     key_id: str
-    source: str  # our spool: while we live, we owe the record
+    source: str  # our spool, which holds the record as long as this activator lives
     remaining_ms: int
-    wants: int  # requests that this activator would have at the replica, this one included
+    wants: int  # requests that this activator wants at the replica, including this one
     ceiling: TokenLimits = NO_TOKEN_LIMITS
-    guest: str | None = None  # the caller's tenant, where the version is another's
-    once: str = ""  # for the record of an orphan, too
-    degraded: str | None = None  # likewise
+    guest: str | None = None  # the caller's tenant, if it does not own the version
+    once: str = ""  # for an orphan's record
+    degraded: str | None = None  # for an orphan's record
 
 
 class ReplicaSessions:
-    """Kept connections to replicas. `retain` forgets those that are no more."""
+    """Kept connections to all replicas. `retain` drops those of removed replicas."""
 
     def __init__(self, connector_factory: ConnectorFactory, background_tasks: BackgroundTasks) -> None:
         self._ways = connector_factory
@@ -109,7 +109,9 @@ class ReplicaSessions:
         return f"<ReplicaSessions replicas={len(self._sessions)}>"
 
     def send(self, replica: Replica, path: str, body: bytes, told: "UpstreamHeaders") -> "UpstreamRequest":
-        """`async with` it, then take `read_frames`. Entering raises UpstreamRejected, UpstreamLost."""
+        """Return the request as an async context manager; inside, use `read_frames`. Entering raises UpstreamRejected,
+        UpstreamLost.
+        """
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
@@ -117,19 +119,19 @@ class ReplicaSessions:
         return UpstreamRequest(session, self._errands, path, body, told)
 
     def retain(self, addresses: set[str]) -> None:
-        """Close what is idle and not among these; what is busy closes when it has ended."""
+        """Close the sessions of all other addresses; a busy session closes after its last request."""
         for address in self._sessions.keys() - addresses:
             self._errands.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close the connections to all replicas."""
         for session in self._sessions.values():
             session.http.close()
         self._sessions.clear()
 
 
 class UpstreamRequest:
-    """One request. Gives whole frames, as many as have come; reads no faster than it is asked."""
+    """One request to a replica. Returns whole frames, and reads no faster than its caller does."""
 
     def __init__(
         self,
@@ -164,14 +166,14 @@ class UpstreamRequest:
             self._headers[TRACEPARENT] = str(asked.trace)
         self._answer: UpstreamResponse | None = None
         self._decoder = FrameDecoder()
-        self._over = False  # nothing is left to cancel
+        self._over = False  # there is nothing left to cancel
         self._is_abandoned = False
         self._delivered = 0
-        self.cost: Counts | None = None  # of a cancelled answer, as the replica reported it
-        self.runtime_id: str | None = None  # as the replica calls itself, with its 200
-        self.credit: int | None = None  # as the replica tells it with its 200
+        self.cost: Counts | None = None  # cost of a cancelled response, as the replica reported it
+        self.runtime_id: str | None = None  # the replica's own name, from its 200
+        self.credit: int | None = None  # from the replica's 200
         self.is_closed = False
-        self.cancel_task: asyncio.Task[None] | None = None  # a replica that was disowned
+        self.cancel_task: asyncio.Task[None] | None = None  # cancels the request at an abandoned replica
 
     async def __aenter__(self) -> "UpstreamRequest":
         self._session.active_requests += 1
@@ -201,9 +203,7 @@ class UpstreamRequest:
         return self
 
     async def read_frames(self) -> list[Frame]:
-        """Return the next frames, in order, as soon as there are any; [] after END or FAILED. Raises UpstreamLost if
-        neither comes.
-        """
+        """Return the next frames when some arrive; [] after END or FAILED. Raises UpstreamLost if neither arrives."""
         assert self._answer is not None
         while not self._over:
             try:
@@ -213,9 +213,9 @@ class UpstreamRequest:
                 if isinstance(error, ValueError):
                     log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
                 else:
-                    self._over = True  # there is nobody to cancel it at
+                    self._over = True  # the connection is lost, so there is nothing to cancel
                 raise UpstreamLost(before_response=False) from error
-            if frames is None:  # a clean end without END is no end
+            if frames is None:  # a clean close without END is a loss
                 self._over = True
                 raise UpstreamLost(before_response=False)
             if frames:
@@ -224,25 +224,25 @@ class UpstreamRequest:
         return []
 
     def acknowledge(self, completion_tokens: int) -> None:
-        """Tell the replica how many tokens were delivered."""
+        """Tell the replica how many tokens were delivered. Does not wait."""
         self._delivered = completion_tokens
         self._session.receipt_sender.queue_receipt(
             Receipt(request_id=self._request_id, completion_tokens=completion_tokens)
         )
 
     def recorded(self) -> None:
-        """Tell the replica that the request's record is durable: it may forget it."""
+        """Tell the replica that the record is durable, so that it may drop the request. Does not wait."""
         receipt = Receipt(request_id=self._request_id, completion_tokens=self._delivered, recorded=True)
         self._session.receipt_sender.queue_receipt(receipt)
 
     def abandon(self) -> None:
-        """Record that another replica answers. Leaving then tells this one, which records its work itself. Leaving does
-        not wait for that; `cancel_task` is the task that does.
+        """Record that another replica answers. On leaving, this replica is told so, and records its work itself.
+        Leaving does not wait for that; `cancel_task` is the task that does it.
         """
         self._is_abandoned = True
 
     async def _leave(self, *_: object) -> None:
-        """Keep the connection if the answer is complete; otherwise cancel the request, then close."""
+        """Keep the connection if the response is complete; otherwise cancel the request, then close."""
         self.is_closed = True
         answer = self._answer
         if self._is_abandoned and (not self._over or (answer is not None and answer.status == 200)):
@@ -254,14 +254,14 @@ class UpstreamRequest:
         elif self._over:
             self._errands.start(self._read_end(answer), TASK_TIMEOUT_S)
         else:
-            # On its own: the cancellation of this request, or a second one, must not cut it short.
+            # In its own task, so that cancelling this request, once or twice, does not interrupt it.
             task = self._errands.start(self._cancel(answer), TASK_TIMEOUT_S)
             await asyncio.shield(task)
 
     __aexit__ = _leave
 
     async def _read_end(self, answer: UpstreamResponse | None) -> None:
-        """Read one more part. Mostly that is the end of the body; otherwise the connection is not kept."""
+        """Read one more part, usually the end of the body. Otherwise the connection is not kept."""
         try:
             if answer is not None:
                 await answer.read_part()
@@ -284,7 +284,7 @@ class UpstreamRequest:
             if answer is not None and not self._is_abandoned:
                 await self._read_cost(answer)
         except OSError:
-            return  # closing tells it, too
+            return  # closing the connection cancels it, too
         finally:
             if answer is not None:
                 answer.close()
@@ -295,12 +295,12 @@ class UpstreamRequest:
             self.runtime_id = name.decode("latin-1")[:128]
 
     async def _read_cost(self, answer: UpstreamResponse) -> None:
-        """Read a cancelled answer up to its last frame, which has its cost. Without frames it cost nothing."""
+        """Read a cancelled response up to its last frame, which has its cost. Without frames it cost nothing."""
         await answer.head()
         if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
             return
         self._name_runtime(answer)
-        with suppress(ValueError):  # not our frames
+        with suppress(ValueError):  # invalid frames
             while data := await answer.read_part():
                 for frame in self._decoder.feed(data):
                     self.cost = frame.counts
@@ -313,10 +313,8 @@ class UpstreamRequest:
             await self._session.close()
 
     async def _rejection(self, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
-        """Return what a response without frames means.
-
-        A refusal of the runtime names this request. Anything else comes from a sidecar or proxy in its place, so no
-        runtime took the request.
+        """Return what a response without frames means. A runtime's refusal names this request. Anything else comes from
+        a sidecar or proxy, so no runtime took the request.
         """
         raw = b""
         while answer.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await answer.read_part()):
@@ -341,7 +339,7 @@ class UpstreamRequest:
 
 
 def _out_of_descriptors() -> Overloaded:
-    """Return the failure of an activator without free file descriptors. No replica can be reached then."""
+    """Return the failure for an activator without free file descriptors, which can't reach any replica."""
     return Overloaded("this activator", resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1.0, "descriptors")
 
 

@@ -1,4 +1,4 @@
-"""Kept connections to one replica, which end once nobody uses them and the replica is no more."""
+"""Kept connections to one replica, closed when the replica is removed and the last request has ended."""
 
 import asyncio
 from contextlib import suppress
@@ -11,19 +11,19 @@ from kelvin.contracts.accounting.usage import Receipt, Receipts
 from kelvin.contracts.wire import encode
 from kelvin.ipc.connector import Connector, SocketConnector
 
-MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
+MAX_RECEIPTS: Final = 256  # at most 200 bytes each: a replica reads bodies up to this size
 TOLD_S: Final = dependencies.RECEIPTS.timeout_s
-LINGER_S: Final = 0.02  # far less than a replica waits for receipts at its end
+LINGER_S: Final = 0.02  # far less than a replica waits for receipts before it exits
 _PATH: Final = "/v1/receipts"
 _JSON: Final = (("content-type", "application/json"),)
 
 
 class ReceiptSender:
-    """Tell a replica what was delivered and what is recorded: one call at a time, which tells of many.
+    """Tells a replica what was delivered and what is recorded, in batches, one call at a time.
 
-    What was delivered goes at once: a replica charges by it if we die. That a record is durable only lets the replica
-    forget, so it waits a moment for company. What the replica is not told is no loss: it keeps the account, and in the
-    ledger our record stands.
+    Deliveries are sent at once, because the replica charges by them if this activator dies. A durable record only lets
+    the replica drop the request, so it waits for a batch. Lost receipts do no harm: the replica keeps the request's
+    account, and the activator's record takes precedence in the ledger.
     """
 
     def __init__(self, http: Client, background_tasks: BackgroundTasks, linger_s: float = LINGER_S) -> None:
@@ -38,7 +38,7 @@ class ReceiptSender:
         return f"<ReceiptSender due={len(self._due)}>"
 
     def queue_receipt(self, receipt: Receipt) -> None:
-        """Soon; a later one of the same request takes its place."""
+        """Send the receipt soon. It replaces an earlier one of the same request."""
         self._due[receipt.request_id] = receipt
         if not receipt.recorded:
             self._urgent.set()
@@ -46,7 +46,7 @@ class ReceiptSender:
             self._start_sending()
 
     async def close(self) -> None:
-        """Returns once what was to be told until now has been, or can't be."""
+        """Wait until all receipts are sent, or can't be."""
         while self._send_task is not None:
             self._urgent.set()
             await asyncio.wait((self._send_task,))
@@ -67,7 +67,7 @@ class ReceiptSender:
             finally:
                 answer.release()
         except OSError:
-            return  # it is gone, or its session is closed
+            return  # the replica is gone, or its session is closed
         finally:
             self._send_task = None
             if self._due:
@@ -75,10 +75,10 @@ class ReceiptSender:
 
 
 class ReplicaSession:
-    """Connections to one replica."""
+    """The connections to one replica."""
 
     def __init__(self, way: Connector, background_tasks: BackgroundTasks) -> None:
-        # Slots bound the connections; acknowledgements and cancellations need some beside them.
+        # Slots bound the connections; receipts and cancellations need some more.
         self.http = Client(way)
         self.is_on_this_host = isinstance(way, SocketConnector)
         self.receipt_sender = ReceiptSender(self.http, background_tasks)
@@ -86,18 +86,18 @@ class ReplicaSession:
         self._retired = False
 
     async def retire(self) -> None:
-        """Close now, or by whoever leaves last."""
+        """Close now, or after the last request."""
         self._retired = True
         if self.is_over:
             await self.close()
 
     @property
     def is_over(self) -> bool:
-        """Whether it was to be closed and nobody uses it."""
+        """Whether it is retired and has no request."""
         return self._retired and self.active_requests == 0
 
     async def close(self) -> None:
-        """Close once what was to be told has been. Cancelling closes at once."""
+        """Close after queued receipts are sent. Cancelling closes at once."""
         try:
             await self.receipt_sender.close()
         finally:
