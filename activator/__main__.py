@@ -1,4 +1,4 @@
-"""`python -m activator`: one process, one event loop."""
+"""`python -m activator`: one process with one event loop."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_
 
 
 def main() -> None:
-    """Exits with 0 after a drain, with 2 for a bad setting."""
+    """Run the activator. Exits with 0 after a drain, with 2 for a bad setting."""
     protect_memory()
     raise_descriptors()
     with refusing_bad_settings():
@@ -19,7 +19,7 @@ def main() -> None:
         settings = from_environment()
         if only_checks():
             return
-        from activator.app.app import run  # a check needs none of it
+        from activator.app.app import run  # imported late, because a check does not need it
 
         run_service(partial(run, settings), settings.lifeline_fd)
 

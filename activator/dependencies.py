@@ -1,4 +1,4 @@
-"""What the activator depends on. A test takes each away."""
+"""The activator's dependencies, each with timeout, retries and fallback. A test takes each away."""
 
 from typing import Final
 

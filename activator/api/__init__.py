@@ -1,6 +1,3 @@
-"""Handle each public route: completions, lists and timelines, Open Inference, admin and push passthrough, Knative's
-data path.
-
-Parsing HTTP is in `http/`, parsing paths is in `routing/`.
-Begin with `front_door.py`.
+"""Handle the public routes: completions, lookups, Open Inference, admin and push passthrough, and Knative's data path.
+HTTP is parsed in `http/`, paths in `routing/`. Begin with `front_door.py`.
 """

@@ -1,4 +1,4 @@
-"""Serve one completion, from its key to its last byte. A request that names no model of the caller leaves no record."""
+"""Serve one inference request from its key to its last byte. A request without a callable model leaves no record."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -72,7 +72,9 @@ class Completions:
         self._room = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 
     async def serve(self, exchange: Exchange, request_route: RunInference) -> None:
-        """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
+        """Answer the request. Raises Refused if it names no model that the caller may call; it leaves no record
+        then.
+        """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         tenant_limits = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes
@@ -90,7 +92,7 @@ class Completions:
                 await self._once.serve(inference_request, self._work, self._serve)
 
     async def _work(self, inference_request: InferenceRequest) -> None:
-        """Run it, whoever hears the answer."""
+        """Compute the response, whether for its caller or for an idempotency key's broadcast, and settle the limits."""
         try:
             await self._serve(inference_request, self._run)
         finally:
@@ -101,7 +103,7 @@ class Completions:
     async def _serve(
         self, inference_request: InferenceRequest, body: Callable[[InferenceRequest, ClientResponse], Awaitable[None]]
     ) -> None:
-        """Answer it with what `body` says; however that ends, there is an answer and a record."""
+        """Answer the request by `body`. However that ends, the client gets an answer and there is a record."""
         exchange = inference_request.exchange
         form = open_inference_error if inference_request.path == INFER_PATH else openai_error
 
@@ -140,7 +142,7 @@ class Completions:
             )
         except ClientGone:
             await client_response.settle_disconnected(Cancelled())
-        except asyncio.CancelledError:  # the drain's time is over; what is left to do is bounded, and must be done
+        except asyncio.CancelledError:  # the drain is over; the remaining work is bounded and must be done
             if (current := asyncio.current_task()) is not None:
                 current.uncancel()
             await client_response.fail(Unavailable("this activator"))
@@ -205,9 +207,8 @@ class Completions:
         return True
 
     def _is_current(self, inference_request: InferenceRequest, key: VersionKey) -> bool:
-        """Return whether the request still goes to that version: it exists, and the reference still names it.
-
-        Once the client has the head, the version only has to exist.
+        """Return whether the request still goes to that version: it exists, and the reference still names it. Once the
+        client has the head, the version only has to exist.
         """
         entry = self._table.find_callable_model(
             inference_request.account.principal.tenant, inference_request.entry.tenant, inference_request.entry.model
@@ -221,7 +222,7 @@ class Completions:
         )
 
     def _resolve(self, inference_request: InferenceRequest) -> VersionRow:
-        """Return the version that answers. Raises Refused if it doesn't take such a request."""
+        """Return the version that answers. Raises Refused if it does not accept this request."""
         row = resolve(
             inference_request.reference, inference_request.entry, inference_request.split_key(inference_request.entry)
         )
@@ -235,7 +236,7 @@ class Completions:
                 check_schema(given, row.signature)
         if len(inference_request.body) > row.limits.max_body_bytes:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
-        if (refusal := self._usage.refusal) is not None:  # take on nothing that could not be recorded
+        if (refusal := self._usage.refusal) is not None:  # accept no request that can't be recorded
             raise Refused(refusal)
         inference_request.ceiling = ceiling_of(inference_request.parsed_body, inference_request.tenant_limits)
         return row
@@ -246,7 +247,7 @@ class Completions:
     async def _serve_version(
         self, row: VersionRow, inference_request: InferenceRequest, client_response: ClientResponse
     ) -> None:
-        """Answer it at that version. Raises Refused."""
+        """Answer the request at that version. Raises Refused."""
         key = inference_request.key = key_of(row)
         nbytes = len(inference_request.body)
         tenant, most = (
@@ -263,7 +264,7 @@ class Completions:
         )
         await self._allowances.reserve(inference_request, most)
         inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
-        # A version at zero is told by waking it: two stats would be added up.
+        # The wake call of a version at zero reports the request. A second report would count it twice.
         self._reporter.begin_request(key, self._throttler.is_asleep, inference_request)
         try:
             client_response.defer_head()

@@ -1,4 +1,4 @@
-"""The ASGI application behind the edge: finds out what is asked, lets it be served, and renders what was refused."""
+"""The ASGI application: route each request to its handler, and render refusals."""
 
 import asyncio
 import logging
@@ -38,12 +38,12 @@ from kelvin.process.request_context import begin
 
 log = logging.getLogger(__name__)
 
-ROUTE_CACHE_SIZE: Final = 512  # routes: callers ask for the same few
-CACHEABLE_BYTES: Final = 256  # bytes of path and host: what is kept is bounded, whatever strangers send
+ROUTE_CACHE_SIZE: Final = 512  # cached routes: callers use the same few
+CACHEABLE_BYTES: Final = 256  # longest path and host to cache, so that strangers can't fill the memory
 
 
 class FrontDoorApp:
-    """Every request enters here."""
+    """Receives every public request."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class FrontDoorApp:
             await self._refuse(exchange, refused.failure)
         except ClientGone:
             connection.abort()
-        except asyncio.CancelledError:  # the drain's time is over
+        except asyncio.CancelledError:  # the drain is over
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(exchange, Unavailable("this activator"))
@@ -123,7 +123,7 @@ class FrontDoorApp:
                 raise Refused(failure)
 
     async def _refuse(self, exchange: Exchange, failure: Failure) -> None:
-        """Count a request that left no record. Answer it, unless an answer has begun."""
+        """Count a request that left no record. Answer it, unless a response has begun."""
         self._metrics.refused(failure)
         if exchange.started:
             exchange.connection.abort()

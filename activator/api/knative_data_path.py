@@ -1,7 +1,7 @@
-"""In the place of Knative's own activator: what comes on Knative's data path is served as what comes by the door.
+"""Stand in for Knative's own activator: serve requests that arrive on Knative's data path.
 
-Whoever routes there says which Revision is meant (`knative_headers`): the request is one for that version then, and
-goes in by the door with its key, like any other. Probes are answered here.
+The ingress's headers name a Revision (`routing/policy/knative_headers.py`). The request then is one for that version,
+and enters the front door with its API key, like any other. Probes are answered here.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from kelvin.contracts.errors import ModelNotFound
 
 
 class KnativeDataPath:
-    """An ASGI application before the door."""
+    """An ASGI application in front of the front door."""
 
     def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
         self._door = door
@@ -39,7 +39,7 @@ class KnativeDataPath:
             status, kind, body, more = render_error(failure, scope["raw_path"], scope[NAMED])
             await _respond(scope, send, ProbeResponse(status, body, ((b"content-type", kind), *more)))
             return
-        # As the path form of the door has it. A body that names another model is refused there.
+        # The same form as in a public path. The front door refuses a body that names another model.
         raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
         await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
 

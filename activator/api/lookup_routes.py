@@ -1,4 +1,4 @@
-"""What can be asked about models and requests without a model: OpenAI's list, a request's timeline, and its end."""
+"""Answer lookups that need no replica: the model list, a request's timeline, and cancelling a request."""
 
 import asyncio
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.service_client import ServiceClient
 
 TIMEOUT_S = dependencies.TIMELINES.timeout_s
-CALLS_OF_TENANT: Final = 64  # of the control plane, at once
-LIST_CACHE_SIZE: Final = 16  # lists as they were said last: that of thousands of models takes long to make
+CALLS_OF_TENANT: Final = 64  # concurrent calls of the control plane per tenant
+LIST_CACHE_SIZE: Final = 16  # cached lists: encoding thousands of models takes long
 _JSON = b"application/json"
 
 
@@ -51,8 +51,8 @@ class LookupRoutes:
         under_way: InFlightRequests,
         unread: SharedCapacity,
     ) -> None:
-        """`control` must connect without limit: no tenant's calls may hold up others. `unread` has a place for each
-        request that waits for its body.
+        """`control` must have no connection limit, so that no tenant's calls hold up others. `unread` has a place for
+        each request that waits for its body.
         """
         self._authenticator = authenticator
         self._table = table
@@ -60,11 +60,12 @@ class LookupRoutes:
         self._control = control
         self._under_way = under_way
         self._unread = unread
-        self._calls: dict[str, int] = {}  # of the control plane, under way, by tenant
-        self._list_cache: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}  # by tenant, all that it may call
+        self._calls: dict[str, int] = {}  # running calls of the control plane, by tenant
+        # by tenant: its callable models, and their encoding
+        self._list_cache: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}
 
     async def models(self, exchange: Exchange, request_route: ListModels) -> None:
-        """The models that the caller may call, or one."""
+        """Send the models that the caller may call, or one of them."""
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
         named = request_route.model or request_route.target.model
         if named is None:
@@ -79,23 +80,25 @@ class LookupRoutes:
 
     def _list(self, caller: Principal) -> bytes:
         entries = self._table.models(caller.tenant)
-        if caller.models:  # held to some of them
+        if caller.models:  # the key is limited to some models
             return _encode_list(caller, entries)
         said = self._list_cache.pop(caller.tenant, None)
         if said is None or said[0] is not entries:
             said = entries, _encode_list(caller, entries)
         self._list_cache[caller.tenant] = said
         if len(self._list_cache) > LIST_CACHE_SIZE:
-            del self._list_cache[next(iter(self._list_cache))]  # who has not asked for longest
+            del self._list_cache[next(iter(self._list_cache))]  # least recently used
         return said[1]
 
     async def timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
-        """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
+        """Send the timeline of a request of the caller's tenant: a recent one from memory, an older one of the control
+        plane.
+        """
         caller = await self._caller(exchange, request_route.target)
         await self._answer(exchange, caller, encode(await self._find_timeline(caller, request_route.request_id)))
 
     async def cancel(self, exchange: Exchange, request_route: CancelRequest) -> None:
-        """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
+        """Cancel a request. Send 204 once it has ended, also if it had ended before; 202 if that takes too long."""
         caller = await self._caller(exchange, request_route.target)
         await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
         entries = self._under_way.cancel(caller, request_route.name)
@@ -115,7 +118,7 @@ class LookupRoutes:
         return found
 
     async def _fetch_timeline(self, tenant: str, request_id: str) -> TimelineAnswer:
-        """Ask the control plane. Raises Refused: Unavailable, NotFound."""
+        """Fetch a timeline from the control plane. Raises Refused(Unavailable | NotFound)."""
         path = f"/internal/v1/requests/{request_id}/timeline?tenant={tenant}"
         try:
             return await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
@@ -129,7 +132,9 @@ class LookupRoutes:
         await exchange.respond(200, _JSON, body)
 
     async def _caller(self, exchange: Exchange, target: Target) -> Principal:
-        """Who asks; a URL that names another tenant must name a model of it that the caller may call."""
+        """Return the caller. If the URL names another tenant, it must name a model that this tenant granted to the
+        caller.
+        """
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
         if target.tenant not in (None, caller.tenant):
             authorize_model(self._table, caller, target.tenant, parse_address(target.model or ""))

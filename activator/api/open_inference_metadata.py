@@ -1,6 +1,5 @@
-"""Answer what the Open Inference Protocol asks without a replica: server and model metadata, health and readiness.
-
-Nothing here wakes a model. Predictions are in `completions.py`.
+"""Answer the Open Inference Protocol's requests that need no replica: metadata, health and readiness. None of them
+wakes a model. Predictions are in `completions.py`.
 """
 
 import importlib.metadata
@@ -35,10 +34,8 @@ class OpenInference:
         self._version = importlib.metadata.version("kelvin-serving")
 
     async def server(self, exchange: Exchange, request_route: ShowServer) -> None:
-        """Send the server's metadata, or that it is healthy.
-
-        It is healthy here, since only an activator that knows models and keys can authenticate a caller. Raises Refused
-        if the path names a model that the caller may not use.
+        """Send the server's metadata, or that it is healthy. It is healthy here, since only an activator that knows
+        models and keys can authenticate a caller. Raises Refused if the path names a model that the caller may not use.
         """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         if request_route.target.model is not None:
@@ -49,9 +46,8 @@ class OpenInference:
             await self._answer(exchange, principal, {request_route.health: True})
 
     async def model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
-        """Send what a version takes and returns, or that it is ready. A version with a name is ready: requests wake it.
-
-        Raises Refused.
+        """Send what a version takes and returns, or that it is ready. Every known version is ready, since requests wake
+        it. Raises Refused.
         """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         reference = which_model(request_route.target.model, request_route.named)

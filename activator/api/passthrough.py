@@ -1,4 +1,6 @@
-"""Pass the admin and push APIs through to the processes behind, both bodies streamed; who calls is told by us alone."""
+"""Pass the admin and push APIs through to the processes behind, and stream both bodies. The activator authenticates the
+caller and tells the process behind in `x-kelvin-principal`.
+"""
 
 import asyncio
 import time
@@ -21,11 +23,11 @@ from kelvin.ipc.service_client import ServiceClient
 
 LEAST_S: Final = 0.001
 PRINCIPAL: Final = b"x-kelvin-principal"
-CALLS_OF_TENANT: Final = 64  # at once, to each API
+CALLS_OF_TENANT: Final = 64  # concurrent calls per API
 CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
-# With none of these there is nothing behind for a key. What each route needs is asked there.
+# A key needs one of these scopes for any route behind. The processes behind check what each route needs.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
-# RFC 9110, 7.6.1, what the hop computes anew, and what stays at the door.
+# Hop-by-hop headers (RFC 9110, 7.6.1), headers set again for this hop, and headers for the activator alone.
 _NOT_INWARD: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade",
      b"transfer-encoding", b"host", b"expect", b"authorization", b"x-request-id", b"cookie")
@@ -34,8 +36,8 @@ _NOT_OUTWARD: Final = frozenset(("connection", "keep-alive", "transfer-encoding"
 
 
 class Passthrough:
-    """`services` are the processes behind, by the first part of the path. Their clients must connect without limit: a
-    call holds a connection for as long as its caller likes to send or to read.
+    """Forwards calls to `services`, by the first part of the path. Their clients must have no connection limit: a call
+    holds a connection as long as its caller sends or reads.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class Passthrough:
         self._authenticator = authenticator
         self._services = services
         self._limits = limits
-        self._calls: Counter[tuple[str, str]] = Counter()  # under way, by service and tenant
+        self._calls: Counter[tuple[str, str]] = Counter()  # running calls, by service and tenant
 
     async def serve(self, exchange: Exchange, service: str) -> None:
-        """Raises Refused before the answer has begun, ClientGone."""
+        """Forward a call. Raises Refused before the response has begun, ClientGone."""
         principal = await self._authenticator.authenticate(exchange, *SCOPES[service])
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _inward(exchange.headers)]
         headers.append((PRINCIPAL.decode(), encode(principal).decode()))
@@ -59,7 +61,7 @@ class Passthrough:
 
     @contextmanager
     def _count_call(self, service: str, tenant: str) -> Iterator[None]:
-        """Count a call until the block ends. Raises `Refused(Overloaded)`."""
+        """Count a call until the block ends. Raises Refused(Overloaded)."""
         who = service, tenant
         if self._calls[who] >= CALLS_OF_TENANT:
             raise Refused(Overloaded(f"this tenant's calls of the {service} API", CALLS_OF_TENANT, 1.0))
@@ -80,10 +82,10 @@ class Passthrough:
         body: "_Upload | None",
     ) -> None:
         query = b"?" + exchange.query if exchange.query else b""
-        # `encoded`: the path goes on as it came; nothing in it is read as "one up".
+        # `encoded`: the path is forwarded unchanged; ".." in it has no meaning.
         url = URL(service.base_url + (exchange.path + query).decode("latin-1"), encoded=True)
         remaining_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
-        allowed_s = max(LEAST_S, remaining_s)  # 0 would be none
+        allowed_s = max(LEAST_S, remaining_s)  # 0 would mean no timeout
         connect_s = CONNECT_S[name]
         timeout = aiohttp.ClientTimeout(total=allowed_s, sock_connect=connect_s)
         try:
@@ -96,7 +98,7 @@ class Passthrough:
             raise Refused(Unavailable(f"the {name} service")) from error
         except TimeoutError:
             if exchange.started:
-                raise ClientGone from None  # only a broken connection says that the body is not whole
+                raise ClientGone from None  # only a broken connection shows that the body is incomplete
             raise Refused(DeadlineExceeded(allowed_s, f"waiting for the {name} service")) from None
         except (aiohttp.ClientError, OSError) as error:
             if body is not None and body.failure is not None:
@@ -118,7 +120,9 @@ class Passthrough:
 
 
 class _Upload:
-    """The request's body on its way in: bounded in bytes, each part in time, read no faster than it is taken."""
+    """The request's body on its way in: limited in bytes, each part limited in time, read only as fast as it is
+    forwarded.
+    """
 
     def __init__(self, exchange: Exchange, limits: RequestLimits) -> None:
         self._exchange = exchange
@@ -126,7 +130,7 @@ class _Upload:
         self.failure: Refused | ClientGone | None = None
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Parts as they come."""
+        """Yield the parts as they arrive. Raises Refused, ClientGone, and keeps what it raises in `failure`."""
         size = 0
         try:
             while self._exchange.has_more:

@@ -1,5 +1,3 @@
-"""Build, start and stop the activator: settings, the order of start and end, health and readiness.
-
-No request is handled here; see `api/` for that. Every other folder may be imported here, and none imports this one.
-Begin with `app.py`, the composition root.
+"""Build, start and stop the activator: settings, order of start and end, health and readiness. Requests are handled in
+`api/`. This package may import every other folder; none imports it. Begin with `app.py`.
 """

@@ -1,4 +1,4 @@
-"""The activator's composition root: what exists, who knows whom, in which order it starts and ends."""
+"""The activator's composition root: which parts exist, which know each other, and in which order they start and end."""
 
 import asyncio
 import logging
@@ -93,7 +93,7 @@ LOOK_S: Final = 0.02  # between readiness checks of a new activator
 
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
     """Serve until `stop`; then drain, flush the spool, and return."""
-    name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
+    name = PREFIX + new_request_id().removeprefix("req_")  # unique to this process; also the spool's source
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
     authority = _authority(settings)
@@ -103,12 +103,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         telemetry = await stack.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        on_cluster = settings.autoscaler is not None  # replicas are pods, and Knative scales them
+        on_cluster = settings.autoscaler is not None  # replicas are pods that Knative scales
         inward = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
         peer_server = await stack.enter_async_context(inward)
         describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.ends()})
         connector_factory = peer_server.connector_factory
-        is_apart = is_remote(settings.peer_settings.control)  # from the control plane, and from what it decides on
+        is_apart = is_remote(settings.peer_settings.control)  # on another host than the control plane and its replicas
         to_control = connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
         control = ServiceClient.from_connector(to_control, "the control plane")
         stack.push_async_callback(control.close)
@@ -118,7 +118,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         stack.push_async_callback(snapshotter.close)
         inner = ServiceClient.from_connector(
             to_control, "the control plane", limit=0
-        )  # no caller takes the feed's place
+        )  # a separate client, so that callers never hold up the feed
         stack.push_async_callback(inner.close)
         spool = Spool.open(settings.spools, name)
         stack.push_async_callback(asyncio.to_thread, spool.close)
@@ -169,7 +169,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             apply_line(proving.take(line))
 
         def apply_line(line: Feed) -> None:
-            throttler.apply(line)  # who waits goes first
+            throttler.apply(line)  # waiting requests go first
             table.apply(line)
             budgets.apply(line)
             if line.full or line.removed_replicas:
@@ -260,7 +260,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             knows = feed.synced.is_set() and last.is_fresh()
             return knows and is_told() and not stop.is_set() and not PROCESS_HEALTH.failing()
 
-        # All activators lose the autoscaler at once, and round our door there is no other way.
+        # When the autoscaler fails, all activators lose it, and there is no way around the front door. So once is
+        # enough.
         is_open = partial(is_ready, load_reporting.was_heard)
         well = health(
             is_ready, is_open, lambda: readiness(feed, last, load_reporting.is_heard() if on_cluster else None)
@@ -296,9 +297,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
 
 async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> None:
-    """Take over the name of the activator's own socket. If an old activator still serves there, wait until ready.
-
-    If this process never becomes ready, the old one stays reachable.
+    """Take over the name of the activator's own socket. If an old activator still serves there, wait until ready. If
+    this process never becomes ready, the old one stays reachable.
     """
     if directory.is_served(SOCKET):
         while not is_ready():  # noqa: ASYNC110 (it depends on several things, and no event stands for all of them)
@@ -309,7 +309,7 @@ async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> 
 async def _hand_over(
     handover: HandoverSender, answers: LocalAnswerStore, directory: SocketDirectory, stop: Stop
 ) -> None:
-    """Once this activator decides on idempotency keys, let the next one connect. Hand over to it at `stop`."""
+    """Let the next activator connect once this one decides on idempotency keys. Hand over to it at `stop`."""
     await answers.has_authority.wait()
     await handover.listen(directory)
     await stop.wait()
@@ -319,9 +319,8 @@ async def _hand_over(
 async def _serve(
     settings: ActivatorSettings, fronts: list[Coroutine[object, object, None]], feed: FeedClient, stop: Stop
 ) -> None:
-    """Run the listeners until `stop`. With an inherited socket, wait up to FIRST_FEED_S for the feed first.
-
-    Callers can wait on that socket until this activator knows who may call.
+    """Run the listeners until `stop`. With an inherited socket, first wait up to FIRST_FEED_S for the feed. Clients can
+    wait on that socket until this activator knows the API keys.
     """
     if settings.listener_fd is not None:
         with suppress(TimeoutError):
@@ -377,9 +376,8 @@ async def _flush(shipper: Shipper) -> None:
 
 
 async def ship_leftovers(spools: Path, post: Post) -> None:
-    """Ship what other activators left, until cancelled.
-
-    One that ends while this one serves, as at a restart, may leave records that it could not ship in time.
+    """Ship the spools that other activators left, until cancelled. An activator that ends while this one serves, as at
+    a restart, may leave records that it could not ship in time.
     """
     while True:
         for recovered in await recover(spools, lambda source: post if source.startswith(PREFIX) else None):

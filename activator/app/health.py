@@ -1,4 +1,4 @@
-"""What can be read of the activator at any moment on its own Unix socket: liveness, readiness, gauges."""
+"""The activator's state on its own Unix socket, readable at any moment: liveness, readiness, gauges."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,19 +21,18 @@ WITHOUT_AUTOSCALER: Final = b"exclude=autoscaler"
 
 
 class Readiness(Wire, frozen=True):
-    """Body of `/readyz`."""
+    """Body of the `/readyz` response."""
 
-    feed: str  # "live"; "kept" while the control plane is not heard; "none" before it ever was
-    age_s: float | None  # since it was last heard
-    autoscaler: bool | None = None  # whether Knative's hears us, where it is told what is asked for
+    feed: str  # "live"; "kept" while the control plane is away; "none" before the first feed
+    age_s: float | None  # seconds since the control plane was last heard
+    autoscaler: bool | None = None  # whether Knative's autoscaler is connected; None without one
 
 
 def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
-    """Return plain ASGI with two routes and nothing else.
+    """Return a plain ASGI application with two routes.
 
-    `/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on.
-
-    With `?exclude=autoscaler` (as Kubernetes' own API server has it) it is 200 while `open_()`.
+    `/healthz` is 200 once the event loop runs. `/readyz` is 200 while `ready()`, else 503, with details. With
+    `?exclude=autoscaler` (as in Kubernetes' API server) it is 200 while `open_()`.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +49,7 @@ def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[
 
 
 def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) -> Readiness:
-    """Of the moment."""
+    """Return the current state for `/readyz`."""
     age_s = last.age_s()
     if not isfinite(age_s):
         return Readiness(feed="none", age_s=None, autoscaler=autoscaler)
@@ -66,7 +65,7 @@ def describe(
     last: LastFeed,
     answers: LocalAnswerStore,
 ) -> None:
-    """Add gauges of who is inside, who waits, what is not shipped yet. Each is read when the page is."""
+    """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
     page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
     page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)

@@ -1,4 +1,4 @@
-"""The activator's environment: read here, once, and refused with the value."""
+"""Read the activator's settings from the environment once; an error names the value."""
 
 import os
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from kelvin.telemetry.settings import NO_TRACES, TelemetrySettings
 from kelvin.telemetry.settings import read_settings as read_telemetry
 
 MIB = 1 << 20
-SOCKET_BYTES = 107  # that the kernel takes (unix(7))
+SOCKET_BYTES = 107  # longest socket path of the kernel (unix(7))
 
 
 @dataclass(frozen=True, slots=True)
 class FirewallSettings:
-    """Whom to ask before a key is looked at, for how long, and what holds without an answer."""
+    """The firewall's socket, its time limit, and what happens without an answer."""
 
     socket: Path
     within_s: float
@@ -37,7 +37,7 @@ class FirewallSettings:
 
 @dataclass(frozen=True, slots=True)
 class ActivatorSettings:
-    """All of it."""
+    """The activator's settings, as read from the environment."""
 
     data: Path
     lifeline_fd: int | None
@@ -49,34 +49,34 @@ class ActivatorSettings:
     edge: ConnectionLimits
     request: RequestLimits
     queue: QueueLimits
-    certificates: Path | None = None  # a directory of those that somebody else issues
+    certificates: Path | None = None  # a directory of externally issued certificates
     telemetry: TelemetrySettings = NO_TRACES
     issuers: tuple[TrustedIssuer, ...] = ()
-    redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
+    redis: str | None = field(default=None, repr=False)  # URL for shared limits; may contain a password
     subsets: bool = True  # whether each of many activators prefers some replicas of a version
     once: AnswerStoreLimits = DEFAULT_LIMITS
     cache: AnswerStoreLimits = CACHE_LIMITS
     firewall: FirewallSettings | None = None
-    breaker_s: float = 30.0  # for which a breaker is open at the most
+    breaker_s: float = 30.0  # longest time that a breaker stays open
     hedges: bool = True  # whether a late request is sent to a second replica
     peer_settings: PeerSettings = LOCAL_ONLY
-    feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
-    autoscaler: str | None = None  # Knative's, which is told what is asked for; None: the control plane decides
-    data_path: tuple[str, int] | None = None  # where to listen in the place of Knative's activator
+    feed_age_s: float = 14_400.0  # how long a kept feed admits requests
+    autoscaler: str | None = None  # URL of Knative's autoscaler; None: the control plane scales
+    data_path: tuple[str, int] | None = None  # address of Knative's data path
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """The directory of the sockets."""
         return self.data / "run"
 
     @property
     def spools(self) -> Path:
-        """Where durable records wait."""
+        """The directory of records that have not been shipped."""
         return self.data / "spool"
 
 
 def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
-    """Raises `BadSetting`, naming variable, value and rule."""
+    """Return the settings. Raises BadSetting, naming variable, value and rule."""
     _refuse_http2(env)
     lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     listener = setting_parser.integer(env, "KELVIN_LISTENER_FD", -1, low=-1)
@@ -157,7 +157,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
 
 
 def from_environment() -> ActivatorSettings:
-    """This process's settings."""
+    """Return the settings of this process. Raises BadSetting."""
     return read_settings(os.environ)
 
 
@@ -183,7 +183,7 @@ def _firewall(env: Mapping[str, str]) -> FirewallSettings | None:
 
 
 def _address(env: Mapping[str, str]) -> AddressLimits:
-    """Whoever is on this machine is trusted: a proxy, a bench."""
+    """Return the limits per address. By default this machine's own addresses are trusted, e.g. for a proxy."""
     trusted = setting_parser.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
     try:
         found = networks(trusted)
@@ -202,14 +202,14 @@ def _stall_s(env: Mapping[str, str]) -> float:
 
 
 def _refuse_http2(env: Mapping[str, str]) -> None:
-    """The activator spoke HTTP/2 once: say where it is spoken now."""
+    """Refuse a setting of earlier versions, which spoke HTTP/2, and say what to do instead."""
     if (value := env.get("KELVIN_HTTP2", "off")) != "off":
         rule = "must be off: a proxy in front of Kelvin speaks HTTP/2 and HTTP/3, see docs/operations/front-door.md"
         raise setting_parser.BadSetting("KELVIN_HTTP2", value, rule)
 
 
 def _redis(env: Mapping[str, str]) -> str | None:
-    """A URL, whose password no error shows."""
+    """Return the URL. Errors do not show its password."""
     if "KELVIN_REDIS" not in env:
         return None
     url = env["KELVIN_REDIS"]
@@ -233,13 +233,13 @@ def _autoscaler(env: Mapping[str, str]) -> str | None:
         parts = urlsplit(url)
         if parts.scheme == "ws" and parts.hostname and parts.port and url == f"ws://{parts.netloc}" and "@" not in url:
             return url
-    except ValueError:  # brackets that don't match, a port that is none
+    except ValueError:  # unbalanced brackets, or an invalid port
         pass
     raise setting_parser.BadSetting("KELVIN_AUTOSCALER", url, "must be ws://HOST:PORT")
 
 
 def _domain(env: Mapping[str, str]) -> str:
-    """The domain under which MODEL.TENANT.DOMAIN is served."""
+    """Return the domain under which MODEL.TENANT.DOMAIN is served."""
     domain = setting_parser.text(env, "KELVIN_DOMAIN", "kelvin.localhost").lower()
     for label in domain.split("."):
         try:

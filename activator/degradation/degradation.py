@@ -1,7 +1,7 @@
-"""The ladder of a model: what a request gets of less quality where it would be late, or refused. Which steps are tried,
-and when, is `degradation_policy`'s.
+"""Apply a model's degradation policy: answer with less quality if the request would be late or refused.
 
-Nothing changes once the client has a head, which says what was given up, or a replica has begun.
+`degradation_policy.py` decides which steps are tried, and when. No step is applied after a replica has begun, or after
+the client has the head, which names the applied step.
 """
 
 import time
@@ -31,19 +31,21 @@ from kelvin.contracts.serving.degradation_steps import DEGRADE_HEADER, Cached, C
 _HEADER: Final = DEGRADE_HEADER.encode()
 _NEVER: Final = b"never"
 
-At = Callable[[VersionRow], Awaitable[None]]  # answer the call at that version, as the call says by now
+At = Callable[[VersionRow], Awaitable[None]]  # answer the request at that version, with its current fields
 
 
 class _Job(NamedTuple):
     inference_request: InferenceRequest
-    row: VersionRow  # of what was asked
+    row: VersionRow  # of the requested model
     client_response: ClientResponse
     at: At
     last: CacheableRequest | None
 
 
 class Degradation:
-    """Of all models that have one. `last`: answers that a step may give again. `clock` is monotonic seconds."""
+    """Degradation of all models that have a policy. `last` keeps answers for the `cached` step. `clock` returns
+    monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Degradation:
         return f"<Degradation waits={len(self._waits)}>"
 
     def may_degrade(self, inference_request: InferenceRequest) -> bool:
-        """Whether the request may get less than it asks for. Raises Refused(InvalidRequest) for a bad header."""
+        """Return whether the request may get a lower quality. Raises Refused(InvalidRequest) for a bad header."""
         value = inference_request.exchange.header(_HEADER)
         if value is not None:
             if value != _NEVER:
@@ -75,7 +77,7 @@ class Degradation:
     async def serve(
         self, inference_request: InferenceRequest, row: VersionRow, client_response: ClientResponse, at: At
     ) -> None:
-        """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
+        """Answer the request, as it is or by a step. Raises Refused with the failure of the undegraded request."""
         ladder, key = self._ladder(inference_request), key_of(row)
         last = self._old_answer_of(inference_request, row, ladder)
         job = _Job(inference_request, row, client_response, at, last)
@@ -103,7 +105,7 @@ class Degradation:
             last.keep(inference_request)
 
     def _ladder(self, inference_request: InferenceRequest) -> tuple[DegradationStep, ...]:
-        """The model's, for the plan of the tenant that asks."""
+        """Return the model's steps for the plan of the calling tenant."""
         entry = inference_request.entry
         if not entry.plan_ladders:
             return entry.ladder
@@ -112,7 +114,9 @@ class Degradation:
     def _old_answer_of(
         self, inference_request: InferenceRequest, row: VersionRow, ladder: tuple[DegradationStep, ...]
     ) -> CacheableRequest | None:
-        """What a step of this ladder may answer the request with, and to which it adds what it is answered."""
+        """Return the cache entry for a `cached` step, which also records this response. None if the policy has no such
+        step.
+        """
         if not any(isinstance(step, Cached) for step in ladder):
             return None
         what = self._last.name(inference_request, row.version)
@@ -123,7 +127,7 @@ class Degradation:
         return caching
 
     async def _try(self, step: DegradationStep, job: _Job, wait_s: float | None = None) -> bool:
-        """Whether that step answered it, which is to spare it a wait, or a refusal; else the call is as it was."""
+        """Try to answer by this step, to avoid a wait or a refusal. If it returns False, the request is unchanged."""
         inference_request, row, account = job.inference_request, job.row, job.inference_request.account
         before = (
             inference_request.entry,
@@ -173,13 +177,13 @@ class Degradation:
 
     @contextmanager
     def _count_skipped_request(self, job: _Job, wait_s: float | None) -> Iterator[None]:
-        """The decider hears of a request for the version that it does not wait for: who is spared a wait wanted it."""
-        if wait_s is None:  # it was told when the request was refused
+        """Report a request for the original version to the autoscaler, since it would have waited there."""
+        if wait_s is None:  # already reported when the request was refused
             yield
             return
         key = key_of(job.row)
         self._reporter.begin_request(key, lambda _: True)
-        self._throttler.wake_for(key, wait_s)  # says at once that it was asked for, where it is at zero
+        self._throttler.wake_for(key, wait_s)  # a version at zero is woken at once
         try:
             yield
         finally:
@@ -188,8 +192,8 @@ class Degradation:
     def _find_fallback(
         self, inference_request: InferenceRequest, named: str, wait_s: float | None
     ) -> tuple[ModelEntry, VersionRow] | None:
-        """The model that is asked instead, and its version; None where this caller or this request may not be answered
-        by it, or where it is not known to be sooner than `wait_s`.
+        """Return the fallback model and its version. None if caller or request may not use it, or if it is not known to
+        be faster than `wait_s`.
         """
         who = inference_request.account.principal
         owner, model = split_qualified_name(inference_request.entry.tenant, named)
@@ -216,7 +220,9 @@ class Degradation:
         return entry, row
 
     def _wait_s(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
-        """That the request may expect, and whether it is for a start: that only gets less, and is taken as it is."""
+        """Return the expected wait, and whether it is for a start. A start's wait only shrinks, so it needs no
+        hysteresis.
+        """
         tenant = inference_request.account.principal.tenant
         wait_s, is_start = self._throttler.estimate_wait(key, tenant, inference_request.priority_class)
         if is_start:
@@ -225,7 +231,7 @@ class Degradation:
 
 
 def _is_untouched(inference_request: InferenceRequest) -> bool:
-    """Whether no replica has begun, the client has nothing, and there is time."""
+    """Return whether no replica has begun, the client has received nothing, and there is time left."""
     return (
         inference_request.account.runtime_id is None
         and not inference_request.exchange.started

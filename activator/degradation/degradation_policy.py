@@ -1,9 +1,9 @@
-"""Which steps of a model's ladder a request takes, by the wait that it can expect. Pure state; what a step is, and
-whether it is one for this request, is its caller's.
+"""Decide which steps of a degradation policy a request takes, by its expected wait. Pure state; `degradation.py`
+applies them.
 
-A step that asks for a wait is taken from that wait on, the last that is reached first. One that asks for none, and any
-other one that was not tried, is tried only in the place of a refusal, from the first on. Who says of itself that it is
-less urgent is patient for less.
+A step with a wait is taken from that wait on, and the last step whose wait is reached is tried first. Steps without a
+wait, and steps not tried so far, are tried only instead of a refusal, from the first on. A less urgent request degrades
+after a shorter wait.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ PATIENCE: Final = {
     PriorityClass.BATCH: 0.25,
     PriorityClass.STANDARD: 0.5,
     PriorityClass.INTERACTIVE: 1.0,
-}  # of the wait that a step asks for
-RELIEF_RATIO: Final = 0.5  # of a wait, above which a shorter one is none
-HOLD_S: Final = 5.0  # that a wait counts after it was seen last
-MAX_WAITS: Final = 4096  # waits, of which there is one for each that calls
+}  # fraction of a step's wait
+RELIEF_RATIO: Final = 0.5  # a wait above this fraction of the longest does not count as shorter
+HOLD_S: Final = 5.0  # how long a wait counts after it was last seen
+MAX_WAITS: Final = 4096  # bound on kept waits
 
 K = TypeVar("K")
 
@@ -30,7 +30,7 @@ K = TypeVar("K")
 def steps_for_wait(
     ladder: Sequence[DegradationStep], wait_s: float, priority_class: PriorityClass, *, is_start: bool = False
 ) -> tuple[DegradationStep, ...]:
-    """Steps that such a wait asks for, as they are tried in turn. Of a start a shorter answer spares nothing."""
+    """Return the steps to try for this wait, in order. A shorter output does not help against a start."""
     patience = PATIENCE[priority_class]
     return tuple(
         step
@@ -42,25 +42,27 @@ def steps_for_wait(
 
 
 def is_recoverable(status: int, code: str) -> bool:
-    """Whether a refusal is of a kind that another way may spare: what is busy, away or too slow, not what is wrong."""
+    """Return whether degradation may avoid this refusal: something is busy, away or too slow, and the request is not
+    wrong.
+    """
     return status >= 500 and code != Internal.code
 
 
 def helps_against(step: DegradationStep, code: str) -> bool:
-    """Whether the step may help who is refused with that code. A shorter answer is no help where none begins."""
+    """Return whether the step may help against this failure. A shorter output helps only against an overload."""
     return code == Overloaded.code if isinstance(step, CapOutput) else True
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     wait_s: float
-    at_s: float  # when it, or half of it, was seen last
+    at_s: float  # when a wait above half of it was last seen
 
 
 @dataclass(slots=True)
 class WaitHysteresis(Generic[K]):
-    """What each may expect to wait, so that who is at the edge of a step does not go up and down with every request: a
-    longer wait counts at once, a shorter one once no more than half of it was seen for a while.
+    """Expected waits with hysteresis, so that requests near a threshold do not alternate between steps. A longer wait
+    counts at once. A shorter one counts after no wait above half of the longer one was seen for a while.
     """
 
     _seen: dict[K, _Seen] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class WaitHysteresis(Generic[K]):
         return len(self._seen)
 
     def seen(self, key: K, wait_s: float, now_s: float) -> float:
-        """The wait that counts, of one that is seen now. Seconds of one clock that never steps back."""
+        """Record a wait and return the one that counts. Times are seconds of one monotonic clock."""
         held = self._seen.get(key)
         if held is not None and wait_s < held.wait_s:
             if wait_s > held.wait_s * RELIEF_RATIO:

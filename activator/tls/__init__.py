@@ -1,5 +1,3 @@
-"""Make and load the certificates that the front door shows: a local CA, leaves by name, files that others renew.
-
-Mutual TLS between Kelvin's own processes is not here; it is in `service`.
-Begin with `server_certificates.py`.
+"""Make and load the certificates of the front door: a local CA, leaf certificates by name, and externally renewed
+files. Mutual TLS between Kelvin's processes is in `kelvin/service`. Begin with `server_certificates.py`.
 """

@@ -1,4 +1,4 @@
-"""The local CA, made once, and the leaves that it signs, which live in memory only."""
+"""The local CA, created once, and the leaf certificates that it signs, which are kept in memory only."""
 
 import datetime
 import ipaddress
@@ -20,7 +20,7 @@ from kelvin.process.atomic_file import write_atomic
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
 BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
-_RENEW_CA: Final = datetime.timedelta(days=90)  # before its end
+_RENEW_CA: Final = datetime.timedelta(days=90)  # before its expiry
 _OTHER_CA: Final = (
     "restore both from a backup; without one, remove both: the next start makes another CA, for all callers to trust"
 )
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class BadCertificateAuthority(ValueError):
-    """The CA's files can't be used. The text says which one, why, and what to do. Neither is ever overwritten."""
+    """The CA's files can't be used. The message says which, why, and what to do. The files are never overwritten."""
 
 
 def utc_now() -> datetime.datetime:
@@ -38,7 +38,7 @@ def utc_now() -> datetime.datetime:
 
 
 class CertificateAuthority:
-    """Signs leaves, dated by `now`. Blocking: call it where blocking is allowed."""
+    """Signs leaf certificates, dated by `now`. Its methods block."""
 
     def __init__(
         self,
@@ -51,17 +51,18 @@ class CertificateAuthority:
         self.now = now
         self._key = key
         self._path = path
-        self._is_logged = False  # that the renewed certificate can't be written
+        self._is_logged = False  # that writing the renewed certificate failed
 
     @classmethod
     def load_or_make(
         cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = utc_now
     ) -> "CertificateAuthority":
-        """The CA of these files, made where neither exists. Raises BadCertificateAuthority, OSError."""
+        """Return the CA of these files. Create them if neither exists. Raises BadCertificateAuthority, OSError."""
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():
-            write_atomic(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # killed between the two
+            # the process was killed between writing the two
+            write_atomic(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)
         if not key_path.exists():
             raise BadCertificateAuthority(
                 f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}"
@@ -77,7 +78,7 @@ class CertificateAuthority:
         return authority
 
     def renew_if_due(self) -> None:
-        """Renew the CA's certificate if it is about to expire, or not valid yet because the clock was ahead.
+        """Renew the CA's certificate if it expires soon, or is not valid yet because the clock was ahead.
 
         Key and name stay, so leaves and older copies of the CA stay valid. A CA that Kelvin did not make is left alone.
         If the file can't be written, the old certificate stays.
@@ -98,7 +99,7 @@ class CertificateAuthority:
         log.warning("the CA's certificate was made again", extra={"was_to_begin": str(made.not_valid_before_utc)})
 
     def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
-        """A server context with a fresh leaf for these DNS names and IP addresses."""
+        """Return a server context with a new leaf certificate for these DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
         alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
@@ -123,7 +124,7 @@ class CertificateAuthority:
 
 
 def _make_ca(certificate_path: Path, key_path: Path, now: datetime.datetime) -> None:
-    """Key first: a certificate without its key could not be mended."""
+    """Create the CA's files. The key is first, because a certificate without its key can't be repaired."""
     key = ec.generate_private_key(ec.SECP256R1())
     write_atomic(key_path, _pem(key), 0o600)
     write_atomic(certificate_path, _self_signed(key, now), 0o644)
@@ -161,7 +162,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def server_context(pem: bytes) -> ssl.SSLContext:
-    """The door's side of TLS, with the key and chain in `pem`. Raises ssl.SSLError, also of a key that is another's."""
+    """Return a server context with the key and chain in `pem`. Raises ssl.SSLError, also if they do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -178,7 +179,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted
         raise BadCertificateAuthority(f"{path.name} holds no private key that can be read: {_OTHER_CA}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise BadCertificateAuthority(f"{path.name} does not hold an elliptic-curve key: {_OTHER_CA}")

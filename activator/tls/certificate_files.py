@@ -53,7 +53,7 @@ class _Found:
 
 
 class CertificateFiles:
-    """Used from one event loop; files are read off it."""
+    """Certificates from a directory. Use from one event loop; files are read in threads."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class CertificateFiles:
         return min(max(pairs, key=lambda pair: pair.rank(now)).ends for pairs in self._by_name.values())
 
     def choose(self, name: str) -> ssl.SSLContext | None:
-        """Return the context for a lower-case name, or None: valid pairs first, of these exact names before wildcards
-        (RFC 6125, 6.4.3).
+        """Return the context for a lower-case name, or None. Valid pairs go first, then exact names before wildcards.
+        See RFC 6125, 6.4.3.
         """
         now = self._now()
         exact, wildcard = self._by_name.get(name, ()), self._by_name.get("*." + name.partition(".")[2], ())
@@ -124,7 +124,7 @@ class CertificateFiles:
         self._logged_reasons = reasons
 
     async def follow(self) -> None:
-        """Look every LOOK_AGAIN_S seconds until cancelled."""
+        """Check for changes every LOOK_AGAIN_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             await self.reload_if_changed()
@@ -142,7 +142,7 @@ def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except PermissionError:  # as in `lost+found`. Reading it will report it as wrong
+    except PermissionError:  # as for `lost+found`; reading it will report the error
         return True
 
 
@@ -160,7 +160,7 @@ def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
         if before is not None:
             found.pairs[certificate] = before
         try:
-            # Before reading: a change meanwhile is noticed by the next look.
+            # Taken before reading, so that the next check notices a change meanwhile.
             stats = tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in (certificate.stat(), key.stat()))
             if before is None or before.stats != stats:
                 found.pairs[certificate] = _read(certificate, key, stats)
@@ -170,7 +170,7 @@ def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
 
 
 def _read(certificate: Path, key: Path, stats: _Stats) -> _Pair:
-    """Raises OSError, ValueError."""
+    """Load a pair. Raises OSError, ValueError."""
     chain = certificate.read_bytes()
     leaf = read_chain(chain)[0]
     names = [name.lower() for name in alternative_names(leaf).get_values_for_type(x509.DNSName)]

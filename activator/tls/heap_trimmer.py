@@ -13,7 +13,7 @@ from kelvin.process.procfs import resident_bytes
 
 LOOK_S: Final = 10.0
 GROWN_BYTES: Final = 32 << 20
-MAX_PAUSE: Final = 64  # looks between two trims
+MAX_PAUSE: Final = 64  # checks between two trims
 
 
 def trim() -> None:
@@ -26,8 +26,8 @@ def trim() -> None:
 class HeapTrimmer:
     """Trims the heap when the process has grown by GROWN_BYTES since it was smallest, or since the last trim.
 
-    A trim in the middle of a burst finds most of the memory in use. So trims are repeated while the process is that
-    much larger than it was when smallest, after 1, 2, 4, ... and at most MAX_PAUSE looks.
+    A trim during a burst finds most memory in use. So trims are repeated while the process stays that large, after 1,
+    2, 4, ... and at most MAX_PAUSE checks.
     """
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
@@ -55,7 +55,7 @@ class HeapTrimmer:
         self._checks_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
 
     async def run(self) -> None:
-        """Look every LOOK_S seconds, until cancelled."""
+        """Check every LOOK_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.trim_if_grown()

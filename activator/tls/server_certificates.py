@@ -1,7 +1,8 @@
-"""The certificates that the door shows: one default, one per tenant, chosen by the name the client asks for.
+"""The front door's certificates: one default and one per tenant, chosen by the name that the client requests (SNI).
 
-All are leaves of the local CA, made when a tenant is heard of, or asked for before that was done, and again at half of
-their life, so that a process may run for years; but for names that there are files for (`certificate_files`).
+They are leaf certificates of the local CA, except for names that have files (`certificate_files.py`). A leaf is made
+when its tenant appears in the feed, or on its first request, and again at half of its lifetime, so that a process may
+run for years.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from activator.tls.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
-LOOK_AGAIN_S: Final = 60.0  # a clock may have been set: what was made by the wrong time is of no use to callers
+# the clock may have been corrected, and clients reject a certificate dated by the wrong time
+LOOK_AGAIN_S: Final = 60.0
 TRY_AGAIN_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class _IssuedContext:
 
 
 class ServerCertificates:
-    """The listener's context, and those behind it. Used from one event loop."""
+    """The listener's TLS context, and the contexts of tenants. Use from one event loop."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class ServerCertificates:
         files: CertificateFiles | None = None,
         host: str = "localhost",
     ) -> None:
-        """`host` is where the listener is: the default leaf is for it, too."""
+        """`host` is the listener's address. The default leaf includes it."""
         self._authority = authority
         self._host = host
         self._domain = domain
@@ -57,7 +59,7 @@ class ServerCertificates:
         return f"<ServerCertificates {self._domain} tenants={len(self._by_tenant)}>"
 
     def ends(self) -> dict[str, datetime.datetime]:
-        """Until when callers take what is shown: the `authority`, the first of its `leaves`, and of the `files`."""
+        """Return the earliest expiry of the `authority`, its `leaves`, and the `files`."""
         made = min(shown.made for shown in (self._default, *self._by_tenant.values()))
         found = {
             "authority": self._authority.certificate.not_valid_after_utc,
@@ -66,9 +68,8 @@ class ServerCertificates:
         return found if self._files is None else {**found, "files": self._files.ends}
 
     async def ensure(self, tenants: AbstractSet[str]) -> None:
-        """Have a leaf in its first half of life for each of these tenants, at most MAX_TENANTS, and for no other.
-
-        Safe to cancel and to repeat.
+        """Have a leaf in the first half of its lifetime for each of these tenants, at most MAX_TENANTS, and for no
+        other. Idempotent. Safe to cancel.
         """
         await asyncio.to_thread(self._authority.renew_if_due)
         for gone in self._by_tenant.keys() - tenants:
@@ -83,10 +84,8 @@ class ServerCertificates:
     async def follow(
         self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
     ) -> None:
-        """Keep certificates for `tenants()` until cancelled: make missing and due ones when `changed` is set, and every
-        LOOK_AGAIN_S.
-
-        If one can't be made, its names get an existing one, and it is tried again after `try_again_s`.
+        """Make missing and due leaves of `tenants()` when `changed` is set and every LOOK_AGAIN_S, until cancelled. If
+        one can't be made, its names get an existing one, and it is tried again after `try_again_s`.
         """
         self._tenants = tenants
         pause_s = LOOK_AGAIN_S
@@ -98,14 +97,12 @@ class ServerCertificates:
             try:
                 await self.ensure(tenants())
                 pause_s = LOOK_AGAIN_S
-            except (OSError, ValueError) as error:  # no memory for a file that OpenSSL reads, or a key it does not take
+            except (OSError, ValueError) as error:  # out of memory, or OpenSSL rejects a key
                 log.error("a certificate can't be made", extra={"error": str(error)})
                 pause_s = try_again_s
 
     def _is_due(self, shown: _IssuedContext | None) -> bool:
-        """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead when it was
-        made.
-        """
+        """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead."""
         return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
 
     def _make(self, tenant: str | None) -> _IssuedContext:
@@ -117,7 +114,7 @@ class ServerCertificates:
         return _IssuedContext(context, made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-        """What a file is for; MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
+        """Set the context: of a file, else the tenant's leaf for MODEL.TENANT.DOMAIN, else the default."""
         name = (name or "").lower()
         if self._files is not None and (given := self._files.choose(name)) is not None:
             tls.context = given
@@ -127,16 +124,16 @@ class ServerCertificates:
         tls.context = (shown or self._default).context
 
     def _leaf(self, tenant: str) -> _IssuedContext | None:
-        """A tenant's; of one that was heard of a moment ago it is made here: a few milliseconds, once."""
+        """Return the tenant's leaf. For a new tenant it is made here, which blocks for a few milliseconds once."""
         shown = self._by_tenant.get(tenant)
         if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
-            with suppress(OSError, ValueError):  # who follows tells of it
+            with suppress(OSError, ValueError):  # `follow` logs the failure
                 shown = self._by_tenant[tenant] = self._make(tenant)
         return shown
 
 
 def _names_of(host: str) -> tuple[list[str], list[str]]:
-    """Return the DNS names and IP addresses of the default leaf: those of this machine, and where the listener is."""
+    """Return the DNS names and IP addresses of the default leaf: those of this machine, and the listener's."""
     names, addresses = ["localhost"], ["127.0.0.1", "::1"]
     try:
         address = ipaddress.ip_address(host)
