@@ -67,8 +67,8 @@ def shed_class_of(queued_request: QueuedRequest) -> ShedClass:
 
 @dataclass(slots=True)
 class LazyMaxHeap:
-    """Max-heap of tenants by height, with lazy decrease. A decrease is applied when the tenant reaches the top, so only
-    increases cost anything. Every operation is O(log n).
+    """Max-heap of tenants by height, with lazy decrease: a decrease is applied when the tenant reaches the top. So only
+    increases cost anything. Operations are O(log n), amortised.
     """
 
     _heap: list[tuple[float, str]] = field(default_factory=list)  # negative heights, some outdated
