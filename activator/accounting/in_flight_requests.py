@@ -73,7 +73,7 @@ class InFlightRequests:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._by_id: dict[str, InFlightRequest] = {}
-        # by tenant and name; several requests may share a name
+        # by tenant and name
         self._by_own_id: dict[tuple[str, str], list[InFlightRequest]] = {}
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered

@@ -1,6 +1,4 @@
-"""The activator's counters and histograms. The first MODELS pairs of tenant and model have their own series; others
-share one.
-"""
+"""The activator's counters and histograms. The first MODELS pairs of tenant and model have series of their own."""
 
 from functools import lru_cache
 from typing import Final, NamedTuple

@@ -23,9 +23,7 @@ class Degraded(NamedTuple):
 
 
 class Account(msgspec.Struct):
-    """The state of a request so far. `started_at_us` is wall-clock microseconds, other times are monotonic
-    microseconds.
-    """
+    """The state of a request so far. `started_at_us` is wall-clock microseconds; other times are monotonic."""
 
     request_id: str
     principal: Principal
@@ -39,7 +37,7 @@ class Account(msgspec.Struct):
     queued_us: int = 0
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
-    # delivered output tokens; computed ones if a non-streamed response was cut for its caller
+    # delivered output tokens; computed ones for `client_response.CUT`
     delivered_tokens: int = 0
     budget_reservation: BudgetReservation | None = None  # held from its tenant's budget
     is_settled: bool = False

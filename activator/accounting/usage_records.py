@@ -27,7 +27,7 @@ from kelvin.telemetry.telemetry import Telemetry
 
 PATH: Final = "/internal/v1/usage/requests"
 POST_TIMEOUT_S: Final = dependencies.LEDGER.timeout_s
-# expected under load, so not logged as errors
+# expected under load
 _SHED = frozenset({Overloaded.code, DeadlineTooShort.code, ShedByPriority.code})
 
 log = logging.getLogger(__name__)
@@ -125,9 +125,7 @@ def ledger_poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitab
 
 
 class CompletionLog:
-    """Reports ended requests: log line, metrics, trace. Called once per account with its failure, outcome and status.
-    Never waits, never fails.
-    """
+    """Reports each ended request once: log line, metrics, trace. Never waits, never fails."""
 
     def __init__(self, metrics: RequestMetrics, telemetry: Telemetry) -> None:
         self._metrics = metrics

@@ -62,7 +62,7 @@ class AnswerStore(Protocol):
         ...
 
     async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """Keep the answer and end the claim. Without a claim, replace the kept answer. An answer that is too large is
+        """Keep the answer and end the claim. Without a claim, replace the kept answer. Too large answers are
         not kept.
         """
         ...

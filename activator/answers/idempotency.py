@@ -189,15 +189,14 @@ class Idempotency:
         try:
             await work(inference_request)
         finally:
-            # A correct answer counts as well: its caller can push it out of the store by other requests, and run it
-            # again.
+            # A correct answer counts as well: its caller can displace it from the store, and run it again.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
                 self._run_counts.note(run.asked.once, time.monotonic())
             if not run.is_replayable:
                 await self._answers.release(run.asked, claim)
 
     async def _publish_response(self, run: SharedRun) -> None:
-        """Publish the answer before any listener sees its end. So a client with a complete answer can get it again
+        """Publish the answer before a listener sees its end, so that a client with all of it can get it again
         everywhere.
         """
         claim, head = run.claimed.result(), run.broadcast.head

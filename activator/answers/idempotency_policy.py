@@ -99,7 +99,7 @@ class AnswerCache:
     def __init__(self, limits: AnswerStoreLimits) -> None:
         self._limits = limits
         self._rows: dict[str, _Row] = {}
-        # all have one TTL, so the next to expire is first
+        # all have one TTL: sorted
         self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self.nbytes = 0
 

@@ -157,9 +157,7 @@ class ResponseBroadcast:
         self._wake()
 
     def close(self) -> None:
-        """End the broadcast after its run. No listener can join; the remaining bytes are for the present ones.
-        Idempotent.
-        """
+        """End the broadcast after its run. No listener can join; present ones get the remaining bytes. Idempotent."""
         if self._is_counted:
             self._is_counted = False
             self._room.used_bytes -= len(self._bytes)
@@ -241,9 +239,7 @@ class Listener:
         return self._broadcast.head
 
     async def next_piece(self) -> tuple[bytes, bool]:
-        """Wait for and return the next bytes, and whether they are the last. `record_taken` confirms them. Raises
-        ClientGone.
-        """
+        """Return the next bytes, and whether they are the last. `record_taken` confirms them. Raises ClientGone."""
         broadcast = self._broadcast
         await broadcast.wait_for(lambda: broadcast.size > self.taken or broadcast.ended)
         data = broadcast.piece(self.taken)

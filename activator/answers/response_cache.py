@@ -57,7 +57,7 @@ class SealedAnswerStore:
         if not is_greedy(inference_request.body, inference_request.path):
             return None
         ceiling = ",".join(f"{name}={value}" for name, value in inference_request.ceiling.headers())
-        # the model's name is part of the answer, but the body has it only if the URL does not
+        # the answer has the model's name; the body may not
         entry = inference_request.entry
         named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
         what = [*(each.encode() for each in named), inference_request.body]
@@ -90,7 +90,7 @@ class ResponseCache:
     ) -> None:
         self._answers = SealedAnswerStore(secret, limits, answers, background_tasks)
         last = LocalAnswerStore(replace(limits, ttl_s=MAX_CACHED_AGE_S))
-        # for degradation policies with a `cached` step
+        # for `cached` degradation steps
         self.last = SealedAnswerStore(secret, limits, last, background_tasks)
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
@@ -101,7 +101,7 @@ class ResponseCache:
         return f"<ResponseCache {self._answers!r} last={self.last!r}>"
 
     def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
-        """Return a `CacheableRequest` if the request allows caching and its answer may be cached, else None. Raises
+        """Return a `CacheableRequest` if request and answer allow caching, else None. Raises
         Refused(InvalidRequest).
         """
         value = inference_request.exchange.header(HEADER)
@@ -149,8 +149,8 @@ class CacheableRequest:
     async def try_answer(
         self, exchange: Exchange, inference_request: InferenceRequest, client_response: ClientResponse
     ) -> bool:
-        """Answer from the cache and return True. Otherwise record the response for `keep` and return False. Raises
-        Refused, ClientGone.
+        """Answer from the cache, or record the response for `keep`. Return whether it answered. Raises Refused,
+        ClientGone.
         """
         found = await self._answers.find(self._what)
         self._tell(found is not None)
@@ -201,9 +201,7 @@ class CacheableRequest:
             self._answers.put(self._what, content)
 
     def _hold_capacity(self, content: StoredResponse, inference_request: InferenceRequest) -> CapacityPermit:
-        """Return a block that counts the answer's bytes, because all of them stay in memory until a slow client has
-        read them.
-        """
+        """Return a block that counts the answer's bytes, which stay in memory until a slow client has read them."""
         return self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
 
     def _record_message(self, message: Message) -> None:

@@ -51,8 +51,8 @@ class LookupRoutes:
         under_way: InFlightRequests,
         unread: SharedCapacity,
     ) -> None:
-        """`control` must have no connection limit, so that no tenant's calls hold up others. `unread` has a place for
-        each request that waits for its body.
+        """`control` must have no connection limit: a tenant's calls must not hold up others. `unread` limits unread
+        bodies.
         """
         self._authenticator = authenticator
         self._table = table
@@ -61,7 +61,7 @@ class LookupRoutes:
         self._under_way = under_way
         self._unread = unread
         self._calls: dict[str, int] = {}  # running calls of the control plane, by tenant
-        # by tenant: its callable models, and their encoding
+        # by tenant: models, encoded list
         self._list_cache: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}
 
     async def models(self, exchange: Exchange, request_route: ListModels) -> None:
@@ -91,9 +91,7 @@ class LookupRoutes:
         return said[1]
 
     async def timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
-        """Send the timeline of a request of the caller's tenant: a recent one from memory, an older one of the control
-        plane.
-        """
+        """Send the timeline of a request of the caller's tenant. Older ones come from the control plane."""
         caller = await self._caller(exchange, request_route.target)
         await self._answer(exchange, caller, encode(await self._find_timeline(caller, request_route.request_id)))
 
@@ -132,9 +130,7 @@ class LookupRoutes:
         await exchange.respond(200, _JSON, body)
 
     async def _caller(self, exchange: Exchange, target: Target) -> Principal:
-        """Return the caller. If the URL names another tenant, it must name a model that this tenant granted to the
-        caller.
-        """
+        """Return the caller. If the URL names another tenant, it must name a model granted to the caller's tenant."""
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
         if target.tenant not in (None, caller.tenant):
             authorize_model(self._table, caller, target.tenant, parse_address(target.model or ""))

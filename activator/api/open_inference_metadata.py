@@ -46,9 +46,7 @@ class OpenInference:
             await self._answer(exchange, principal, {request_route.health: True})
 
     async def model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
-        """Send what a version takes and returns, or that it is ready. Every known version is ready, since requests wake
-        it. Raises Refused.
-        """
+        """Send what a version takes and returns, or that it is ready: requests wake every version. Raises Refused."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         reference = which_model(request_route.target.model, request_route.named)
         entry, row = self._find(principal, request_route.target, reference)

@@ -1,6 +1,4 @@
-"""Pass the admin and push APIs through to the processes behind, and stream both bodies. The activator authenticates the
-caller and tells the process behind in `x-kelvin-principal`.
-"""
+"""Pass the admin and push APIs through to internal services. Bodies are streamed; the caller is authenticated here."""
 
 import asyncio
 import time
@@ -25,7 +23,7 @@ LEAST_S: Final = 0.001
 PRINCIPAL: Final = b"x-kelvin-principal"
 CALLS_OF_TENANT: Final = 64  # concurrent calls per API
 CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
-# A key needs one of these scopes for any route behind. The processes behind check what each route needs.
+# A key needs one of these scopes for any route. The service checks which scope each route needs.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
 # Hop-by-hop headers (RFC 9110, 7.6.1), headers set again for this hop, and headers for the activator alone.
 _NOT_INWARD: Final = frozenset(
@@ -120,9 +118,7 @@ class Passthrough:
 
 
 class _Upload:
-    """The request's body on its way in: limited in bytes, each part limited in time, read only as fast as it is
-    forwarded.
-    """
+    """The request's body on its way in: limited in bytes, each part in time, read as fast as it is forwarded."""
 
     def __init__(self, exchange: Exchange, limits: RequestLimits) -> None:
         self._exchange = exchange

@@ -260,7 +260,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             knows = feed.synced.is_set() and last.is_fresh()
             return knows and is_told() and not stop.is_set() and not PROCESS_HEALTH.failing()
 
-        # When the autoscaler fails, all activators lose it, and there is no way around the front door. So once is
+        # The autoscaler fails for all activators at once, and there is no way around them: being connected once is
         # enough.
         is_open = partial(is_ready, load_reporting.was_heard)
         well = health(

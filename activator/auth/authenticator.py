@@ -90,9 +90,7 @@ class Authenticator:
         raise Refused(TooManyFailures(penalty.retry_after_s))
 
     async def _hold(self, exchange: Exchange, source: str, penalty: Penalty) -> None:
-        """Delay the response. If the client leaves, its place is free. If there is no place, close the connection
-        instead.
-        """
+        """Delay the response. A client that leaves frees its place. Without a place, close the connection instead."""
         if penalty.is_first:
             log.warning("an address shows many keys that are not good", extra={"source": source})
         if not self._guesses.try_hold(source):

@@ -84,8 +84,8 @@ def read(text: str) -> Token | None:
 
 
 def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | TokenRefusal:
-    """Return the identity that the token names, assuming a valid signature, or the first reason to refuse it. `now_s`
-    is seconds since 1970.
+    """Return the identity that a correctly signed token names, or the first reason to refuse it. `now_s` is
+    Unix time.
     """
     claims, leeway_s = token.claims, issuer.leeway_s
     if claims.get("iss") != issuer.name:
@@ -116,9 +116,7 @@ def key_id(issuer: str, subject: str) -> str:
 
 
 def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
-    """Return the token's scopes (space-separated, RFC 8693, 4.2, or a list) within the issuer's. Never an operator's
-    scope.
-    """
+    """Return the token's scopes (space-separated, RFC 8693, 4.2, or a list) within the issuer's; never `operator`."""
     most = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
     if issuer.scope_claim is None:
         return tuple(most)

@@ -45,9 +45,7 @@ class _NoAnswer(Exception):
 
 
 class Firewall:
-    """Client of the firewall. It keeps connections; the firewall may restart at any time. Use as an async context
-    manager.
-    """
+    """Client of the firewall, with kept connections; the firewall may restart. Use as an async context manager."""
 
     def __init__(self, socket: Path, within_s: float, unanswered: Unanswered, metrics: RequestMetrics) -> None:
         self._socket = socket
@@ -71,9 +69,7 @@ class Firewall:
         await self._session.close()
 
     async def check(self, exchange: Exchange) -> None:
-        """Return if the request may pass. Raises Refused(FirewallRefused), Refused(Unavailable) without an answer,
-        ClientGone.
-        """
+        """Return if the request may pass. Raises Refused(FirewallRefused), Refused(Unavailable), ClientGone."""
         try:
             with exchange.cancel_on_disconnect(self._within_s):
                 verdict = await self._ask(encode(question_of(exchange)))
@@ -104,9 +100,7 @@ class Firewall:
             raise _NoAnswer("away") from None
 
     async def _put(self, question: bytes) -> str:
-        """Send the request once. The caller bounds the time. Raises aiohttp's errors, and Refused for an invalid
-        verdict.
-        """
+        """Send the request once, without a time limit. Raises aiohttp's errors, Refused for an invalid verdict."""
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.post(
             "http://firewall/v1/verdict", data=question, headers=_TYPE, timeout=timeout, allow_redirects=False

@@ -112,9 +112,7 @@ def _is_label(name: str) -> bool:
 
 
 def _tls(ca: str | None, beside: Path) -> ssl.SSLContext:
-    """Return a context with the system's roots, or with those of a PEM file. Relative paths start at the
-    issuers' file.
-    """
+    """Return a context with the system's roots, or a PEM file's. Relative paths start at the issuers' file."""
     if ca is None:
         return ssl.create_default_context()
     place = beside / ca

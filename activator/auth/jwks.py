@@ -50,9 +50,7 @@ class KeySet:
         return asyncio.get_running_loop().time() - self._fetched_s
 
     def current(self, name: Name) -> jwt.PyJWK | None:
-        """Return the key of that name if it is known and not too old. The same object as long as its bytes are the
-        same.
-        """
+        """Return the key of that name, if known and not too old. The same object while its bytes are the same."""
         return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
 
     async def find(self, name: Name) -> jwt.PyJWK | None:

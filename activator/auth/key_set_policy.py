@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MAX_KEYS: Final = 64
-# Key type and curve per algorithm (RFC 7518, 3.1 and RFC 8037, 3.1). Only asymmetric ones: with an HMAC key, the
-# verifier could make tokens as well.
+# Key type and curve per algorithm (RFC 7518, 3.1; RFC 8037, 3.1). No HMAC: its verifier could make tokens, too.
 KINDS: Final[Mapping[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None), "RS384": ("RSA", None), "RS512": ("RSA", None),
     "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),

@@ -1,6 +1,4 @@
-"""Report when API keys were last used, by the minute: a dictionary update per request, a call to the control plane per
-minute.
-"""
+"""Report when API keys were last used, to the minute, with one call to the control plane per minute."""
 
 import asyncio
 import logging

@@ -62,8 +62,8 @@ class TokenVerifier:
         return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"
 
     async def principal(self, text: str) -> Principal | None:
-        """Return the principal that the token names, or None if it is invalid. Raises Refused(Unavailable) if the
-        issuer's keys can't be fetched.
+        """Return the principal that the token names, or None if it is invalid. Raises Refused(Unavailable) without
+        keys.
         """
         digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_s()
         if (known := self._verified.get(digest)) is not None:

@@ -43,9 +43,7 @@ class _Job(NamedTuple):
 
 
 class Degradation:
-    """Degradation of all models that have a policy. `last` keeps answers for the `cached` step. `clock` returns
-    monotonic seconds.
-    """
+    """Applies degradation policies. `last` keeps answers for `cached` steps. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -114,9 +112,7 @@ class Degradation:
     def _old_answer_of(
         self, inference_request: InferenceRequest, row: VersionRow, ladder: tuple[DegradationStep, ...]
     ) -> CacheableRequest | None:
-        """Return the cache entry for a `cached` step, which also records this response. None if the policy has no such
-        step.
-        """
+        """Return the cache entry for a `cached` step, which also records this response. None without such a step."""
         if not any(isinstance(step, Cached) for step in ladder):
             return None
         what = self._last.name(inference_request, row.version)
@@ -192,9 +188,7 @@ class Degradation:
     def _find_fallback(
         self, inference_request: InferenceRequest, named: str, wait_s: float | None
     ) -> tuple[ModelEntry, VersionRow] | None:
-        """Return the fallback model and its version. None if caller or request may not use it, or if it is not known to
-        be faster than `wait_s`.
-        """
+        """Return the fallback model and version. None if they may not serve it, or may not be faster than `wait_s`."""
         who = inference_request.account.principal
         owner, model = split_qualified_name(inference_request.entry.tenant, named)
         entry = self._table.find_callable_model(who.tenant, owner, model)
@@ -220,9 +214,7 @@ class Degradation:
         return entry, row
 
     def _wait_s(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
-        """Return the expected wait, and whether it is for a start. A start's wait only shrinks, so it needs no
-        hysteresis.
-        """
+        """Return the expected wait, and whether it is for a start, which only shrinks and needs no hysteresis."""
         tenant = inference_request.account.principal.tenant
         wait_s, is_start = self._throttler.estimate_wait(key, tenant, inference_request.priority_class)
         if is_start:

@@ -42,9 +42,7 @@ def steps_for_wait(
 
 
 def is_recoverable(status: int, code: str) -> bool:
-    """Return whether degradation may avoid this refusal: something is busy, away or too slow, and the request is not
-    wrong.
-    """
+    """Return whether degradation may avoid this refusal: busy, away or too slow, but not an invalid request."""
     return status >= 500 and code != Internal.code
 
 

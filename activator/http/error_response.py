@@ -28,9 +28,8 @@ _MALFORMED: Final = (
 def render_error(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes, bytes, Headers]:
     """Return status, content type, body and headers of a failure, without the header that names the request.
 
-    1. `/admin/` and `/push/`: problem details.
-    2. Paths of the Open Inference Protocol, also unknown ones: the protocol's own format.
-    3. Everything else: OpenAI's format.
+    The format is (1) problem details for `/admin/` and `/push/`, (2) the Open Inference Protocol's for its paths, also
+    unknown ones, (3) OpenAI's for everything else.
     """
     status = failure.status
     headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
@@ -45,9 +44,7 @@ def render_error(failure: Failure, path: bytes, request_id: str) -> tuple[int, b
 
 
 def closing_response(failure: Failure, path: bytes, request_id: str) -> bytes:
-    """Return a complete HTTP/1.1 error response that closes the connection, for a request refused before the
-    application.
-    """
+    """Return a complete HTTP/1.1 error that closes the connection. The application has not seen the request."""
     status, kind, body, headers = render_error(failure, path, request_id)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),

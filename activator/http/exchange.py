@@ -88,9 +88,7 @@ def arrival() -> tuple[int, int]:
 
 
 def _draw() -> Iterator[str]:
-    """Yield 16 base32 digits of 78 random bits, read from the system 256 at a time. Not thread-safe, nor safe after
-    fork.
-    """
+    """Yield 16 base32 digits of 78 random bits, read 256 at a time. Not thread-safe, not safe after a fork."""
     while True:
         drawn, last = os.urandom(256 * _CHANCE).translate(_OF_BYTE).decode(), os.urandom(256).translate(_LAST).decode()
         for at, digit in enumerate(last):
@@ -101,9 +99,7 @@ _chances: Final = _draw()
 
 
 def new_request_id() -> str:
-    """Return `req_` and 26 base32hex characters (RFC 4648) that sort by time: 48 bits of milliseconds, 78
-    random bits.
-    """
+    """Return `req_` and 26 base32hex characters (RFC 4648) that sort by time: 48 bits of ms, 78 random bits."""
     high, pairs = time.time_ns() // 1_000_000 << 2, _PAIRS
     return (
         f"req_{pairs[high >> 40]}{pairs[high >> 30 & 1023]}{pairs[high >> 20 & 1023]}{pairs[high >> 10 & 1023]}"
@@ -309,8 +305,8 @@ class Exchange:
         return ClientCancelScope(self.connection, within_s)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
-        """Send the head of the response. The connection closes after the response if the request's body was not read to
-        its end.
+        """Send the head of the response. The connection closes afterwards if the request's body was not read to its
+        end.
         """
         self.started = True
         closing: Headers = [(b"connection", b"close")] if self._more or self.closes_connection else []
@@ -332,9 +328,7 @@ class Exchange:
         return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def delivered(self) -> None:
-        """Wait until the socket has accepted everything. Raises ClientGone, also if the client reads nothing for
-        `stall_s`.
-        """
+        """Wait until the socket has accepted everything. Raises ClientGone, also if nothing moves for `stall_s`."""
         if self.connection.is_accepted():
             return
         try:

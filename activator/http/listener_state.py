@@ -44,9 +44,7 @@ class PendingRequest(Protocol):
         ...
 
     def try_begin(self) -> bool:
-        """Start serving. Return False if the client has left; such a request uses no start. Call this or `refuse`,
-        once.
-        """
+        """Start serving. Return False if the client has left, which uses no start. Call this or `refuse`, once."""
         ...
 
     def refuse(self) -> None:
@@ -142,9 +140,7 @@ class ListenerState:
         return True, source
 
     def check_request_rate(self, source: str, now_s: float) -> AddressBusy | None:
-        """Count a request of a source. Return a failure, which is counted in the metrics, if the source is above its
-        rate.
-        """
+        """Count a request of a source. Return a failure, also counted in the metrics, if it is above its rate."""
         wait_s = self.addresses.check_request_rate(source, now_s)
         if wait_s is None:
             return None

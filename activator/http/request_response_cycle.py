@@ -149,9 +149,7 @@ class RequestResponseCycle:
     # Called by the application.
 
     def try_body(self) -> bytes | None:
-        """Return the rest of the body if all of it has arrived, else None. Also None if `100 Continue` must be sent
-        first.
-        """
+        """Return the rest of the body, or None if it has not all arrived or `100 Continue` must be sent first."""
         if (
             self.more_body
             or not self._is_end_news

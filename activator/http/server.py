@@ -52,9 +52,7 @@ def listen_plain(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the service. uvicorn would raise them again after shutdown and so kill
-    us.
-    """
+    """A uvicorn server that leaves signals to the service. uvicorn would raise them again after shutdown."""
 
     def __init__(self, config: uvicorn.Config, listener_state: ListenerState) -> None:
         super().__init__(config)
@@ -69,7 +67,7 @@ class _Server(uvicorn.Server):
             while self._listener_state.handshakes:  # noqa: ASYNC110 -- uvicorn does not know these connections yet
                 await asyncio.sleep(SHAKING_S)
             await super()._wait_tasks_to_complete()
-        # the drain is over on every listener: uvicorn cancels all tasks next, so none may start
+        # the drain is over: tasks are cancelled next, none may start
         except asyncio.CancelledError:
             self._listener_state.request_starter.close()
             raise

@@ -14,9 +14,7 @@ class ConcurrencyLimiter(Protocol):
     """Counts concurrent requests per tenant, in this process or together with other activators."""
 
     async def enter(self, tenant: str, limit: int | None) -> "Permit":
-        """Return a block that counts one more request. Raises Refused(TenantBusy), here or on entering, if `limit` are
-        running.
-        """
+        """Return a block that counts one more request. Raises Refused(TenantBusy), here or in the block's entry."""
         ...
 
 
@@ -112,9 +110,7 @@ class CapacityPermit:
         self._room.add(self._tenant, -self._amount)
 
     def shrink(self, amount: int) -> None:
-        """Reduce the held amount to `amount`, once the body is read. A body of unknown length held the maximum
-        before.
-        """
+        """Hold only `amount` once the body is read. A body of unknown length held the maximum before."""
         if amount != self._amount:
             self._room.add(self._tenant, amount - self._amount)
             self._amount = amount

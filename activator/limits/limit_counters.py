@@ -38,9 +38,7 @@ class LimitCounters:
 
 @asynccontextmanager
 async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> AsyncIterator[LimitCounters]:
-    """Open the counters that the settings ask for. Raises BadSetting. Imports the Redis library only if it is
-    needed.
-    """
+    """Open the counters that the settings name. Raises BadSetting. Imports the Redis library only if needed."""
     if url is None:
         yield LimitCounters(RateLimits(), LocalConcurrencyLimiter())
         return

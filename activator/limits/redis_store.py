@@ -126,9 +126,7 @@ class RedisStore:
         raise StoreUnavailable from error
 
     async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """Run a script. Each step has a deadline (`open_store`). A new Redis does not know the script, so it is sent
-        again.
-        """
+        """Run a script, each step with a deadline (`open_store`). A new Redis does not know it: send it again."""
         try:
             return await self._redis.evalsha(_digest(script), len(keys), *keys, *arguments)
         except NoScriptError:
@@ -178,9 +176,7 @@ async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIt
 
 
 def _write_refusal(error: BaseException) -> str | None:
-    """Return `OOM`, `MISCONF` or `READONLY` if Redis refused a write, else None. Redis 6 reports script errors
-    as text.
-    """
+    """Return `OOM`, `MISCONF` or `READONLY` for a refused write, else None. Redis 6 has script errors as text."""
     if isinstance(error, OutOfMemoryError):  # redis-py removes the codes that it knows
         return "OOM"
     if isinstance(error, ReadOnlyError):

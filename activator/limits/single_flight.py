@@ -12,7 +12,7 @@ T = TypeVar("T")
 StoreQuery = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
-# concurrent renewals: enough to finish within a lease's time, and few enough to leave connections for others
+# concurrent renewals: fast enough for all leases, and others need connections, too
 AT_ONCE: Final = 8
 
 

@@ -1,6 +1,4 @@
-"""Monthly budgets of tenants: refuse requests that a budget does not cover, and track what is spent. The ledger has the
-authoritative sums.
-"""
+"""Monthly budgets of tenants: refuse what a budget does not cover, and track spending. The ledger is authoritative."""
 
 import time
 from collections.abc import Callable

@@ -89,7 +89,7 @@ class VersionBreakers:
             raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
 
     def enter(self, key: VersionKey, request: object, now_s: float) -> None:
-        """Record that a request waits for a start. If the breaker is half-open, this request is the trial. Raises
+        """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
         Refused(BreakerOpen).
         """
         self.check(key, now_s)
@@ -117,9 +117,7 @@ class ReplicaBreakers:
         return f"<ReplicaBreakers openings={self.openings.total()}>"
 
     def failed(self, replica: Replica, code: str) -> bool:
-        """Stop sending requests to the replica for a while. Return False if its breaker was open already, or it is
-        gone.
-        """
+        """Stop sending requests to the replica for a while. Return False if it is open already, or gone."""
         if replica.gone:
             return False
         replica.breaker = replica.breaker or CircuitBreaker(self._limits)

@@ -1,6 +1,4 @@
-"""Refuse and count queued requests that are shed. `queue/policy/shed_decision.py` chooses the requests,
-`slot_allocator.py` decides when to shed.
-"""
+"""Refuse and count requests that are shed. `shed_decision.py` chooses them, `slot_allocator.py` decides when."""
 
 import asyncio
 from collections import Counter, deque
@@ -41,9 +39,7 @@ class LoadShedder:
         self.counts[reason, queued_request.priority_class] += 1
 
     def try_enter(self, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest) -> bool:
-        """Enter a full queue by shedding lower requests, which are refused before this returns. Return False if no
-        request is lower.
-        """
+        """Enter a full queue by refusing lower requests before this returns. Return False if no request is lower."""
         after_s = _seconds_until_empty(
             version_queue
         )  # Computed first: nothing may fail between the removal of a request and its refusal.
@@ -85,9 +81,7 @@ class LoadShedder:
             self._refuse_late()
 
     def next_in_time(self, version_queue: VersionQueue, now: float) -> tuple[Waiter, QueuedRequest] | None:
-        """Return the next request for a slot. Refuse one that could not finish in time, if another request may take the
-        slot.
-        """
+        """Return the next request for a slot. Refuse one that is too late if another request may take the slot."""
         slots, free, running = version_queue.slots, version_queue.free, version_queue.throughput.running
 
         def may_take(tenant: str) -> bool:

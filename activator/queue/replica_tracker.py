@@ -1,6 +1,4 @@
-"""Apply the feed to the queues: which replicas serve which version, and which starts failed. Waiting requests get a
-slot or a refusal.
-"""
+"""Apply the feed's replicas and failed starts to the queues, so that waiting requests get a slot or a refusal."""
 
 from collections.abc import Callable, Iterable
 from math import inf

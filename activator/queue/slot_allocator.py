@@ -111,9 +111,7 @@ class SlotAllocator:
         self.give_back(key, replica, queued_request, cost(queued_request.tokens) if tokens is None else tokens)
 
     def give_back(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, took: int) -> None:
-        """Give back the slot without settling in the queue: it is settled already, or another slot of the request
-        settles it.
-        """
+        """Give back a slot that is settled already, or that another slot of the request settles."""
         assert replica.running > 0
         replica.running -= 1
         is_owner = queued_request.tenant == key.tenant
@@ -129,7 +127,7 @@ class SlotAllocator:
                 self.grant(key, version_queue)
 
     def count_request(self, key: VersionKey, version_queue: VersionQueue, queued_request: QueuedRequest) -> None:
-        """Count a request that needs a slot, or one more, in the slot shares. Grant the slots that this frees for
+        """Count a request that needs a slot, or one more, in the slot shares. Grant slots that this frees for
         others.
         """
         if self._clock() >= version_queue.shares.ends_s:
@@ -296,9 +294,7 @@ def _choose(version_queue: VersionQueue, queued_request: QueuedRequest, draw: Ca
 
 
 def _open_occupancies(version_queue: VersionQueue) -> dict[str, Occupancy]:
-    """Return the load of open replicas relative to all their slots, so that activators with equal requests choose
-    alike.
-    """
+    """Return the load of open replicas over all their slots, so that activators with equal requests choose alike."""
     return {
         name: Occupancy(replica.running, replica.row.max_streams)
         for name, replica in version_queue.replicas.items()

@@ -101,9 +101,7 @@ class Slot:
             self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
 
     def release_after(self, told: "asyncio.Task[None] | None") -> None:
-        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request does
-        that.
-        """
+        """Give the slot back after `told` (None: now), without settling: another slot of the request does that."""
         replica, self._replica = self._replica, None
         if replica is None:
             return
@@ -276,7 +274,7 @@ class Throttler:
         self.slots.review(replica, replica.running - 1, now)
 
     def report_answered(self, replica: Replica) -> None:
-        """Record that the replica answered. This also clears the version's breaker: a faulty version fails before a
+        """Record that the replica answered, and clear the version's breaker: faulty versions fail before a
         first token.
         """
         if self.breakers:
@@ -285,9 +283,7 @@ class Throttler:
     async def acquire(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
     ) -> Replica:
-        """Wait for a slot and return its replica. Raises as entering `slot`. The caller gives it back by
-        `slots.release`.
-        """
+        """Wait for a slot and return its replica. Raises as entering `slot`. Give it back by `slots.release`."""
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now, self._why(key, queued_request))
@@ -352,9 +348,7 @@ class Throttler:
         return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
 
     def check_integrity(self) -> None:
-        """Assert that no request waits for a slot that is free for it, that usage adds up, and that replicas are
-        tracked.
-        """
+        """Assert that no request waits for a slot that is free for it, and that usage and replicas are consistent."""
         self.slots.check_integrity()
         self._tracker.check_integrity()
 

@@ -13,7 +13,7 @@ from kelvin.contracts.serving.stream_frames import Frame
 from kelvin.contracts.traffic_errors import ReplicaLost
 from kelvin.contracts.wire import BadJson, decoder
 
-# failures after which another replica may answer
+# another replica may answer
 RETRYABLE_CODES: Final = frozenset({Unavailable.code, WeightsDamaged.code})
 
 

@@ -35,9 +35,7 @@ _ENDS: Final = decoder(StreamEnd)
 
 
 class Attempts:
-    """Makes attempts at replicas of any version. Without `hedges`, no attempt gets a second replica. `draw` returns a
-    random number in [0, 1).
-    """
+    """Makes attempts at replicas. Without `hedges`, none gets a second replica. `draw` returns a number in [0, 1)."""
 
     def __init__(
         self,
@@ -104,8 +102,8 @@ class Attempts:
         self, key: VersionKey, queued_request: QueuedRequest, inference_request: InferenceRequest, client_response:
         ClientResponse, again_by_s: float | None, is_current: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Make one attempt. Raises Refused, NoSlotInTime, UpstreamLost, UpstreamRejected. After the last two, the
-        account names no replica.
+        """Make one attempt. Raises Refused, NoSlotInTime; UpstreamLost, UpstreamRejected with no replica in the
+        account.
         """
         waits_since_us = self._begin_wait(key, inference_request)
         async with self._throttler.slot(key, queued_request, inference_request.deadline, again_by_s) as slot:
@@ -165,8 +163,7 @@ class Attempts:
             self._record_failure(replica, inference_request, slot, failed)
             if (
                 hedged_request is None and upstream.cancel_task is not None
-                # Wait until the replica has dropped this request id. It would refuse a retry with the same id as a
-                # duplicate.
+                # Wait until the replica has dropped this request id, or it would refuse a retry as a duplicate.
             ):
                 await asyncio.wait((upstream.cancel_task,))
             raise

@@ -25,8 +25,7 @@ from kelvin.contracts.wire import encode
 log = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-# A non-streamed response with one of these failures was ended for its caller, so the computed tokens are charged. After
-# any other failure they are not.
+# After these failures, a non-streamed response is charged for its computed tokens; after others it is not.
 CUT: Final = frozenset({Cancelled.code, DeadlineExceeded.code})
 AT_ONCE: Final = 64 << 10  # a non-streamed response up to this size is one write, after its record
 _SSE: Final = b"text/event-stream; charset=utf-8"
@@ -66,9 +65,7 @@ class ClientResponse:
             self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heartbeats)
 
     async def relay_data(self, data: bytes, completion_tokens: int) -> None:
-        """Send bytes of the replica. On return the client's socket has accepted them, and the tokens count as
-        delivered.
-        """
+        """Send bytes of the replica. On return the client's socket has them, and the tokens count as delivered."""
         if not self._account.stream:
             self._buffered += data
             return
@@ -85,9 +82,7 @@ class ClientResponse:
         self._account.delivered_tokens = completion_tokens
 
     def try_forget(self) -> bool:
-        """Drop the replica's bytes so that another replica can answer from the beginning. Return False if the client
-        has received some of them.
-        """
+        """Drop the replica's bytes, so that another can answer from the beginning. Return False if some were sent."""
         if self._has_started:
             return False
         self._buffered = b""
@@ -138,9 +133,7 @@ class ClientResponse:
             raise
 
     async def fail(self, failure: Failure) -> None:
-        """End the response with a failure: with its own status while the head is held, else as the stream's
-        last event.
-        """
+        """End the response with a failure: with its own status while the head is held, else as the last event."""
         await self.stop_heartbeats()
         self._exchange.connection.unwatch()
         if self._is_charged:  # a client that sees a failure would repeat the request and pay twice
@@ -176,7 +169,7 @@ class ClientResponse:
                 return
             async with asyncio.timeout(dependencies.SPOOL.timeout_s):
                 await self._usage.settle(account, failure, status)
-        # the request has failed already, so only log that its record is missing
+        # it has failed already: only log the missing record
         except (Refused, TimeoutError) as error:
             log.error("no usage record", extra={"request_id": account.request_id, "error": repr(error)})
 

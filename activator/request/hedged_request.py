@@ -111,9 +111,7 @@ class HedgeAttempt:
 
 
 def has_begun_answer(frames: Sequence[Frame]) -> bool:
-    """Return whether a response has begun: a frame other than a heartbeat, or one that counts a token (if not
-    streamed).
-    """
+    """Return whether a response has begun: a frame that is no heartbeat, or one that counts a token."""
     return any(frame.kind is not FrameKind.HEARTBEAT or frame.counts.completion_tokens for frame in frames)
 
 
@@ -147,9 +145,7 @@ class Hedges:
         replica: Replica,
         first: UpstreamRequest,
     ) -> "HedgedRequest | None":
-        """Return a HedgedRequest for an attempt that is about to be sent, or None if the version has no other
-        replica.
-        """
+        """Return a HedgedRequest for an attempt about to be sent, or None if the version has no other replica."""
         return (
             HedgedRequest(self, key, queued_request, inference_request, replica, first)
             if self._throttler.has_several(key)
@@ -169,9 +165,7 @@ class Hedges:
         inference_request: InferenceRequest,
         excluded_replica: Replica,
     ) -> HedgeAttempt | None:
-        """Start the second attempt if another replica has a free slot and the retry budget allows it, else
-        return None.
-        """
+        """Start the second attempt if another replica has a free slot and the retry budget allows it, else None."""
         slot = self._throttler.try_take_slot_elsewhere(
             key, queued_request, inference_request.deadline, excluded_replica
         )
@@ -258,7 +252,7 @@ class HedgedRequest:
         if not self._has_won:
             return
         self._task.uncancel()
-        # otherwise the task was cancelled from elsewhere, too
+        # not cancelled from elsewhere, too
         if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:
             raise HedgeWon from None
 
@@ -276,8 +270,8 @@ class HedgedRequest:
             self._task.cancel()
 
     async def second(self) -> HedgeAttempt | None:
-        """Return the second attempt once it has begun, after the first one failed. Return None if there is none or it
-        fails.
+        """After the first attempt failed, return the second one once it has begun; None if it fails or there is
+        none.
         """
         second = self._second
         if second is None:

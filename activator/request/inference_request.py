@@ -53,9 +53,7 @@ class InferenceRequest(msgspec.Struct):
     rejected_prompt_tokens: int = 0  # prompt tokens, counted by the last replica that refused it
 
     def split_key(self, entry: ModelEntry) -> str | None:
-        """Return the key for traffic splits: the session's name, else the API key's id. None if the model has
-        no split.
-        """
+        """Return the key for traffic splits: the session's name, else the API key's id. None without a split."""
         if not entry.split:
             return None
         session = self.exchange.header(b"x-kelvin-session")

@@ -79,9 +79,7 @@ def failed(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits
 
 
 def decide(tried: RetryState, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Retry | Withheld:
-    """Decide about a request that was just lost or refused. `draw` is in [0, 1). The caller checks the budget
-    afterwards.
-    """
+    """Decide about a request that was just lost or refused, before the budget is checked. `draw` is in [0, 1)."""
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES

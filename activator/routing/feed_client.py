@@ -1,6 +1,4 @@
-"""Follow the control plane's feed. While it is away, the last known state is used for as long as `last_feed.py`
-allows.
-"""
+"""Follow the control plane's feed. While it is away, the last state is used as long as `last_feed.py` allows."""
 
 import asyncio
 import logging
@@ -63,9 +61,7 @@ class FeedClient:
             await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
     async def start_from_last_feed(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
-        """Apply the feed that `load` finds, if the control plane is silent for PATIENCE_S. Its own snapshot replaces it
-        later.
-        """
+        """Apply the feed that `load` finds, if the control plane is silent for PATIENCE_S. A snapshot replaces it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.synced.wait()
@@ -103,9 +99,7 @@ def with_remote_addresses(line: Feed) -> Feed:
 
 
 def with_pod_addresses(line: Feed) -> Feed:
-    """Return the message for an activator on the control plane's host. A replica without a local socket is a pod. A pod
-    is reached by its URL.
-    """
+    """Return the message for an activator on the control plane's host: replicas without a local socket are pods."""
     reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 

@@ -45,9 +45,7 @@ class _Kept(Wire, frozen=True):
 
 
 class LastFeed:
-    """Receives each feed message after the routing table has applied it, and writes the file. Use from one
-    event loop.
-    """
+    """Receives each feed message after the routing table, and writes the file. Use from one event loop."""
 
     def __init__(
         self,
@@ -75,9 +73,7 @@ class LastFeed:
         return f"<LastFeed age={self.age_s():.1f} s of {self._max_age_s:g}>"
 
     def age_s(self) -> float:
-        """Return the seconds since the control plane was last heard, by this process or its predecessor; inf if
-        never.
-        """
+        """Return the seconds since this process or its predecessor heard the control plane; inf if never."""
         return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
 
     def is_fresh(self) -> bool:

@@ -42,9 +42,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RunInference:
-    """A completion, chat, embeddings or prediction, for `path` of the runtime. A prediction's path names its model:
-    `named`.
-    """
+    """A completion, chat, embeddings or prediction, for `path` of the runtime. `named`: a prediction's model."""
 
     path: str
     target: Target

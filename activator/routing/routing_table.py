@@ -35,9 +35,7 @@ class _Holder(NamedTuple):
 
 
 class RoutingTable:
-    """A snapshot replaces the table, other feed messages update it. `LastFeed.is_fresh` tells whether it is recent
-    enough.
-    """
+    """A snapshot replaces the table, other feed messages update it. `LastFeed.is_fresh` tells if it may be used."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -51,7 +49,7 @@ class RoutingTable:
         self._list_cache: dict[str, tuple[ModelEntry, ...]] = {}  # by caller, until any entry may change
         self._spending: dict[str, SpendingRow] = {}  # kept for snapshots; `TenantBudgets` uses it
         self.revisions = Revisions()
-        # until a model or version changes
+        # until either changes
         self._row_cache: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None
 
     def __repr__(self) -> str:
@@ -86,9 +84,7 @@ class RoutingTable:
         return self._models.get(tenant, {}).get(model)
 
     def backlog_s(self, key: VersionKey) -> float:
-        """Return the backlog target in seconds by which the version's model scales; 0 if it does not scale by
-        tokens.
-        """
+        """Return the backlog target in seconds by which the version's model scales; 0: it does not scale by tokens."""
         entry = self.model(key.tenant, key.model)
         return 0.0 if entry is None else entry.backlog_s
 
@@ -100,9 +96,7 @@ class RoutingTable:
         return None
 
     def models(self, tenant: str) -> tuple[ModelEntry, ...]:
-        """Return the tenant's own models by name, then models granted to it by tenant and name. Returns the same object
-        until something changes.
-        """
+        """Return the tenant's models by name, then those granted to it. The same object until something changes."""
         listed = self._list_cache.get(tenant)
         if listed is None:
             listed = self._list_cache[tenant] = self._list(tenant)

@@ -27,9 +27,7 @@ class RunningRequest(Protocol):
 
 
 class Backlogs:
-    """The backlogs of all versions. `backlog_s` returns a version's backlog target in seconds; 0 means no scaling by
-    tokens.
-    """
+    """The backlogs of all versions. `backlog_s` returns a version's target in seconds; 0: no scaling by tokens."""
 
     def __init__(
         self,

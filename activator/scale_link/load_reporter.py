@@ -22,15 +22,13 @@ class ReportSink(Protocol):
 
     @property
     def session(self) -> object | None:
-        """The same object while the autoscaler receives all reports without a gap. None if each send stands alone, or
-        if it is away.
+        """The same object while the autoscaler gets all reports without a gap; None if sends stand alone or it
+        is away.
         """
         ...
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """Send reports within a deadline. Return whether they were accepted; others are never sent later. Safe to
-        cancel.
-        """
+        """Send reports within a deadline. Return whether they were accepted; others are lost. Safe to cancel."""
         ...
 
 
@@ -87,7 +85,7 @@ class LoadReporter:
         session, meter = self._sink.session, self._meters.get(key)
         if session is not None and self._told.get(key) is session:
             return True
-        # no request is inside: the next report says so, and removes the meter
+        # no request is inside: the next report ends it
         if meter is None and session is not None:
             meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
         if meter is not None:
@@ -108,9 +106,7 @@ class LoadReporter:
             await loops.wait()
 
     def take_reports(self) -> tuple[ConcurrencyStat, ...]:
-        """Return every version's report since the last call. A version that was idle meanwhile is dropped
-        afterwards.
-        """
+        """Return every version's report since the last call. A version that was idle meanwhile is then dropped."""
         now, stats = self._clock(), []
         for key, meter in list(self._meters.items()):
             if meter.idle_since_report():

@@ -59,9 +59,7 @@ class PoolReporter:
         return (not shared or await self._post(shared)) and is_taken
 
     async def _post(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """Send to the control plane within POST_S, so that a hanging control plane does not delay the next Knative
-        report.
-        """
+        """Send to the control plane within POST_S, so that it can't delay the next report to Knative."""
         try:
             async with asyncio.timeout(POST_S):
                 return await self._control.send(stats)

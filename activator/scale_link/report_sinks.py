@@ -41,9 +41,7 @@ def choose_report_sink(
     activator_count: Callable[[], int | None],
     page: MetricsPage,
 ) -> LoadReporting:
-    """Return the sink that the setting names. Raises BadSetting. Imports the WebSocket link only for Knative's
-    autoscaler.
-    """
+    """Return the sink that the setting names. Raises BadSetting. Imports the WebSocket link only for Knative."""
     if autoscaler is None:
         return LoadReporting(ControlSink(control, name))
     try:

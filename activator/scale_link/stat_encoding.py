@@ -1,6 +1,4 @@
-"""Encode reports for Knative's autoscaler: its `stats.proto`, by the protobuf library. Imported only if there is such
-an autoscaler.
-"""
+"""Encode reports for Knative's autoscaler: its `stats.proto`. Imported only if there is such an autoscaler."""
 
 from collections.abc import Iterable
 from functools import cache

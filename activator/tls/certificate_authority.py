@@ -61,7 +61,7 @@ class CertificateAuthority:
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():
-            # the process was killed between writing the two
+            # killed between writing the two
             write_atomic(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)
         if not key_path.exists():
             raise BadCertificateAuthority(

@@ -81,8 +81,8 @@ class CertificateFiles:
         return min(max(pairs, key=lambda pair: pair.rank(now)).ends for pairs in self._by_name.values())
 
     def choose(self, name: str) -> ssl.SSLContext | None:
-        """Return the context for a lower-case name, or None. Valid pairs go first, then exact names before wildcards.
-        See RFC 6125, 6.4.3.
+        """Return the context for a lower-case name: valid pairs first, then exact names before wildcards (RFC 6125,
+        6.4.3).
         """
         now = self._now()
         exact, wildcard = self._by_name.get(name, ()), self._by_name.get("*." + name.partition(".")[2], ())

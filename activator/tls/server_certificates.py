@@ -21,7 +21,7 @@ from activator.tls.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
-# the clock may have been corrected, and clients reject a certificate dated by the wrong time
+# the clock may have been corrected, so check dates
 LOOK_AGAIN_S: Final = 60.0
 TRY_AGAIN_S: Final = 5.0
 

@@ -1,6 +1,4 @@
-"""Short background work that outlives its request. It has an owner and a time limit, and the owner waits for it at the
-end.
-"""
+"""Short background work that outlives its request. It has an owner, a time limit, and is awaited at the end."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -36,9 +36,7 @@ class Client:
         return f"<Client {self._way} idle={len(self._idle)}>"
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
-        """Send a request and return its response once the head has arrived. Raises OSError. Cancelling closes the
-        connection.
-        """
+        """Send a request and return the response after its head. Raises OSError. Cancelling closes the connection."""
         answer = await self.ask(method, target, body, fields)
         try:
             await answer.head()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S: Final = dependencies.POD.timeout_s
 AT_ONCE: Final = 64  # concurrent probes
 PATH: Final = "/healthz"
-# probe value and expected response: the name of queue-proxy, also used by a runtime without one
+# probe value, echoed; queue-proxy's name
 PROBE_TOKEN: Final = b"queue"
 FIRST_S: Final = 0.025  # first pause between probes
 LAST_S: Final = 1.0  # longest pause, so that the end of a start is noticed soon
@@ -36,9 +36,7 @@ FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knat
 
 
 def pause_s(asked_s: float) -> float:
-    """Return the seconds until the next probe after `asked_s` of probing. So a pod is used at most 2 % or 25 ms
-    late.
-    """
+    """Return the seconds until the next probe after `asked_s` of probing: a pod is used 2 % or 25 ms late at most."""
     return min(LAST_S, max(FIRST_S, asked_s * SHARE))
 
 

@@ -1,5 +1,5 @@
-"""Send one request to one replica and receive its frames. Leaving early cancels it there. `request/attempts.py` decides
-on retries.
+"""Send one request to one replica and receive its frames. Leaving early cancels it. `attempts.py` decides on
+retries.
 """
 
 import asyncio
@@ -109,9 +109,7 @@ class ReplicaSessions:
         return f"<ReplicaSessions replicas={len(self._sessions)}>"
 
     def send(self, replica: Replica, path: str, body: bytes, told: "UpstreamHeaders") -> "UpstreamRequest":
-        """Return the request as an async context manager; inside, use `read_frames`. Entering raises UpstreamRejected,
-        UpstreamLost.
-        """
+        """Return the request, an async context manager. Entering raises UpstreamRejected, UpstreamLost."""
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:

@@ -40,9 +40,7 @@ class Bucket(TokenBucket):
         return RateStatus(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
     def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> RateStatus:
-        """Hold `units` for a request if there is room for `needed` of them (None: for all). Call `settle` after
-        success.
-        """
+        """Hold `units` for a request if there is room for `needed` of them (None: all). After success call `settle`."""
         needed = self.held + (units if needed is None else needed)
         wait_s = self.wait_s(needed, limit, MINUTE_S / limit, now_s)
         if wait_s:

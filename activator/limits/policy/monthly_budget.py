@@ -85,9 +85,7 @@ class TenantSpending:
         return self.held_micros + self._unseen_micros(now_us)
 
     def covers(self, budget_micros: int, micros: int, now_us: int) -> bool:
-        """Return whether the budget covers `micros` more. A budget that is used up admits no request, whatever it
-        costs.
-        """
+        """Return whether the budget covers `micros` more. A used-up budget admits no request, whatever it costs."""
         taken = self.spent_micros(now_us) + self.held_micros
         return taken < budget_micros and taken + micros <= budget_micros
 

@@ -70,9 +70,7 @@ class TokenBlock:
         return left_s if left_s > 0 and units >= self.quiet_need else None
 
     def ask(self, limit: int, need: int, waiting: int, now_s: float) -> RefillRequest:
-        """Return the query for requests that wait for `waiting` units in total. Call `record_refill` or
-        `record_unanswered` afterwards.
-        """
+        """Return the query for `waiting` waiting units. Call `record_refill` or `record_unanswered` afterwards."""
         left = self.stock - self.held
         self.stock -= left
         owed = self._owed(now_s)

@@ -42,9 +42,7 @@ class QueuedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_priority_class(priority: bytes | None, highest: Priority | None = None) -> PriorityClass:
-    """Return the class in the header `x-kelvin-priority`, at most the tenant's highest. Raises
-    Refused(InvalidRequest).
-    """
+    """Return the class in `x-kelvin-priority`, at most the tenant's highest. Raises Refused(InvalidRequest)."""
     most = PriorityClass.INTERACTIVE if highest is None else _NAMED[highest]
     if priority is None:
         return most

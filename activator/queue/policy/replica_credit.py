@@ -52,9 +52,7 @@ class ReplicaCredit:
             self._paused_until_s = now_s + self._pause_s
 
     def credited_slots(self, streams: int, members: int, now_s: float) -> int:
-        """Return how many of the replica's `streams` this activator may use: its credit, or else 1/`members` of
-        them.
-        """
+        """Return how many of the replica's `streams` are for this activator: its credit, else 1/`members` of them."""
         is_told = self._told is not None and now_s - self._told_s < TOLD_S
         part = self._told if self._told is not None and is_told else equal_share(streams, members)
         return min(part, streams)
@@ -85,7 +83,5 @@ class ReplicaCredit:
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def _may_try(self, limit: int, running: int, now_s: float) -> bool:
-        """Return whether to try one more request. A replica that reports no credit would queue it instead of refusing
-        it.
-        """
+        """Return whether to try one more request. A replica that reports no credit would queue it, not refuse it."""
         return running >= limit and self._told is not None and now_s - self._sent_s >= TRY_S

@@ -31,8 +31,8 @@ class ReplicaSubset:
     def choose(
         self, activators: tuple[str, ...], slots: Mapping[str, int], own_name: str, running: int, now_s: float
     ) -> Set[str] | None:
-        """Return the replicas that the activator `own_name` prefers, or None if nothing has changed. `slots` maps each
-        replica to its slots.
+        """Return the replicas that `own_name` prefers; None if nothing changed. `slots` maps each replica to
+        its slots.
         """
         if now_s - self._judged_s >= REVIEW_S:
             self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
@@ -82,9 +82,7 @@ def preferred_replicas(
 
 
 def uses_all(at_once: int, replicas: int) -> bool:
-    """Return whether an activator with `at_once` concurrent requests uses all replicas: at least one request
-    for each.
-    """
+    """Return whether an activator with `at_once` concurrent requests uses all replicas: at least one for each."""
     return at_once >= replicas
 
 

@@ -67,9 +67,7 @@ def shed_class_of(queued_request: QueuedRequest) -> ShedClass:
 
 @dataclass(slots=True)
 class LazyMaxHeap:
-    """Max-heap of tenants by height, with lazy decrease: a decrease is applied when the tenant reaches the top. So only
-    increases cost anything. Operations are O(log n), amortised.
-    """
+    """Max-heap of tenants with lazy decrease, applied when a tenant reaches the top. O(log n), amortised."""
 
     _heap: list[tuple[float, str]] = field(default_factory=list)  # negative heights, some outdated
     _upper_bounds: dict[str, float] = field(default_factory=dict)  # never below the current height
@@ -116,9 +114,7 @@ class _Tenant(Generic[P]):
 
 @dataclass(slots=True)
 class ShedOrder(Generic[P]):
-    """Waiting requests in the order in which a full queue sheds them. Operations are O(log n), except
-    `check_integrity`.
-    """
+    """Waiting requests in the order in which a full queue sheds them. O(log n), except `check_integrity`."""
 
     bound: QueueLimit
     loads: QueueUsageByTenant = field(default_factory=QueueUsageByTenant)
@@ -168,8 +164,8 @@ class ShedOrder(Generic[P]):
             self._weights -= tenant.weight
 
     def next_to_shed(self, came_last: str) -> tuple[ShedClass, P]:
-        """Return the request to shed first, and its class. The queue must not be empty. Among tenants with equal
-        holdings, `came_last` is first.
+        """Return the request to shed first, and its class. The queue is not empty. `came_last` loses ties between
+        tenants.
         """
         kept = _kept(self._tiers, self.bound)
         tops = {
@@ -198,9 +194,7 @@ class ShedOrder(Generic[P]):
         return shed_class, _newest(own.tiers[shed_class])
 
     def check_integrity(self) -> None:
-        """Assert that usage matches the waiting requests, that nothing is empty, and that heap heights are upper
-        bounds.
-        """
+        """Assert that usage matches the requests, that nothing is empty, and that heap heights are upper bounds."""
         self.loads.check_integrity()
         assert self._weights == sum(tenant.weight for tenant in self._tenants.values())
         for shed_class, load in self._tiers.items():
@@ -244,9 +238,7 @@ def _sum(places: Iterable[Iterable[P]]) -> QueueUsage:
 
 
 def _newest(places: dict[P, None]) -> P:
-    """Return the last key. Popped and put back, because looking at a dict's end walks over all entries deleted
-    there.
-    """
+    """Return the last key. Popped and put back: looking at a dict's end walks over all entries deleted there."""
     place, _ = places.popitem()
     places[place] = None
     return place

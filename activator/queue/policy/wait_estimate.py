@@ -42,9 +42,7 @@ class Throughput:
         self.running += 1
 
     def record_release(self, now: float, tokens: int, took: int) -> None:
-        """Record that a slot is free again. `tokens` was the estimate, `took` the actual number; 0 without an
-        answer.
-        """
+        """Record a free slot: `tokens` was the request's estimate, `took` its actual number, 0 without an answer."""
         self._advance(now)
         self.running -= 1
         if not took:
@@ -152,9 +150,7 @@ class StartForecasts:
         return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
     def clear(self) -> None:
-        """Forget everything that the following snapshot repeats. Running starts stay, since a snapshot does not contain
-        them.
-        """
+        """Forget what the following snapshot repeats. Running starts stay, since a snapshot does not contain them."""
         self._at_zero_s.clear()
         self._problems.clear()
 

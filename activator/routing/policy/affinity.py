@@ -90,9 +90,7 @@ def choose(
 
 
 def read_affinity(tenant: str, session: bytes | None, prefix: bytes | None) -> Affinity | None:
-    """Return the affinity by the header `x-kelvin-session`, else by the prompt's prefix. Raises
-    Refused(InvalidRequest).
-    """
+    """Return the affinity by header `x-kelvin-session`, else by the prompt's prefix. Raises Refused(InvalidRequest)."""
     if session is not None:
         return Affinity(f"session {tenant} {read_session(session)}".encode(), True)
     return None if prefix is None else Affinity(f"prefix {tenant} ".encode() + prefix, False)
