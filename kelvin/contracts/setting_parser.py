@@ -3,17 +3,21 @@
 Pure: takes a mapping. Only a package's `setting_parser.py` hands it the environment.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 MAX_SHOWN_CHARACTERS: Final = 400  # characters of a value
+_CREDENTIALS: Final = re.compile(r"://\S*@")  # of a URL; a secret may hold slashes
 
 
 class BadSetting(ValueError):
-    """A setting breaks its rule; the text names variable, value (its beginning, where it is long) and rule."""
+    """A setting breaks its rule; the text names variable, value (its beginning, where it is long) and rule. User and
+    password of a URL are left out.
+    """
 
     def __init__(self, name: str, value: str, rule: str) -> None:
-        super().__init__(f"{name}={value[:MAX_SHOWN_CHARACTERS]}: {rule}")
+        super().__init__(f"{name}={_CREDENTIALS.sub('://…@', value)[:MAX_SHOWN_CHARACTERS]}: {rule}")
 
 
 def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:

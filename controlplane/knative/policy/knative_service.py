@@ -57,6 +57,7 @@ ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: 
 
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
+_CLUSTER_STORE: Final = re.compile(r"s3://[a-z0-9.-]+(?:[/?]|$)")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -131,8 +132,10 @@ class ClusterSpec:
 
 
 def is_cluster_store(url: str) -> bool:
-    """Return whether pods can reach a store there. A file store is a directory of one machine."""
-    return url.startswith("s3://")
+    """Return whether pods can reach a store there. A file store is a directory of one machine. A URL with credentials
+    would show them in each Service, and pods refuse it.
+    """
+    return _CLUSTER_STORE.match(url) is not None
 
 
 def is_image(name: str) -> bool:

@@ -118,6 +118,11 @@ def test_all_cluster_settings_are_rendered() -> None:
             "KELVIN_CLUSTER_STORE=file:///x: must be s3://BUCKET/PREFIX",
             id="a store of one machine",
         ),
+        pytest.param(
+            {"KELVIN_CLUSTER_STORE": "s3://key:ses/ame@models/prod"},
+            "KELVIN_CLUSTER_STORE=s3://…@models/prod: must be s3://BUCKET/PREFIX",
+            id="a store with credentials",
+        ),
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
         pytest.param({"KELVIN_CLUSTER_POD": "One"}, "must be the name of this process's own pod", id="a pod"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),

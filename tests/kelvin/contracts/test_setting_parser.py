@@ -42,3 +42,11 @@ def test_defaults_hold_where_nothing_is_set() -> None:
     assert text({}, "T", "d") == "d"
     with pytest.raises(BadSetting, match="is required"):
         text({}, "T")
+
+
+@pytest.mark.parametrize("value", ["https://key:sesame@host/bucket", "s3://AK:ses/ame@b/c", "a=1,ws://u:sesame@h:1"])
+def test_bad_setting_shows_no_credentials_of_a_url(value: str) -> None:
+    """Whoever reads a log of the start must not read a password."""
+    said = str(BadSetting("PLACE", value, "must be another"))
+    assert "ame" not in said
+    assert "://…@" in said
