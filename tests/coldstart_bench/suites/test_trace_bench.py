@@ -103,7 +103,7 @@ def test_clients_have_their_shares_and_both_lengths_of_one_row() -> None:
 
 def test_idle_clients_are_no_load() -> None:
     """Are no load."""
-    with pytest.raises(BadTrace, match="no client asks"):
+    with pytest.raises(BadTrace, match="no client sends"):
         draw_by_clients([TraceRow(0, 1, 1)], [ClientWindow(0, 0, 0, "")], 10, 1, Random(1))
 
 
