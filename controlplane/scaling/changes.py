@@ -1,8 +1,8 @@
-"""Change models and tenants, and have the decider look again.
+"""Change models and tenants, and make the scaler react at once.
 
-The admin API and a cluster's objects both make these changes here. What the decider need not hear of goes to its store
-alone. Every step of a deletion may be repeated: what a crash cut off, the same call goes on with. The books are not
-touched: the ledger's rows stay, and so do the store's bytes until a collection.
+The admin API and the controller of custom resources both call these methods. A change that does not affect scaling goes
+straight to its store instead. Each step of a deletion can be repeated, so a call that a crash interrupted is simply
+made again. A deletion never touches the ledger's rows. The store keeps the bytes until the next garbage collection.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from controlplane.scaling.policy.scale_settings import ScaleSettings, changed
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Over the stores, what runs, and the decider."""
+    """Changes that affect both the stores and the scaler."""
 
     registry: Registry
     tenants: TenantStore
@@ -32,49 +32,49 @@ class Changes:
     clock: Clock
 
     async def deploy(self, by: Actor, tenant: str, model: str, prefix: str) -> str:
-        """Name another version `prod`, and return it. Raises as `Registry.deploy`."""
+        """Move the alias `prod` to another version, and return that version. Raises as `Registry.deploy`."""
         version = await self.registry.deploy(by, tenant, model, prefix, self.clock.wall_s())
         self.decider.tick()  # a minimum moves with the alias
         return version
 
     async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
-        """Split requests between versions, and return the shares by whole digest. Raises as `Registry.split`."""
+        """Split requests between versions. Return the weights by full digest. Raises as `Registry.split`."""
         split = await self.registry.split(by, tenant, model, weights, self.clock.wall_s())
-        self.decider.tick()  # a minimum is every version's that is named
+        self.decider.tick()  # a minimum holds for each version that has a share
         return split
 
     async def scale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any]) -> ScaleSettings:
-        """Change the model's scale, and return what holds now. Raises as `Registry.rescale`; InvalidRequest for what
-        can't be done where versions run.
+        """Change the model's scale settings, and return the new ones. Raises as `Registry.rescale`, and
+        Refused(InvalidRequest) for settings that this installation can't follow.
         """
         found = self.registry.model(tenant, model)
         self.decider.check_scale(found, changed(found.scale, change))
         scale = await self.registry.rescale(by, tenant, model, change, self.clock.wall_s())
-        self.decider.tick()  # bounds hold from now on, not from the next beat
+        self.decider.tick()  # new bounds hold now, not only from the next tick
         return scale
 
     async def suspend(self, by: Actor, tenant: str) -> Tenant:
-        """Suspend the tenant: its keys are refused, and its replicas end. Raises as `TenantStore.move`."""
+        """Suspend the tenant: refuse its keys and end its replicas. Raises as `TenantStore.move`."""
         found = await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
         self.decider.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
         return found
 
     async def resume(self, by: Actor, tenant: str) -> Tenant:
-        """End the suspension: the tenant's keys are good again, and its minimums hold. Raises as `TenantStore.move`."""
+        """End the suspension: accept the tenant's keys, and keep its minimums again. Raises as `TenantStore.move`."""
         found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
         self.decider.tick()
         return found
 
     async def delete_model(self, by: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
-        """Forget it and drain its replicas; the versions that it had. Raises as `Registry.delete_model`."""
+        """Delete the model and drain its replicas. Return its versions. Raises as `Registry.delete_model`."""
         is_present = self.replicas.is_present
         keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), is_present, force)
         self.decider.stop(tuple(filter(is_present, keys)))
         return keys
 
     async def delete_tenant(self, by: Actor, tenant: str, force: bool) -> None:
-        """With `force` its keys are refused first, then its models go, then its keys, then it. Raises Refused:
-        NotFound, Conflict for the operators' tenant, and without `force` for one that is not empty.
+        """Delete the tenant. With `force`, first suspend it, delete its models and revoke its keys. Raises Refused:
+        NotFound; Conflict for the operators' tenant, and without `force` if the tenant is not empty.
         """
         if force:
             await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())

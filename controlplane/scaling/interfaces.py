@@ -1,4 +1,4 @@
-"""What the control plane asks of whoever runs its versions: the processes of one machine, or a cluster."""
+"""Interfaces to the part that runs the versions: the processes of one machine, or a cluster."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,28 +17,28 @@ from kelvin.ipc.engine_jobs import PushJobs
 
 
 class ReplicaLookup(Protocol):
-    """What runs, by version. Answers from memory."""
+    """All replicas, by version. Answers come from memory."""
 
     def __iter__(self) -> Iterator[Replica]: ...
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
-        """Those of a version in any state, the oldest first."""
+        """Return the version's replicas in any state, the oldest first."""
         ...
 
     def ready(self, key: VersionKey) -> int:
-        """Those that take requests."""
+        """Return how many replicas take requests."""
         ...
 
     def live(self, key: VersionKey) -> int:
-        """Those that take requests or will."""
+        """Return how many replicas take requests or will soon."""
         ...
 
     def sleepers(self, key: VersionKey) -> tuple[Replica, ...]:
-        """Those that keep memory and compute nothing."""
+        """Return the sleeping replicas: they keep memory and compute nothing."""
         ...
 
     def is_present(self, key: VersionKey) -> bool:
-        """Whether a process runs it, or is about to, that would outlive it. Such a version is not deleted."""
+        """Return whether the version has a process or will have one. If so, the version must not be deleted."""
         ...
 
 
@@ -46,22 +46,22 @@ class Scaler(Protocol):
     """Decides how many replicas a version has. All calls return at once."""
 
     def observe(self, stats: Stats) -> None:
-        """Take in an activator's reports."""
+        """Record an activator's reports."""
 
     def tick(self) -> None:
-        """Decide now, because what is wanted of models has changed."""
+        """Decide now, because models or tenants have changed."""
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """End their replicas now. Whether they may start again follows from the registry and the tenants."""
+        """End the replicas of these versions now. The registry and the tenants decide whether they may start again."""
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """Raise Refused(InvalidRequest) if the model can't be scaled so here."""
+        """Raise Refused(InvalidRequest) if this installation can't scale the model that way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBackend:
-    """What runs the versions, one machine or a cluster, as the routes know it. `routers` are those that only it can
-    answer.
+    """The part that runs the versions (one machine or a cluster), as the routes see it. `routers` are the routes that
+    only this backend has.
     """
 
     replicas: ReplicaLookup
@@ -69,11 +69,10 @@ class ReplicaBackend:
     decider: Scaler
     jobs: PushJobs
     ready: Callable[[], Awaitable[bool]]
-    status: Callable[[tuple[ModelStatus, ...]], Awaitable[Status]]  # the installation's, of these models: for operators
-    record_answers: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
-    find_live_replicas: (
-        Callable[[], Collection[str]] | None
-    )  # names in the ledger of who has not died; None where nobody knows
+    status: Callable[[tuple[ModelStatus, ...]], Awaitable[Status]]  # for operators: the installation with these models
+    record_answers: Callable[[tuple[RequestRecord, ...]], None]  # called with requests that have ended
+    # Returns the ids of the replicas that are alive. None if this backend does not know them.
+    find_live_replicas: Callable[[], Collection[str]] | None
     routers: tuple[APIRouter, ...]
-    # What keeps a tenant's versions from being started, whatever they are; None where nothing can.
+    # Returns what keeps every version of a tenant from starting. None if nothing can.
     find_start_obstacle: Callable[[str], Awaitable[StartProblem | None]] | None

@@ -1,8 +1,8 @@
-"""What runs, as one table: every process the zygote bore for us, and every start that has no process yet.
+"""The table of replicas: every process of this control plane, and every start that has no process yet.
 
-The fleet adds and removes processes. The local actuator and the desk for jobs make most moves between states. A start
-counts as a replica from the moment it is accepted, so that a thousand callers at zero begin one. Device slots are held
-from there until the process is dead, not until it was told to die.
+The fleet adds and removes processes. The local actuator and the push jobs make most state changes. A start counts as a
+replica from the moment it is accepted, so a thousand callers of a version at zero begin one start. It holds a device
+slot from then until its process is dead, not only until the process is told to end.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ class NoSlot(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One process. `key` is set once it was given a version, and for good."""
+    """One process. Its `key` is set when it gets a version, and never changes afterwards."""
 
     runtime_id: str
     state: ReplicaState
@@ -36,20 +36,20 @@ class Replica:
     device_class: str = ""
     max_streams: int = 0
     restore: tuple[StageSpan, ...] = ()
-    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty where another control plane had it restored
-    url: str = ""  # where other hosts reach it, if they do
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty if another control plane restored it
+    url: str = ""  # its address for other hosts; empty if they can't reach it
     ends_asleep: bool = False  # it slept when it was told to end
 
     @property
     def holds_slot(self) -> bool:
-        """Whether it holds a device slot: it has a version, and has not given the slot back by falling asleep."""
+        """Return whether the process holds a device slot: it has a version, and is not asleep."""
         return self.key is not None and self.state not in SLEEPING and not self.ends_asleep
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A replica that was requested at `requested_us` and has no process yet. While the process `after` lives, the start
-    has no slot of its own: it will take that one's.
+    """A replica that was requested at `requested_us` and has no process yet. If `after` is set, it takes over that
+    process's slot; while the process lives, it has none of its own.
     """
 
     number: int
@@ -59,24 +59,24 @@ class Start:
 
 
 class ReplicaListener(Protocol):
-    """Callbacks on what becomes of replicas. Called from the event loop; must not block."""
+    """Callbacks on replica state changes. Called on the event loop; must not block."""
 
     def ready(self, replica: Replica) -> None:
-        """It takes requests from now on."""
+        """A replica takes requests from now on."""
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """A start of the version ended without a replica."""
 
     def lost(self, replica: Replica) -> None:
-        """A process that had a version is dead, whether or not that was wanted; its state is its last."""
+        """A process that had a version is dead, expected or not. `replica` has its last state."""
 
 
 class ReplicaTable:
-    """All processes and starts, by id and by version."""
+    """All processes and starts, by id and by version. Not thread-safe: use from one event loop."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.unknown_processes = 0  # processes that have yet to say what they are: each may hold a slot
+        self.unknown_processes = 0  # processes of unknown state: each may hold a slot
         self._replicas: dict[str, Replica] = {}
         self._by_key: dict[VersionKey, dict[str, None]] = {}  # insertion order: the oldest first
         self._starts: dict[int, Start] = {}
@@ -99,8 +99,8 @@ class ReplicaTable:
 
     @property
     def held(self) -> int:
-        """Return how many device slots are taken: by starts, by processes with a version that does not sleep, and by
-        unknown ones.
+        """Return how many device slots are taken: by starts, by processes with a version that do not sleep, and by
+        unknown processes.
         """
         known = sum(start.after not in self._replicas for start in self._starts.values())
         known += sum(each.holds_slot for each in self._replicas.values())
@@ -108,53 +108,52 @@ class ReplicaTable:
 
     @property
     def slots_sharing_threads(self) -> int:
-        """Return how many device slots share the machine's threads. A replica that is being replaced leaves soon."""
+        """Return how many device slots share the machine's threads. A replica that is being replaced does not count."""
         return self.held - self.count(ReplicaState.RELIEVED)
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
-        """Processes of a version in any state, the oldest first."""
+        """Return the version's processes in any state, the oldest first."""
         return tuple(self._replicas[runtime_id] for runtime_id in self._by_key.get(key, ()))
 
     def keys(self) -> tuple[VersionKey, ...]:
-        """Versions that have a process or a start."""
+        """Return the versions that have a process or a start."""
         return tuple({**self._by_key, **{start.key: None for start in self._starts.values()}})
 
     def starts_of(self, key: VersionKey) -> tuple[Start, ...]:
-        """Starts of a version that have no process yet, the oldest first."""
+        """Return the version's starts without a process, the oldest first."""
         return tuple(start for start in self._starts.values() if start.key == key)
 
     def is_present(self, key: VersionKey) -> bool:
-        """Whether there is a process of the version in any state, or a start that has none yet."""
+        """Return whether the version has a process in any state, or a start without one."""
         return bool(self.of(key) or self.starts_of(key))
 
     def ready(self, key: VersionKey) -> int:
-        """Replicas that take requests."""
+        """Return how many replicas take requests."""
         return sum(replica.state in SERVING for replica in self.of(key))
 
     def live(self, key: VersionKey) -> int:
-        """Replicas that take requests or will: starts and restores count."""
+        """Return how many replicas take requests or will: starts and restores count."""
         return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.of(key))
 
     def coming(self, key: VersionKey) -> int:
-        """Replicas that will take requests: starts and restores."""
+        """Return how many replicas will take requests: starts and restores."""
         return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.of(key))
 
     def leaving(self) -> int:
-        """Return how many processes hold a slot and will give it back to any version: they are being replaced, drain or
-        end.
+        """Return how many slots will come free for any version: their processes drain, end or are being replaced.
 
-        Unknown processes count, too: a version that needs a slot waits until it is known what they hold.
+        Unknown processes count, too: a version that needs a slot waits until their state is known.
         """
         heirs = sum(start.after in self._replicas for start in self._starts.values())
         held = sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values())
         return self.unknown_processes + held - heirs
 
     def count(self, state: ReplicaState) -> int:
-        """Processes in that state."""
+        """Return how many processes are in that state."""
         return sum(replica.state is state for replica in self._replicas.values())
 
     def add(self, replica: Replica) -> None:
-        """A process that was forked or adopted. Raises ValueError where its id is taken."""
+        """Add a process that was forked or adopted. Raises ValueError if its id is taken."""
         if replica.runtime_id in self._replicas:
             raise ValueError(f"runtime {replica.runtime_id} exists")
         self._replicas[replica.runtime_id] = replica
@@ -162,7 +161,7 @@ class ReplicaTable:
             self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
 
     def begin(self, key: VersionKey, requested_us: int, after: str | None = None) -> Start:
-        """Accept a start, taking a slot for it, or that of the runtime `after` which it comes. Raises NoSlot."""
+        """Accept a start. It takes a free slot, or later the slot of the runtime `after`. Raises NoSlot."""
         if after is None and self.held >= self.slots:
             raise NoSlot
         start = Start(next(self._start_numbers), key, requested_us, after)
@@ -170,27 +169,27 @@ class ReplicaTable:
         return start
 
     def sleepers(self, key: VersionKey | None = None) -> tuple[Replica, ...]:
-        """Processes that sleep, of that version or of any, the one that has slept for longest first."""
+        """Return the sleeping processes of one version, or of all. The one that has slept longest is first."""
         some = self._replicas.values() if key is None else self.of(key)
         return tuple(sorted((r for r in some if r.state in SLEEPING), key=lambda r: r.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
-        """Give a slot to a process that sleeps; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""
+        """Give a slot to a sleeping process; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""
         if self._replicas[runtime_id].state in SLEEPING and self.held >= self.slots:
             raise NoSlot
         return self._move(runtime_id, ReplicaEvent.WAKE, now_us)
 
     def is_pending(self, start: Start) -> bool:
-        """Whether the start still waits for a process."""
+        """Return whether the start still waits for a process."""
         return start.number in self._starts
 
     def abandon(self, start: Start) -> None:
-        """Give the start up, and its slot; nothing happens where it is no longer pending."""
+        """Cancel the start and free its slot. Does nothing if it is no longer pending."""
         self._starts.pop(start.number, None)
 
     def bind(self, start: Start, runtime_id: str, now_us: int, device_class: str) -> Replica:
-        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError without that start; ValueError
-        while the process lives whose slot it has.
+        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError if the start is not pending;
+        ValueError while the process `start.after` lives.
         """
         if start.after in self._replicas:
             raise ValueError(f"the slot is held by {start.after}")
@@ -203,7 +202,7 @@ class ReplicaTable:
         return after
 
     def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
-        """Apply an event other than `bind` and `wake`. Raises IllegalMove and leaves the replica as it was."""
+        """Apply an event other than BIND and WAKE. If it is not allowed, raises IllegalMove and changes nothing."""
         if event in (ReplicaEvent.BIND, ReplicaEvent.WAKE):
             raise ValueError(f"a {event} needs its slot")
         return self._move(runtime_id, event, now_us, **changes)
@@ -218,7 +217,7 @@ class ReplicaTable:
         return after
 
     def remove(self, runtime_id: str) -> Replica | None:
-        """The process is dead: its slot is free. None where it is unknown."""
+        """Remove a dead process, which frees its slot. Return its last state; None if it is unknown."""
         replica = self._replicas.pop(runtime_id, None)
         if replica is not None and replica.key is not None:
             ids = self._by_key[replica.key]
@@ -228,7 +227,7 @@ class ReplicaTable:
         return replica
 
     def check_integrity(self) -> None:
-        """Assert what must hold between any two calls."""
+        """Assert the table's invariants. They hold between any two calls."""
         indexed = {(runtime_id, key) for key, ids in self._by_key.items() for runtime_id in ids}
         assert indexed == {(each.runtime_id, each.key) for each in self._replicas.values() if each.key is not None}
         assert all(self._by_key.values()), "an empty set of a version stays in the index"
@@ -241,7 +240,7 @@ class ReplicaTable:
 
 
 def replica_row(replica: Replica) -> ReplicaRow:
-    """What activators are told of a replica that has a version."""
+    """Return the feed row of a replica that has a version: what activators know of it."""
     assert replica.key is not None
     return ReplicaRow(
         runtime_id=replica.runtime_id,

@@ -1,6 +1,6 @@
-"""What restores taught: the last timeline of each version for operators, and the life of the version for the registry.
+"""Record how starts went: the last attempt of each version for operators, and the version's state for the registry.
 
-Written after the fact, in the background: a cold start never waits for it.
+Records are written afterwards, in the background: a cold start never waits for them.
 """
 
 import logging
@@ -27,27 +27,27 @@ from kelvin.contracts.traffic_errors import StartReason
 
 log = logging.getLogger(__name__)
 
-MAX_AWAITED_EXIT_RECORDS: Final = 64  # lifetime records of unexpected deaths that are awaited at once
+MAX_AWAITED_EXIT_RECORDS: Final = 64  # deaths that wait for their lifetime record
 
 
 @dataclass(frozen=True, slots=True)
 class LastRestore:
-    """How the last attempt of a version went. `failure` is its code and sentence, None where it succeeded."""
+    """How a version's last start went. `failure` is its code and message; None if it succeeded."""
 
     spans: tuple[StageSpan, ...]
     failure: tuple[str, str] | None
 
 
 class StartOutcomes:
-    """Listens to the actuator. What is known of deleted versions goes when another one is tried."""
+    """The actuator's listener for start results. The first start of a version drops records of deleted versions."""
 
     def __init__(self, registry: Registry, feed: FeedHub, tasks: Tasks) -> None:
         self._registry = registry
         self._feed = feed
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
-        self.behind: Mapping[VersionKey, ImageBehind] = {}  # versions of a cluster that run the image of before
-        self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
+        self.behind: Mapping[VersionKey, ImageBehind] = {}  # cluster only: versions that still run an older image
+        self._exits: dict[VersionKey, int] = {}  # last bad exit status since a replica was ready
         # Runtimes that ended unexpectedly and have no lifetime record yet.
         self._awaited_exit_records: deque[str] = deque(maxlen=MAX_AWAITED_EXIT_RECORDS)
         self._deaths: dict[VersionKey, ReplicaDeath] = {}
@@ -56,7 +56,7 @@ class StartOutcomes:
         return f"<StartOutcomes versions={len(self._last)}>"
 
     def last_attempt(self, key: VersionKey) -> LastRestore | None:
-        """None where this control plane has seen no attempt."""
+        """Return the version's last start; None if this control plane has seen none."""
         return self._last.get(key)
 
     def last_death(self, key: VersionKey) -> ReplicaDeath | None:
@@ -64,32 +64,32 @@ class StartOutcomes:
         return self._deaths.get(key)
 
     def problem(self, key: VersionKey) -> StartProblem | None:
-        """Return why the version does not start, where one is wanted and that is known."""
+        """Return why the version does not start; None if it starts or the reason is unknown."""
         return self._feed.start_problem((key.tenant, key.model, key.version))
 
     def set_problem(self, key: VersionKey, problem: StartProblem) -> None:
-        """Record why the version does not start, and publish it where it is another reason than before. Does nothing
-        for a version that is unknown or deleted: nothing would ever remove the row.
+        """Record why the version does not start, and publish the reason if it changed. Does nothing if the version is
+        unknown or deleted: no later event would remove the row.
         """
         if self._registry.find(key) is not None and self.problem(key) != problem:
             row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
             self._feed.publish(Feed(start_problems=(row,)))
 
     def clear_problem(self, key: VersionKey, reason: StartReason | None = None) -> None:
-        """Forget why the version did not start: any reason, or only this one."""
+        """Remove the version's start problem. With `reason`, remove it only if it is this one."""
         known = self.problem(key)
         if known is not None and reason in (None, known.reason):
             self._feed.publish(Feed(removed_start_problems=((key.tenant, key.model, key.version),)))
 
     def set_slot_shortage(self, problem: StartProblem, key: VersionKey, is_short_of_slots: bool) -> None:
-        """Set `problem`, which says that there is no room for the version, or clear it."""
+        """Set `problem` (no room for the version), or clear it."""
         if is_short_of_slots:
             self.set_problem(key, problem)
         else:
             self.clear_problem(key, problem.reason)
 
     def record_exits(self, records: Iterable[LifetimeRecord]) -> None:
-        """Take in how processes ended. The problem of a crash loop names the last exit status."""
+        """Record how processes ended. The problem of a crash loop then names the last exit status."""
         for record in records:
             if record.tenant is None or record.model is None or record.version is None:
                 continue
@@ -115,7 +115,7 @@ class StartOutcomes:
         self._record_version_event(replica.key, VersionEvent.RESTORED, None)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """Record a restore that failed. The version is faulty only if the failure is about its bytes."""
+        """Record a restore that failed. The version is marked broken only if the failure is about its bytes."""
         self._record_attempt(key, LastRestore((), (failure.code, failure.message)))
         problem = problem_from_failure(failure)
         if problem.reason == "crash_loop" and problem.exit_status is None:
@@ -125,7 +125,7 @@ class StartOutcomes:
             self._record_version_event(key, VersionEvent.FOUND_BROKEN, failure.code)
 
     def lost(self, replica: Replica) -> None:
-        """Await the record of its end if the replica ended unexpectedly. A death says nothing about the version."""
+        """Expect a lifetime record if the replica ended unexpectedly. A death does not blame the version's bytes."""
         if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
             self._awaited_exit_records.append(replica.runtime_id)
 

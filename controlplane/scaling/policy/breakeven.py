@@ -1,10 +1,10 @@
-"""How warm an idle model is kept: each level costs so much a second, and so much to wake from.
+"""Decide how warm an idle model stays. Each level has a price per second and a price to wake from it.
 
-Ski rental with several slopes: after `t` idle seconds the level is the one that would have been cheapest had the pause
-ended now, the lower envelope of `hold x t + wake`. Whatever the pauses are, that costs at most twice what somebody
-would pay who knew their lengths (Irani, Shukla, Gupta: Online strategies for dynamic power management, 2003): what is
-held costs just the envelope, and waking from the level that is reached costs no more than the envelope there. Amounts
-are micro-units, times seconds. Pure but for the state of `IdleGaps`.
+This is the ski-rental problem with several slopes. After `t` idle seconds, the level is the one that would be cheapest
+if the pause ended now: the lower envelope of the lines `hold x t + wake`. That costs at most twice the optimum for
+known pauses (Irani, Shukla, Gupta: Online strategies for dynamic power management, 2003): the holding cost follows the
+envelope, and waking costs no more than the envelope there. Prices are micro-units, per second or per wake. Pure but for
+the state of `IdleGaps`.
 """
 
 from collections import OrderedDict, deque
@@ -22,17 +22,17 @@ MAX_VERSIONS: Final = 4096
 
 
 class Level(StrEnum):
-    """From the warmest to the coldest."""
+    """How warm an idle replica is, from the warmest to the coldest."""
 
     WARM = "warm"  # ready on its device slot
-    ASLEEP = "asleep"  # weights in host memory, KV and device slot given back
-    ASLEEP2 = "asleep2"  # the weights given back as well: nothing but the process
+    ASLEEP = "asleep"  # keeps weights in host memory; has no KV cache and no device slot
+    ASLEEP2 = "asleep2"  # has no weights either: only the process is left
     ZERO = "zero"  # no process
 
 
 @dataclass(frozen=True, slots=True)
 class LevelPrice:
-    """What a level costs: to be in for a second, and to leave when somebody asks."""
+    """The price of a level: `hold` per second, and `wake` for leaving it when a request comes."""
 
     level: Level
     hold: float
@@ -41,59 +41,59 @@ class LevelPrice:
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """From so many idle seconds on, this level."""
+    """The level that begins after `from_s` idle seconds."""
 
     level: Level
     from_s: float
 
 
 def plan_levels(level_prices: Sequence[LevelPrice]) -> tuple[LevelChange, ...]:
-    """The lower envelope: levels in the order in which a pause passes them, the first from 0. Levels that are never
-    cheapest are not in it.
+    """Return the lower envelope: the levels in the order in which a pause passes them, the first from 0 seconds. A
+    level that is never the cheapest is left out.
     """
-    at = min(level_prices, key=lambda rung: (rung.wake, rung.hold))
-    level_changes = [LevelChange(at.level, 0.0)]
-    while cheaper := [rung for rung in level_prices if rung.hold < at.hold]:
-        then = min(cheaper, key=lambda rung: (_crossing_s(at, rung), rung.hold))
-        level_changes.append(LevelChange(then.level, _crossing_s(at, then)))
-        at = then
+    current = min(level_prices, key=lambda price: (price.wake, price.hold))
+    level_changes = [LevelChange(current.level, 0.0)]
+    while cheaper := [price for price in level_prices if price.hold < current.hold]:
+        colder = min(cheaper, key=lambda price: (_crossing_s(current, price), price.hold))
+        level_changes.append(LevelChange(colder.level, _crossing_s(current, colder)))
+        current = colder
     return tuple(level_changes)
 
 
 def level_after(level_changes: Sequence[LevelChange], idle_s: float) -> Level:
-    """The level after so many idle seconds."""
+    """Return the level after `idle_s` idle seconds."""
     return next((step.level for step in reversed(level_changes) if idle_s >= step.from_s), level_changes[0].level)
 
 
 def next_level_change(level_changes: Sequence[LevelChange], idle_s: float) -> LevelChange | None:
-    """What follows the level of now; None where nothing does."""
+    """Return the change that comes after `idle_s` idle seconds; None after the last one."""
     return next((step for step in level_changes if step.from_s > idle_s), None)
 
 
 def pause_cost(level_prices: Iterable[LevelPrice], level_changes: Sequence[LevelChange], gap_s: float) -> float:
-    """Of a pause of `gap_s` under the plan: all that was held, and the wake at its end."""
-    of = {rung.level: rung for rung in level_prices}
+    """Return the cost of a pause of `gap_s` seconds under the plan: all holding, and the wake at its end."""
+    price_by_level = {price.level: price for price in level_prices}
     ends = [*(step.from_s for step in level_changes[1:]), float("inf")]
     held = sum(
-        of[step.level].hold * (min(end, gap_s) - step.from_s)
+        price_by_level[step.level].hold * (min(end, gap_s) - step.from_s)
         for step, end in zip(level_changes, ends, strict=True)
         if gap_s > step.from_s
     )
-    return held + of[level_after(level_changes, gap_s)].wake
+    return held + price_by_level[level_after(level_changes, gap_s)].wake
 
 
 def optimal_pause_cost(level_prices: Iterable[LevelPrice], gap_s: float) -> float:
-    """What somebody would pay who knew the pause's length: one level throughout, the cheapest."""
-    return min(rung.hold * gap_s + rung.wake for rung in level_prices)
+    """Return the least possible cost of a pause whose length is known: the cheapest level throughout."""
+    return min(price.hold * gap_s + price.wake for price in level_prices)
 
 
-def _crossing_s(at: LevelPrice, then: LevelPrice) -> float:
-    """When a level that holds cheaper has made up for its dearer wake."""
-    return (then.wake - at.wake) / (at.hold - then.hold)
+def _crossing_s(current: LevelPrice, colder: LevelPrice) -> float:
+    """Return the idle seconds after which the cheaper holding of `colder` has paid for its more expensive wake."""
+    return (colder.wake - current.wake) / (current.hold - colder.hold)
 
 
 class IdleGaps(Generic[K]):
-    """How long nobody asked, version by version: the last pauses of each, and how many there were by length."""
+    """The last pauses between requests of each version. Bounded: forgets the version that was busy longest ago."""
 
     def __init__(self) -> None:
         self._busy_s: OrderedDict[K, float] = OrderedDict()
@@ -103,7 +103,7 @@ class IdleGaps(Generic[K]):
         return f"<IdleGaps versions={len(self._busy_s)}>"
 
     def record_request(self, key: K, now: float) -> None:
-        """Somebody asks, or is being served. A pause under two seconds is none."""
+        """Record that the version is requested or serves. A pause shorter than MIN_IDLE_S does not count."""
         before = self._busy_s.pop(key, None)
         self._busy_s[key] = now
         if before is not None and now - before >= MIN_IDLE_S:
@@ -113,17 +113,17 @@ class IdleGaps(Generic[K]):
             self._gaps.pop(gone, None)
 
     def idle_s(self, key: K, now: float) -> float | None:
-        """Since when nobody asks; None where nobody ever did."""
+        """Return the seconds since the version was last busy; None if it never was."""
         busy_s = self._busy_s.get(key)
         return None if busy_s is None else max(0.0, now - busy_s)
 
     def of(self, key: K) -> tuple[float, ...]:
-        """The last pauses, the oldest first."""
+        """Return the version's last pauses in seconds, the oldest first."""
         return tuple(self._gaps.get(key, ()))
 
 
 def by_length(gaps: Iterable[float]) -> dict[int, int]:
-    """How many pauses were at most 2, 4, 8, … seconds long, and longer than half of that."""
+    """Return a histogram of pauses by upper bound in seconds: 2, 4, 8, …"""
     found: dict[int, int] = {}
     for gap_s in gaps:
         bound = 2

@@ -1,13 +1,13 @@
-"""Divide a fixed number of device slots among tenants whose minimums keep slots while others wait, and, on a cluster,
-among versions. Pure.
+"""Divide a fixed number of device slots: among tenants by their minimums, and on a cluster among versions. Pure.
 
-A minimum keeps a slot whether or not anybody calls, so a tenant could take every slot of the machine with one setting.
-So while others wait, a tenant's minimums keep at most its share: slots in proportion to its weight among the tenants
-that hold a slot or wait for one, rounded down. Example: with 8 slots and weights 1 and 3, shares are 2 and 6.
+A minimum keeps a slot even without requests, so one tenant could take every slot of the machine with one setting.
+Therefore, while other tenants wait, a tenant's minimums keep at most its share. The share is in proportion to its
+weight among the tenants that hold a slot or wait for one, rounded down. Example: with 8 slots and weights 1 and 3,
+shares are 2 and 6.
 
-Knative bounds each version by itself (`max-scale`), and none can be bounded to nothing (0 is no bound to it). So
-versions are given their parts in turn, each as much as it may have or as is left, and one at the least. A later version
-never changes what those before it have: another bound is another revision, of which Knative starts a pod.
+Knative bounds each version separately (`max-scale`), and no version can be bounded to zero replicas, because Knative
+reads 0 as "no bound". So versions get their parts in turn: as much as each may have, or what is left, and at least 1. A
+later version never changes the parts of earlier ones: a new bound makes a new revision, and Knative starts a pod of it.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -18,12 +18,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 def tenant_share(slots: int, weights: Mapping[str, int], tenant: str) -> int:
-    """Return the tenant's share of `slots`. `weights` are of all competing tenants, this one included."""
+    """Return the tenant's share of `slots`. `weights` are those of all competing tenants, including this one."""
     return slots * weights[tenant] // sum(weights.values())
 
 
 def cap_minimums(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
-    """Return a tenant's minimums cut to `slots` in all. Earlier ones are served first."""
+    """Return a tenant's minimums, cut so that they add up to `slots` at most. Earlier ones are served first."""
     kept = {}
     for key, least in minimums:
         kept[key] = min(least, slots)
@@ -33,8 +33,8 @@ def cap_minimums(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim(Generic[K]):
-    """A version's: replicas that it always has, and at most. One that is leaving is given what is left, and holds
-    nothing of it.
+    """A version's claim: its minimum (`least`) and maximum of replicas. A version that is leaving gets what is left,
+    and takes nothing away from later ones.
     """
 
     key: K
@@ -44,10 +44,10 @@ class DeviceClaim(Generic[K]):
 
 
 def divide_devices(devices: int, claims: Iterable[DeviceClaim[K]]) -> dict[K, int]:
-    """Replicas of each at most, the first claim first: never over its `maximum`, never under its `least` nor under 1.
+    """Return how many replicas each version may have. The first claim is served first.
 
-    All but those that are leaving come to `devices`, and to more by no more than the `least` (or 1) of each that found
-    fewer left.
+    A part is at most `maximum`, but at least `least` and 1. Without versions that are leaving, the parts add up to
+    `devices` at most. They exceed it only by the `least` (or 1) of versions that found fewer left.
     """
     left, parts = max(0, devices), {}
     for claim in claims:

@@ -1,8 +1,8 @@
-"""How long a start would take: from its bytes by tier, the tiers' measured rates, and how its steps went before.
+"""Estimate how long a start takes: from its bytes by tier, the tiers' measured rates, and past starts.
 
-A start is a process and bytes side by side, then the lease's own part, the bind, and (for a caller) the first batch.
-Each step is learned per version, else from versions of about its size, else a figure that is stated here. Pure but for
-the state of `RestoreHistory`.
+A start forks a process while it fetches bytes. Then come the rest of the lease, the bind, and (for a caller) the first
+batch. Each step is learned per version, otherwise from versions of about the same size, otherwise from a constant in
+this module. Pure but for the state of `RestoreHistory`.
 """
 
 from collections import OrderedDict
@@ -17,36 +17,36 @@ from kelvin.contracts.wire import Wire
 K = TypeVar("K", bound=Hashable)
 
 NEWEST_WEIGHT: Final = 0.3  # of the newest start
-MAX_VERSIONS: Final = 4096  # that are remembered; the one that started longest ago is forgotten first
+MAX_VERSIONS: Final = 4096  # remembered versions; the least recently updated is forgotten first
 MAX_FORECAST_ERRORS: Final = 16  # per version
-MIN_PREDICTED_S: Final = 1e-4  # a ratio has a denominator
+MIN_PREDICTED_S: Final = 1e-4  # keeps the denominator of a ratio above zero
 
 
 class EstimateBasis(StrEnum):
-    """Whence the steps of an estimate."""
+    """Where the steps of an estimate come from."""
 
-    VERSION = "version"  # its own starts
+    VERSION = "version"  # the version's own starts
     SIZE = "size"  # starts of versions of about its size
-    GUESS = "guess"  # nothing has started yet
+    GUESS = "guess"  # constants: nothing has started yet
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of what a start does beside its bytes."""
+    """Seconds of the steps of a start, without its process and bytes."""
 
-    lease_s: float  # a lease, beyond what its bytes take
-    bind_s: float  # from the last byte to ready: what was not done beside the bytes
+    lease_s: float  # the lease, without the time for its bytes
+    bind_s: float  # from the last byte to ready, without the part that overlaps with the bytes
     answer_s: float  # from ready to the first token: dispatch, known answers and prefill
 
 
 GUESS: Final = StageTimes(0.01, 0.1, 0.1)
 PARKED_S: Final = 0.005
-FORKED_S: Final = 0.3  # where a standby has to be born first
+FORKED_S: Final = 0.3  # if a standby must be forked first
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreEstimate:
-    """Of one start, in seconds."""
+    """Estimate of one start, in seconds."""
 
     process_s: float
     bytes_s: float
@@ -55,17 +55,17 @@ class RestoreEstimate:
 
     @property
     def ready_s(self) -> float:
-        """Until the replica takes requests."""
+        """Return the seconds until the replica takes requests."""
         return max(self.process_s, self.bytes_s) + self.steps.lease_s + self.steps.bind_s
 
     @property
     def first_token_s(self) -> float:
-        """Until its first caller has a token."""
+        """Return the seconds until the first caller has a token."""
         return self.ready_s + self.steps.answer_s
 
 
 class PastForecast(Wire, frozen=True):
-    """Of a start that is over: what was said while it ran, what it took, by the slowest tier of its bytes."""
+    """Prediction and duration of a finished start, with the slowest tier of its bytes."""
 
     predicted_s: float
     actual_s: float
@@ -73,34 +73,34 @@ class PastForecast(Wire, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """1 is right, 2 took twice as long as was said."""
+        """Return actual over predicted time: 1 is right, 2 means that it took twice as long."""
         return self.actual_s / max(self.predicted_s, MIN_PREDICTED_S)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningMean:
-    """Exponentially weighted; the first value is taken as it is. Without a `count` it is a guess."""
+    """Exponentially weighted mean. The first sample replaces the initial value, which is a guess."""
 
     value: float
     count: int = 0
 
     def with_sample(self, value: float) -> "RunningMean":
-        """With one more."""
+        """Return the mean with one more sample."""
         weight = NEWEST_WEIGHT if self.count else 1.0
         return RunningMean(weight * value + (1 - weight) * self.value, self.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _StageMeans:
-    """What is known of one version, or of one size.
+    """Means of one version, or of one size class.
 
-    `fetch` is what a lease took, its bytes included, in starts and in wakes without weights alike; `start` and `refill`
-    are those two without it, `wake` is whole. So the two are compared over the same bytes, wherever those came from.
+    `fetch` is a lease with its bytes, both in starts and in wakes without weights. `start` and `refill` are these two
+    without the lease; `wake` is a whole wake. So the two are compared over the same bytes, whichever tier had them.
     """
 
     lease: RunningMean = RunningMean(GUESS.lease_s)
     bind: RunningMean = RunningMean(GUESS.bind_s)  # of bytes that were in memory
-    tail: RunningMean = RunningMean(GUESS.bind_s)  # of bytes that came, beside which most of it is done
+    tail: RunningMean = RunningMean(GUESS.bind_s)  # of fetched bytes: most of the bind overlaps with the fetch
     answer: RunningMean = RunningMean(GUESS.answer_s)
     fetch: RunningMean = RunningMean(GUESS.lease_s)
     start: RunningMean = RunningMean(PARKED_S + GUESS.bind_s)
@@ -118,14 +118,14 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTime:
-    """Mean seconds from asking for a replica until it is ready, and how many times that was seen (0: a guess)."""
+    """Mean seconds from requesting a replica until it is ready, and the number of samples (0: a guess)."""
 
     seconds: float
     seen: int
 
 
 class RestoreHistory(Generic[K]):
-    """Of all versions, by any key of theirs. Bounded; begins anew with its process."""
+    """Durations of past starts and wakes, by version. Bounded. Kept in memory, so it is empty after a restart."""
 
     def __init__(self) -> None:
         self._versions: OrderedDict[K, _Version] = OrderedDict()
@@ -137,7 +137,7 @@ class RestoreHistory(Generic[K]):
         return f"<RestoreHistory versions={len(self._versions)} sizes={sorted(self._sizes)}>"
 
     def estimate(self, key: K, total_bytes: int, bytes_s: float, *, parked: bool) -> RestoreEstimate:
-        """Of a start now: its bytes would take `bytes_s`; whether a standby is `parked` for it."""
+        """Estimate a start that begins now. Its bytes take `bytes_s`; `parked`: whether a standby is parked for it."""
         process = self._parked if parked else self._forked
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
         found = version.steps if version is not None and version.steps.start.count else size or _StageMeans()
@@ -156,8 +156,8 @@ class RestoreHistory(Generic[K]):
     def record_start(
         self, key: K, total_bytes: int, spans: tuple[StageSpan, ...], *, parked: bool, bytes_s: float | None, tier: str
     ) -> None:
-        """A start went well. `bytes_s` is what its bytes were expected to take; None where nobody had asked. `tier` is
-        the slowest that it had bytes from.
+        """Record a successful start. `bytes_s` is the predicted time of its bytes, None without a prediction. `tier` is
+        the slowest tier that it had bytes from.
         """
         if (found := _stages(spans)) is None:
             return
@@ -168,7 +168,7 @@ class RestoreHistory(Generic[K]):
             self._forked = self._forked.with_sample(promoted_s)
 
         def with_new_samples(steps: _StageMeans) -> _StageMeans:
-            # Only of leases that moved no bytes: the error of bytes that did is the tiers' to learn.
+            # Learn the lease only from starts that moved no bytes. If bytes moved, the tiers' rates absorb the error.
             lease = steps.lease.with_sample(fetch_s) if bytes_s == 0.0 else steps.lease
             bind = steps.bind.with_sample(bind_s) if bytes_s == 0.0 else steps.bind
             tail = steps.tail.with_sample(bind_s) if bytes_s else steps.tail
@@ -179,11 +179,11 @@ class RestoreHistory(Generic[K]):
         self._record_lease_time(key, tier, fetch_s)
 
     def record_wake(self, key: K, total_bytes: int, seconds: float) -> None:
-        """A sleeping replica was ready after so long."""
+        """Record how long a sleeping replica took until it was ready."""
         self._update(key, total_bytes, lambda steps: replace(steps, wake=steps.wake.with_sample(seconds)))
 
     def record_deep_wake(self, key: K, total_bytes: int, spans: tuple[StageSpan, ...], tier: str) -> None:
-        """A replica that slept without weights has them again, from `tier` and quicker ones."""
+        """Record that a replica that slept without weights has them again. `tier` is the slowest that it read from."""
         if (found := _stages(spans)) is None:
             return
         promoted_s, fetch_s, bind_s = found
@@ -197,40 +197,40 @@ class RestoreHistory(Generic[K]):
         self._record_lease_time(key, tier, fetch_s)
 
     def record_answers(self, key: K, seconds: float) -> None:
-        """Of a start: from ready to its caller's first token. Of versions that started here only."""
+        """Record the seconds from ready to a caller's first token. Ignored for versions that never started here."""
         if (version := self._versions.get(key)) is not None:
             self._update(
                 key, version.size, lambda steps: replace(steps, answer=steps.answer.with_sample(max(0.0, seconds)))
             )
 
     def record_forecast_error(self, key: K, miss: PastForecast) -> None:
-        """How right what was said of a start was."""
+        """Record how accurate the forecast of a finished start was. Ignored for versions that never started here."""
         if (version := self._versions.get(key)) is not None:
             self._versions[key] = replace(
                 version, forecast_errors=(*version.forecast_errors, miss)[-MAX_FORECAST_ERRORS:]
             )
 
     def forecast_errors(self, key: K) -> tuple[PastForecast, ...]:
-        """The last ones of the version, the oldest first."""
+        """Return the version's last finished forecasts, the oldest first."""
         version = self._versions.get(key)
         return () if version is None else version.forecast_errors
 
     def start(self, key: K, total_bytes: int) -> RestoreTime:
-        """From zero to ready, by its own starts, else by those of its size."""
+        """Return the time from zero to ready, from the version's own starts, otherwise from those of its size."""
         own = self._mean(key, total_bytes, "start")
         return RestoreTime(own.value + self._mean(key, total_bytes, "fetch").value, own.count)
 
     def wake(self, key: K, total_bytes: int) -> RestoreTime:
-        """From asleep to ready, by its own wakes, else by those of its size. Before one was seen: no longer than from
-        asleep without weights, as it does less.
+        """Return the time from asleep to ready, from the version's own wakes, otherwise from those of its size. Without
+        a sample it is at most the time of a refill, because a wake does less.
         """
         mean = self._mean(key, total_bytes, "wake")
         seconds = mean.value if mean.count else min(mean.value, self.refill(key, total_bytes).seconds)
         return RestoreTime(seconds, mean.count)
 
     def refill(self, key: K, total_bytes: int) -> RestoreTime:
-        """From asleep without weights to ready, by its own wakes, else by those of its size. Before one was seen: a
-        start's time without its process.
+        """Return the time from asleep without weights to ready, from own wakes, otherwise from those of its size.
+        Without a sample it is the time of a start without its process.
         """
         own = self._mean(key, total_bytes, "refill")
         start = self._mean(key, total_bytes, "start")
@@ -238,7 +238,7 @@ class RestoreHistory(Generic[K]):
         return RestoreTime(own_s + self._mean(key, total_bytes, "fetch").value, own.count)
 
     def fetches(self, key: K) -> dict[str, RestoreTime]:
-        """What the version's own leases took, by the slowest tier that bytes came from."""
+        """Return how long the version's own leases took, by the slowest tier that bytes came from."""
         version = self._versions.get(key)
         return {tier: RestoreTime(mean.value, mean.count) for tier, mean in (version.fetches if version else ())}
 
@@ -249,7 +249,7 @@ class RestoreHistory(Generic[K]):
         self._versions[key] = replace(version, fetches=tuple(found.items()))
 
     def _mean(self, key: K, total_bytes: int, which: str) -> RunningMean:
-        """The version's own where it has one, else its size's, else the guess."""
+        """Return the version's own mean if it has samples, otherwise that of its size class, otherwise the guess."""
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
         means: list[RunningMean] = [getattr(steps, which) for steps in (version and version.steps, size) if steps]
         return next((each for each in means if each.count), getattr(_StageMeans(), which))
@@ -264,7 +264,7 @@ class RestoreHistory(Generic[K]):
 
 
 def _stages(spans: tuple[StageSpan, ...]) -> tuple[float, float, float] | None:
-    """Seconds until promoted, then until leased, then until ready; None where one is missing."""
+    """Return the seconds until promoted, from there to leased, and on to ready; None if a span is missing."""
     after_s = {span.stage: span.after_us / 1e6 for span in spans}
     if not {Stage.PROMOTED, Stage.LEASED, Stage.READY} <= after_s.keys():
         return None
@@ -273,5 +273,5 @@ def _stages(spans: tuple[StageSpan, ...]) -> tuple[float, float, float] | None:
 
 
 def size_class(total_bytes: int) -> int:
-    """Versions within a factor of two of one another."""
+    """Return the class of versions whose sizes are within a factor of two of one another."""
     return max(0, total_bytes).bit_length()

@@ -1,7 +1,7 @@
-"""Arithmetic as the autoscaler's source has it, where Python's is another: nothing here raises, whatever the operands.
+"""Arithmetic of Go where Python's differs, for code that follows Knative. No function raises, whatever the operands.
 
-Facts of the Go language and its package math, on amd64: division and rounding follow IEEE 754, and a float that fits no
-int32 becomes the least one (the instruction's "indefinite integer").
+Facts of the Go language and its package math, on amd64: division and rounding follow IEEE 754. A float that fits no
+int32 becomes the least int32 (the instruction's "indefinite integer").
 """
 
 from math import ceil, copysign, floor, inf, isfinite, isnan, nan, trunc
@@ -14,7 +14,7 @@ _MICRO: Final = 1e6
 
 
 def go_divide(dividend: float, divisor: float) -> float:
-    """IEEE 754: by zero it is infinite, and zero by zero is not a number."""
+    """Divide as in IEEE 754: x/0 is infinite, and 0/0 is NaN."""
     if divisor:
         return dividend / divisor
     if isnan(dividend) or not dividend:
@@ -23,7 +23,7 @@ def go_divide(dividend: float, divisor: float) -> float:
 
 
 def go_ceil(value: float) -> float:
-    """The least whole number that is not less; infinite and NaN as they are."""
+    """Return the least whole number that is not less than `value`. Infinity and NaN stay as they are."""
     try:
         return ceil(value)
     except (OverflowError, ValueError):
@@ -31,7 +31,7 @@ def go_ceil(value: float) -> float:
 
 
 def go_floor(value: float) -> float:
-    """The largest whole number that is not more; infinite and NaN as they are."""
+    """Return the largest whole number that is not more than `value`. Infinity and NaN stay as they are."""
     try:
         return floor(value)
     except (OverflowError, ValueError):
@@ -39,29 +39,29 @@ def go_floor(value: float) -> float:
 
 
 def go_max(one: float, other: float) -> float:
-    """NaN where either is, but for infinity, which is larger than anything."""
-    if one != one or other != other:  # NaN; asked of each decision, and a call takes longer
+    """Return the larger one; NaN if either is NaN, unless the other is infinity, which is larger than anything."""
+    if one != one or other != other:  # NaN; inlined, because this runs for each decision and `isnan` is slower
         return inf if inf in (one, other) else nan
     return one if one > other else other
 
 
 def go_min(one: float, other: float) -> float:
-    """NaN where either is, but for negative infinity."""
+    """Return the smaller one; NaN if either is NaN, unless the other is negative infinity."""
     return -go_max(-one, -other)
 
 
 def int32(value: float) -> int:
-    """Towards zero; what does not fit, and NaN, is the least int32."""
+    """Truncate towards zero. NaN and values out of range become the least int32."""
     return int(value) if INT32_MIN - 1 < value < _INT32_END else INT32_MIN
 
 
 def to_nanoseconds(seconds: float) -> int:
-    """As Go's times and durations are: sums of decimal fractions compare exactly."""
+    """Return whole nanoseconds, as Go's times and durations are, so that sums of decimal fractions compare exactly."""
     return round(seconds * NANOSECONDS)
 
 
 def go_power(base: float, exponent: int) -> float:
-    """Squared and multiplied from the exponent's lowest bit on, as Go does it: the same last digit."""
+    """Square and multiply from the exponent's lowest bit on, as Go does, so that the last digit is the same."""
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -72,7 +72,7 @@ def go_power(base: float, exponent: int) -> float:
 
 
 def round_to_micro(value: float) -> float:
-    """Rounded to six digits behind the point, halves away from zero."""
+    """Round to six decimal places, halves away from zero."""
     scaled = value * _MICRO
     if not isfinite(scaled):
         return scaled

@@ -1,7 +1,7 @@
-"""Decide how many replicas a version needs from its concurrency: Knative's KPA, exactly.
+"""Decide how many replicas a version needs from its concurrency, exactly as Knative's pod autoscaler (KPA) does.
 
-Facts from knative/serving, pkg/autoscaler/scaling/autoscaler.go and multiscaler.go. Bounds and scale-to-zero are
-`idle`'s work, averages `windows`'. Times are seconds of one clock; replicas are called pods where Knative's names are.
+Follows knative/serving, pkg/autoscaler/scaling/autoscaler.go and multiscaler.go. `scale_to_zero.py` applies bounds,
+`windows.py` computes averages. Times are seconds of one clock. Replicas are called pods where Knative's names are.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ CONCURRENCY: Final = "concurrency"
 RPS: Final = "rps"
 TICK_S: Final = 2.0
 TARGET_MIN: Final = 0.01
-UNKNOWN: Final = -1  # the first desired scale, before there was data
+UNKNOWN: Final = -1  # the desired scale before there is data
 
 CONCURRENCY_TARGET_DEFAULT: Final = 100.0
 CONCURRENCY_UTILIZATION_DEFAULT: Final = 0.7
@@ -25,46 +25,46 @@ _TICK_NS: Final = to_nanoseconds(TICK_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingSpec:
-    """How one version is to be scaled. Defaults are Knative's."""
+    """How one version is scaled. Defaults are Knative's."""
 
     scaling_metric: str = CONCURRENCY
-    target_value: float = CONCURRENCY_TARGET_DEFAULT * CONCURRENCY_UTILIZATION_DEFAULT  # aimed at, per pod
-    total_value: float = CONCURRENCY_TARGET_DEFAULT  # what a pod can take
-    target_burst_capacity: float = 211.0  # -1: the activator always in the path; 0: only at zero
-    panic_threshold: float = 2.0  # ratio of the pods wanted to those ready
+    target_value: float = CONCURRENCY_TARGET_DEFAULT * CONCURRENCY_UTILIZATION_DEFAULT  # desired load per pod
+    total_value: float = CONCURRENCY_TARGET_DEFAULT  # maximum load of a pod
+    target_burst_capacity: float = 211.0  # -1: the activator is always in the path; 0: only at zero
+    panic_threshold: float = 2.0  # ratio of wanted pods to ready pods
     max_scale_up_rate: float = 1000.0
     max_scale_down_rate: float = 2.0
     stable_window_s: float = 60.0
-    scale_down_delay_s: float = 0.0  # as it is at the decider's start: a later change is not heeded
-    activation_scale: int = 0  # the least non-zero scale; below 2 it does nothing
+    scale_down_delay_s: float = 0.0  # fixed when the decider starts: later changes have no effect
+    activation_scale: int = 0  # least scale above zero; below 2 it has no effect
     initial_scale: int = 1
     reachable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What was seen at one tick: window averages over all pods, and how many pods are ready."""
+    """The input of one tick: window averages over all pods, and the number of ready pods."""
 
     stable: float
     panic: float
     ready_pods: int
-    metric_error: bool = False  # no data where there should be some
-    ready_error: bool = False  # pods could not be counted (none found is 0, not an error)
+    metric_error: bool = False  # data is missing although some was expected
+    ready_error: bool = False  # counting the pods failed (no pods is 0, not an error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaState:
-    """What the decider remembers from tick to tick."""
+    """State of the decider between ticks."""
 
-    panic_time_s: float | None = None  # when the threshold was last crossed; None outside panic
+    panic_time_s: float | None = None  # when the threshold was last crossed; None outside panic mode
     max_panic_pods: int = 0
-    delay_buckets: int = 0  # of 2 s, how long a scale down is delayed; 0: it is not
-    delay: tuple[tuple[int, int], ...] = ()  # (bucket, largest wish in it), each smaller than the one before
+    delay_buckets: int = 0  # delay of a scale-down, in buckets of 2 s; 0: no delay
+    delay: tuple[tuple[int, int], ...] = ()  # (bucket, its largest desired scale), scales falling
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Replicas wanted, spare capacity over the wanted burst, and what to remember. Not valid: change nothing."""
+    """Desired replicas, capacity beyond the target burst, and the new state. If it is not valid, change nothing."""
 
     desired: int
     excess_burst_capacity: int
@@ -73,7 +73,7 @@ class Decision:
 
 
 def initial_state(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> KpaState:
-    """At a decider's start. A restart loses the metrics: more than one ready pod is held by starting in panic."""
+    """Return a new decider's state. If more than one pod is ready, it begins in panic mode, which keeps them."""
     return KpaState(
         panic_time_s=now if ready_pods > 1 else None,
         max_panic_pods=ready_pods,
@@ -82,7 +82,7 @@ def initial_state(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) 
 
 
 def decide(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
-    """One tick. Total: any observation gives a decision; an erroneous one is not valid and is not remembered."""
+    """Decide for one tick. Never raises: after a metrics error, the decision is not valid and keeps the state."""
     if seen.ready_error or seen.metric_error:
         return Decision(0, 0, False, memory)
     ready = float(max(1, seen.ready_pods))
@@ -93,7 +93,7 @@ def decide(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -
     memory = _update_panic(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
     desired = stable
     if memory.panic_time_s is not None:
-        # Never down while in panic: the surge must have made its way into the stable window first.
+        # Panic mode never scales down: the surge must reach the stable window first.
         desired = max(stable, panic, memory.max_panic_pods)
         memory = replace(memory, max_panic_pods=desired)
     if spec.reachable and memory.delay_buckets:
@@ -111,7 +111,7 @@ def resolve_target(
     concurrency_default: float = CONCURRENCY_TARGET_DEFAULT,
     concurrency_utilization: float = CONCURRENCY_UTILIZATION_DEFAULT,
 ) -> tuple[float, float]:
-    """(target_value, total_value) from a hard limit per pod (0: none), a wished target and a utilization (fraction)."""
+    """Return (target_value, total_value) from the hard limit per pod (0: none), target and utilization (a fraction)."""
     if scaling_metric == RPS:
         total, fraction = RPS_TARGET_DEFAULT, RPS_UTILIZATION
     else:
@@ -119,14 +119,14 @@ def resolve_target(
     if target is not None:
         total = target
         if scaling_metric == CONCURRENCY and container_concurrency:
-            total = min(target, container_concurrency)  # never aim over what a pod admits
+            total = min(target, container_concurrency)  # never aim above the hard limit of a pod
     if utilization is not None:
         fraction = utilization
     return max(TARGET_MIN, total * fraction), total
 
 
 def _apply_rate_limits(spec: ScalingSpec, wanted: float, ready: float) -> int:
-    """Within the rates, which are rounded so that one pod up or down is always possible; then the activation scale."""
+    """Apply the maximum rates, then the activation scale. Rounding allows at least one pod more or less."""
     most = go_ceil(spec.max_scale_up_rate * ready)
     least = go_floor(go_divide(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
     limited = int32(go_min(go_max(wanted, least), most))
@@ -144,23 +144,24 @@ def _update_panic(spec: ScalingSpec, memory: KpaState, *, over: bool, now: float
 
 
 def _update_delay_window(memory: KpaState, desired: int, now: float) -> tuple[tuple[int, int], ...]:
-    """Wishes of the delay window, only those that no later one reaches: their largest is the first."""
+    """Return the delay window with `desired`. It keeps values above all later ones, so the first is the largest."""
     bucket, kept = to_nanoseconds(now) // _TICK_NS, list(memory.delay)
     while kept and desired >= kept[-1][1]:
         kept.pop()
     while kept and bucket - kept[0][0] >= memory.delay_buckets:
         kept.pop(0)
     if kept and kept[-1][0] == bucket:
-        _, desired = kept.pop()  # a larger wish of the same bucket stands
+        _, desired = kept.pop()  # keep the larger value of the same bucket
     kept.append((bucket, desired))
-    return tuple(kept[-memory.delay_buckets :])  # the bound matters to a clock that goes back, no other
+    return tuple(kept[-memory.delay_buckets :])  # this limit matters only if the clock goes backwards
 
 
 def _excess_burst_capacity(spec: ScalingSpec, seen: Observation) -> int:
-    """Negative: the pods could not take the wanted burst, the activator stays in the path."""
+    """Return the capacity beyond the target burst. If it is negative, the activator stays in the path."""
     if spec.target_burst_capacity == 0:
         return 0
     if spec.target_burst_capacity < 0:
         return -1
-    # The true count, not one for none; the panic average, so that no knee-jerk takes the activator out.
+    # Use the true count of ready pods, which may be 0. The panic average takes the activator out of the path less
+    # hastily.
     return int32(go_floor(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic))

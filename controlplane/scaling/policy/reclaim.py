@@ -1,4 +1,4 @@
-"""Whose replicas make room when every device slot is held and a version at zero is asked for. Pure."""
+"""Choose the version that gives up a replica when all device slots are held and one at zero is requested. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 
-MIN_IDLE_S: Final = 2.0  # two reports: less could be the pause between two tokens' requests
+MIN_IDLE_S: Final = 2.0  # two reports; a shorter gap may lie between the requests of two tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder(Generic[K]):
-    """A version that holds slots. `last_request_s` is when it was last asked for."""
+    """A version that holds slots. `last_request_s` is when it was last requested; `least` is its minimum."""
 
     key: K
     ready: int
@@ -21,7 +21,7 @@ class SlotHolder(Generic[K]):
 
 
 def choose_victim(holders: Iterable[SlotHolder[K]], now: float) -> K | None:
-    """The version that has been idle for longest, if one may go: nothing of it restores, and it is over its minimum."""
+    """Return the version that has been idle longest, is above its minimum and has no replica starting, or None."""
     idle = [
         holder
         for holder in holders

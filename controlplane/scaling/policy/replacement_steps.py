@@ -1,12 +1,13 @@
 """Decide how a running replica, or version, is replaced by a new one. Pure.
 
-A healthy replica serves until a new one does, if device slots and memory hold both. A damaged one leaves at once: its
-version then has fewer replicas than are wanted, and the decider starts another.
-`controlplane/scaling/local/replica_replacement.py` asks and `scaling/local/local_actuator.py` carries the steps out.
+A healthy replica serves until the new one does, if device slots and memory have room for both. A damaged one leaves at
+once: its version then has fewer replicas than desired, and the autoscaler starts another.
+`controlplane/scaling/local/replica_replacement.py` asks for the steps, and `scaling/local/local_actuator.py` carries
+them out.
 
-A new version has no replica yet, then one, and the wanted number only a while later. Until then the version before it
-takes the requests that the new one can't, as far as it is awake, so that no request waits for a start because of a
-deploy. On a cluster, Knative replaces the pods of one version by itself.
+A new version has no replica at first, then one, and the desired number only a while later. Until then the previous
+version takes the requests that the new one can't, with the replicas that it still has awake. So no request waits for a
+start because of a deploy. On a cluster, Knative replaces the pods of one version by itself.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,16 +22,16 @@ from kelvin.contracts.traffic_errors import Overloaded
 
 
 class ReplacementStep(StrEnum):
-    """What to do now about a replica that is to be replaced."""
+    """The next step for a replica that is being replaced."""
 
-    BESIDE = "beside"  # begin a new one in a slot of its own; drain the old one once the new one serves
-    AFTER = "after"  # drain the old one; the new one takes its slot
-    CONDEMN = "condemn"  # drain it, and end at once what it computes over damaged memory
-    END = "end"  # it serves nobody
+    BESIDE = "beside"  # start the new replica in its own slot; drain the old one once the new one serves
+    AFTER = "after"  # drain the old replica; the new one takes its slot
+    CONDEMN = "condemn"  # drain it, and abort at once the requests that it computes from damaged memory
+    END = "end"  # end it: it serves no request
     WAIT = "wait"
-    OVER = "over"  # it is gone, and what should come for it has come
-    FAILED = "failed"  # no new one took its place
-    LATE = "late"  # the time is over
+    OVER = "over"  # it is gone, and its replacement serves if one was needed
+    FAILED = "failed"  # no new replica took its place
+    LATE = "late"  # the time limit is over
 
 
 _CONDEMNED: Final = SERVING | {ReplicaState.DOZING, ReplicaState.DRAINING}
@@ -39,11 +40,11 @@ _ENDED: Final = SLEEPING | {ReplicaState.RESTORING}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacedReplica:
-    """A replica that was there when the order came. `state` is None once it is dead.
+    """A replica that existed when the order was given. `state` is None once it is dead.
 
-    `start_step` is how a new one was begun: BESIDE, AFTER, or None. `coming` is how many of its version are on their
-    way; `is_new_ready`, whether a new one is ready since one was begun; `failure`, why a start of its version failed
-    since.
+    `start_step` is how its replacement was started: BESIDE, AFTER, or None. `coming` counts the version's replicas that
+    are starting. Since the replacement was started, `is_new_ready` says whether a new replica is ready, and `failure`
+    is why a start of the version failed.
     """
 
     state: ReplicaState | None
@@ -57,12 +58,12 @@ class ReplacedReplica:
 def next_replacement_step(old: ReplacedReplica, waited_s: float, limit_s: float) -> ReplacementStep:
     """Return the first that applies.
 
-    1. It is dead: over, unless a new one was begun and has not come. Then wait for one on its way, or fail.
+    1. The old replica is dead. OVER if no replacement was started or it is ready. Otherwise wait for a replica that is
+       starting. If none is: FAILED after a failed start, otherwise OVER.
     2. It sleeps: end it. The next request starts a new one.
-    3. It is ready, and no new one was begun: begin one beside it if a slot is free, otherwise after it.
-    4. It is ready again, because the new one beside it failed. If memory does not hold two, begin one after it;
-       otherwise fail.
-    5. It is on its way to another state: wait, for `limit_s` at most.
+    3. It is ready, and no replacement was started: BESIDE if a slot is free, otherwise AFTER.
+    4. It is ready again, because the replacement failed. AFTER if memory has no room for both, otherwise FAILED.
+    5. It is changing its state: wait, for `limit_s` at most.
     """
     is_late = waited_s > limit_s
     # (1)
@@ -71,9 +72,8 @@ def next_replacement_step(old: ReplacedReplica, waited_s: float, limit_s: float)
             return ReplacementStep.OVER
         if old.coming:
             return ReplacementStep.LATE if is_late else ReplacementStep.WAIT
-        return (
-            ReplacementStep.OVER if old.failure is None else ReplacementStep.FAILED
-        )  # without a failure, fewer are wanted meanwhile
+        # Without a failure, the autoscaler wants fewer replicas by now.
+        return ReplacementStep.OVER if old.failure is None else ReplacementStep.FAILED
     # (2)
     if old.state in SLEEPING:
         return ReplacementStep.END
@@ -93,7 +93,7 @@ def next_replacement_step(old: ReplacedReplica, waited_s: float, limit_s: float)
 
 
 def choose_step_if_damaged(state: ReplicaState) -> ReplacementStep:
-    """Return what to do about a replica whose memory was found wrong: it can't be mended while it is mapped."""
+    """Return the step for a replica whose memory is damaged. Memory can't be repaired while it is mapped."""
     if state in _CONDEMNED:
         return ReplacementStep.CONDEMN
     return ReplacementStep.END if state in _ENDED else ReplacementStep.WAIT
@@ -102,14 +102,14 @@ def choose_step_if_damaged(state: ReplicaState) -> ReplacementStep:
 def recently_ready_versions(
     named: Collection[str], ready_since_s: Mapping[str, float], now_s: float, overlap_s: float
 ) -> list[str]:
-    """Return the named versions that were not ready `overlap_s` ago. `ready_since_s` has those that have been once."""
+    """Return the named versions that were not ready `overlap_s` ago. `ready_since_s` has those that ever were."""
     return [version for version in sorted(named) if now_s - ready_since_s.get(version, inf) < overlap_s]
 
 
 def previous_versions(
     named: Collection[str], ready_since_s: Mapping[str, float], now_s: float, overlap_s: float
 ) -> dict[str, str]:
-    """Return for each young version the one that was ready before it, if any: a named one, otherwise the latest."""
+    """Return for each recently ready version the one that was ready before it: a named one, otherwise the latest."""
     found: dict[str, str] = {}
     for version in recently_ready_versions(named, ready_since_s, now_s, overlap_s):
         since_s = ready_since_s.get(version, inf)

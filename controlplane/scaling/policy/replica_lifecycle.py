@@ -1,7 +1,7 @@
-"""The life of a replica: which events move a standby, a runtime or a job where. Pure.
+"""Transition table of a replica: which event moves a standby, a runtime or a job to which state. Pure.
 
-Two rules are in the table's shape: a replica that serves ends only through a drain, and a process that has run a job
-or was bound once never takes anything else: one that sleeps wakes to the version that it has.
+The table enforces two rules. A replica that serves ends only through a drain. A process that ran a job or was bound
+once never gets another version: a sleeping one wakes to its own version.
 """
 
 from enum import StrEnum
@@ -9,38 +9,38 @@ from typing import Final
 
 
 class IllegalMove(ValueError):
-    """The event can't happen in that state; the state stays as it was."""
+    """The event is not allowed in that state. The state stays as it was."""
 
 
 class ReplicaState(StrEnum):
-    """Where a forked process is, as the control plane knows it."""
+    """The state of a forked process, as the control plane knows it."""
 
-    FORKED = "forked"  # asked of the zygote, not parked yet
+    FORKED = "forked"  # requested from the zygote, not parked yet
     STANDBY = "standby"  # parked: takes any version
-    JOB = "job"  # runs a gate or a seal, once
+    JOB = "job"  # runs one gate or seal job
     RESTORING = "restoring"
     READY = "ready"
-    RELIEVED = "relieved"  # serves until another one has its place, which counts for it from now on
-    DOZING = "dozing"  # was told to sleep: gets nothing new, holds its slot
+    RELIEVED = "relieved"  # serves until its replacement does; no longer counts as a replica
+    DOZING = "dozing"  # was told to sleep: gets no new requests, still holds its slot
     ASLEEP = "asleep"  # keeps the version's weights in host memory; holds no slot
-    ASLEEP2 = "asleep2"  # gave the weights back, too: keeps its process
-    DRAINING = "draining"  # finishes what it has, gets nothing new
+    ASLEEP2 = "asleep2"  # released the weights as well: only the process is left
+    DRAINING = "draining"  # finishes its requests, gets no new ones
     ENDING = "ending"  # was told to end, is not dead yet
 
 
 class ReplicaEvent(StrEnum):
-    """What happened to it. Its death is not here: it may come in any state, and nothing comes after it."""
+    """Something that happened to a replica. Its death is not here: it may come in any state, and nothing follows it."""
 
     PARKED = "parked"
     TOOK_JOB = "took_job"
     BIND = "bind"
     BOUND = "bound"
     RELIEVE = "relieve"
-    KEPT = "kept"  # nobody took its place
+    KEPT = "kept"  # no replacement took its place
     DOZE = "doze"
     SLEPT = "slept"
     ROUSED = "roused"  # it did not fall asleep
-    DROPPED = "dropped"  # it gave its weights back
+    DROPPED = "dropped"  # it released its weights
     WAKE = "wake"
     DRAIN = "drain"
     END = "end"
@@ -63,7 +63,7 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.READY, _E.DOZE): _S.DOZING,
     (_S.DOZING, _E.SLEPT): _S.ASLEEP,
     (_S.DOZING, _E.ROUSED): _S.READY,
-    (_S.DOZING, _E.WAKE): _S.RESTORING,  # once it sleeps: it is on its way to a caller
+    (_S.DOZING, _E.WAKE): _S.RESTORING,  # wakes for a request as soon as it sleeps
     (_S.DOZING, _E.DRAIN): _S.DRAINING,
     (_S.ASLEEP, _E.DROPPED): _S.ASLEEP2,
     (_S.ASLEEP, _E.WAKE): _S.RESTORING,
@@ -72,13 +72,13 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.ASLEEP2, _E.END): _S.ENDING,
     (_S.DRAINING, _E.END): _S.ENDING,
 }
-LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # what counts as a replica of its version
-SERVING: Final = frozenset({_S.READY, _S.RELIEVED})  # what takes requests
+LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # counts as a replica of its version
+SERVING: Final = frozenset({_S.READY, _S.RELIEVED})  # takes requests
 SLEEPING: Final = frozenset({_S.ASLEEP, _S.ASLEEP2})
 
 
 def move(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
-    """The state after the event. Raises IllegalMove."""
+    """Return the state after the event. Raises IllegalMove."""
     try:
         return MOVES[state, event]
     except KeyError:

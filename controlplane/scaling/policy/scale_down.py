@@ -1,6 +1,6 @@
-"""Choose which replicas of a version leave when fewer are wanted, and which stay because none took their place. Pure.
+"""Choose which replicas of a version leave when fewer are wanted, and which stay because no replacement came. Pure.
 
-`scaling/local/local_actuator.py` carries it out. How many are wanted is decided in `kpa.py` and `scale_to_zero.py`.
+`scaling/local/local_actuator.py` carries it out. `kpa.py` and `scale_to_zero.py` decide how many are wanted.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Final
 
 from controlplane.scaling.policy.replica_lifecycle import LIVE, SERVING, SLEEPING, ReplicaState
 
-_DRAINED: Final = SERVING | {ReplicaState.DOZING}  # others serve nobody, and end at once
+_DRAINED: Final = SERVING | {ReplicaState.DOZING}  # replicas in other states serve no requests, and end at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class VersionReplica:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDownPlan:
-    """How many starts are given up, the youngest first, and which replicas are drained or ended."""
+    """How many starts are cancelled, the youngest first, and which replicas are drained or ended."""
 
     starts: int
     drained: tuple[str, ...]
@@ -31,13 +31,12 @@ class ScaleDownPlan:
 
 
 def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int) -> ScaleDownPlan:
-    """Return what leaves so that `wanted` replicas are left. `replicas` are in the order in which they were added.
+    """Return which starts and replicas leave so that `wanted` remain. `replicas` are in the order of their addition.
 
-    1. Over `wanted`: starts first, then what restores, then what serves. The youngest leave: the oldest has the warmest
-       caches.
-    2. A relieved replica serves until a new one has its place. The oldest of them leave as soon as those that serve
-       without them are enough.
-    3. At zero, what sleeps or falls asleep leaves as well.
+    1. Above `wanted`, starts leave first, then restoring replicas, then serving ones. Of these the youngest leave,
+       because the oldest has the warmest caches.
+    2. A RELIEVED replica serves until its replacement does. The oldest of them leave once enough others serve.
+    3. At zero, sleeping replicas and those that fall asleep leave as well.
     """
     # (1)
     live = sorted(
@@ -62,6 +61,6 @@ def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int
 
 
 def choose_replicas_to_keep(starts: int, replicas: Sequence[VersionReplica]) -> tuple[str, ...]:
-    """Return the relieved replicas that no start or restore is there to replace, the youngest. They serve on."""
+    """Return the RELIEVED replicas that keep serving: the youngest ones, for which no start or restore is left."""
     coming = starts + sum(each.state is ReplicaState.RESTORING for each in replicas)
     return tuple(each.runtime_id for each in replicas if each.state is ReplicaState.RELIEVED)[coming:]

@@ -1,6 +1,4 @@
-"""How a model scales: each setting once, with its bounds, its default and a sentence. See
-`kelvin/contracts/patches.py`.
-"""
+"""Scale settings of a model, each with its bounds, default and description. See `kelvin/contracts/patches.py`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -19,9 +17,9 @@ IdleSetting = Literal["zero", "sleep2", "sleep", "warm", "auto"]
 
 
 class ScaleSettings(Wire, frozen=True):
-    """How a model scales. `target` None: what the version's streams give. `window_s` is of whole seconds."""
+    """How a model scales. If `target` is None, it follows from the version's streams. `window_s` is whole seconds."""
 
-    # Stored as JSON: a bound that becomes narrower, or a setting that goes, needs a migration.
+    # Stored as JSON: a narrower bound or a removed setting needs a migration.
     min: Annotated[int, Meta(ge=0, le=1000, description="Replicas that are always there.")] = 0
     max: Annotated[int, Meta(ge=1, le=1000, description="Replicas at most.")] = 1
     target: Annotated[float, Meta(gt=0, le=1_000_000, description="Requests at once per replica.")] | None = None
@@ -39,7 +37,7 @@ ScaleChange = patch_of(ScaleSettings, "ScaleChange", "Body of `PUT /admin/v1/mod
 
 
 def changed(settings: ScaleSettings, change: Mapping[str, Any]) -> ScaleSettings:
-    """Return the settings after the change. Raises Refused(InvalidRequest) if the bounds cross or the window is bad."""
+    """Return the changed settings. Raises Refused(InvalidRequest) if min exceeds max or the window is invalid."""
     found = structs.replace(settings, **change)
     check_local_window(found.window_s)
     if found.min > found.max:

@@ -1,7 +1,7 @@
-"""Keep the desired scale within `min` and `max`, and decide when an idle version may lose its last replica.
+"""Apply `min` and `max` to the desired scale, and decide when an idle version may lose its last replica.
 
-Facts from knative/serving, pkg/reconciler/autoscaling/kpa/scaler.go and kpa.go. The activator is the only way in, so it
-is always in the path. The desired scale comes from `kpa.py`. Times are seconds of one clock.
+Follows knative/serving, `pkg/reconciler/autoscaling/kpa/scaler.go` and `kpa.go`. All requests come through the
+activator, so it is always in the path. The desired scale comes from `kpa.py`. Times are seconds of one clock.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSpec:
-    """Bounds and patience of one version. Defaults are Knative's; `max_scale` 0 is no bound."""
+    """Bounds and timeouts of one version. Defaults are Knative's; a `max_scale` of 0 means no bound."""
 
     min_scale: int = 0
     max_scale: int = 0
     initial_scale: int = 1
     stable_window_s: float = 60.0
-    grace_s: float = 30.0  # how long the last replica is kept after the version turned inactive
+    grace_s: float = 30.0  # how long the last replica stays after the version became inactive
     activation_timeout_s: float = 630.0
     to_zero: bool = True
-    reachable: bool = True  # some alias or route leads to it
+    reachable: bool = True  # an alias or a traffic split leads to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleFacts:
-    """The wish, and what the version has been doing since `since_s`."""
+    """The desired scale, and the version's activity since `since_s`."""
 
-    desired: int  # UNKNOWN (-1) before there was data
+    desired: int  # UNKNOWN (-1) before there is data
     activity: Activity
     since_s: float
     initialized: bool  # the initial scale was reached once
@@ -49,21 +49,21 @@ class IdleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Have so many replicas."""
+    """Scale to `want` replicas."""
 
     want: int
 
 
 @dataclass(frozen=True, slots=True)
 class Deactivate:
-    """Idle for long enough: turn inactive, keep the replicas; the grace begins."""
+    """The version was idle long enough. It becomes inactive and keeps its replicas; the grace period begins."""
 
     want: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Change nothing now."""
+    """Change nothing at this tick."""
 
     want: int
 
@@ -72,7 +72,7 @@ ScaleDecision = Apply | Deactivate | Hold
 
 
 def clamp_scale(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
-    """Within min and max; min is the initial scale until that was reached, and nothing for an unreachable version."""
+    """Return `desired` within min and max. Min is the initial scale until reached, and 0 for unreachable versions."""
     least = spec.min_scale if spec.reachable else 0
     if spec.initial_scale > 1 and not initialized and spec.reachable:
         least = max(least, spec.initial_scale)
@@ -82,7 +82,7 @@ def clamp_scale(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
 
 
 def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> ScaleDecision:
-    """What to do about the wish."""
+    """Return what to do about the desired scale. At 0, the version's activity and its duration decide."""
     if facts.desired < 0 and facts.activity is not Activity.ACTIVATING:
         return Hold(UNKNOWN)
     desired = clamp_scale(spec, facts.desired, initialized=facts.initialized)
@@ -94,24 +94,24 @@ def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> ScaleDecision:
     match facts.activity:
         case Activity.ACTIVATING:
             if duration_s > spec.activation_timeout_s:
-                return Apply(0)  # it cannot be activated
+                return Apply(0)  # the activation failed
             return Hold(UNKNOWN)
         case Activity.ACTIVE:
             if duration_s >= spec.stable_window_s:
                 return Deactivate()
-            return Apply(1)  # the rest of the window with one replica
+            return Apply(1)  # one replica for the rest of the window
         case Activity.INACTIVE:
             return Apply(0) if duration_s >= spec.grace_s else Hold(0)
 
 
 def active_threshold(spec: IdleSpec, *, initialized: bool) -> int:
-    """How many ready replicas make a version active."""
+    """Return how many ready replicas make a version active."""
     least = spec.min_scale if spec.reachable else 0
     return max(least, 1 if initialized else spec.initial_scale)
 
 
 def next_activity(before: Activity, want: int, ready: int, threshold: int) -> Activity:
-    """The activity after a decision (`want` of the outcome) with so many ready replicas."""
+    """Return the activity after a decision (`want` of the outcome) with `ready` replicas."""
     if want == 0 or threshold == 0:
         return Activity.INACTIVE
     if want < 0 and before is Activity.INACTIVE:
@@ -120,7 +120,7 @@ def next_activity(before: Activity, want: int, ready: int, threshold: int) -> Ac
 
 
 def check_local_window(window_s: float) -> float:
-    """The stable window if it may be used on one machine; otherwise refuse with the value and the rule."""
+    """Return the stable window if one machine supports it, otherwise raise Refused(InvalidRequest) with the rule."""
     if not LOCAL_WINDOW_MIN_S <= window_s <= LOCAL_WINDOW_MAX_S or window_s != int(window_s):
         rule = f"must be whole seconds from {LOCAL_WINDOW_MIN_S} to {LOCAL_WINDOW_MAX_S}"
         raise Refused(InvalidRequest("window_s", f"{window_s:g}", rule))

@@ -1,9 +1,9 @@
-"""How many standbys of a device class should be parked, and how many are forked now. Pure; forking is the fleet's work.
+"""Decide how many standbys of a device class to park, and how many to fork now. Pure; `scaling/local/fleet.py` forks.
 
-Each take of a standby has one forked in its place. Where takes are a Poisson process, the number that is outstanding is
-Poisson distributed with the mean rate x time, whatever the distribution of that time (Palm 1938; the stock of a base-
-stock policy), and a take finds one of n where fewer than n are outstanding. Takes that come in bursts are no Poisson
-process: beside that quantile stands the one that was seen.
+Each take of a standby causes a fork in its place. If takes are a Poisson process, the number outstanding is Poisson
+distributed with mean rate x time, whatever the distribution of that time (Palm 1938; the stock of a base-stock policy).
+A take then finds a standby if fewer than n are outstanding. Takes in bursts are not a Poisson process, so the observed
+quantile is used as well.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from kelvin.contracts.backoff import ExponentialBackoff
 
 MIN_TARGET: Final = 0.5  # below the median there is nothing to gain
 ASSUMED_BYTES: Final = 40 << 20  # a standby's own memory, until one was measured
-SHRINK_S: Final = 60.0  # for so long fewer have to be enough, then one is ended: out at once, in slowly
+SHRINK_S: Final = 60.0  # end a surplus standby only after so long: grow at once, shrink slowly
 FORK_BACKOFF: Final = ExponentialBackoff(0.1, 1.0)
-RESTORE_CORES: Final = 2  # that a start keeps busy: the runtime, and the agent, zygote or activator that work for it
-# A start that takes longer moves bytes: a fork beside it costs it little, an empty pool costs others much.
+RESTORE_CORES: Final = 2  # busy cores of a start: the runtime, and the agent, zygote or activator at work for it
+# A start that takes longer is moving bytes. A fork then costs it little, and an empty pool costs other starts much.
 RESTORE_HOLDS_CORES_S: Final = 1.0
-READY_HOLDS_CORES_S: Final = 0.3  # after readiness comes the first prefill, which has the cores as well
+READY_HOLDS_CORES_S: Final = 0.3  # after readiness comes the first prefill, which needs the cores as well
 
 
 class SizeReason(StrEnum):
-    """What decided the size: the largest of the wishes, or the bound that cut it."""
+    """The demand or the bound that decided the size."""
 
     OFF = "off"
     LEAST = "least"
@@ -40,18 +40,18 @@ class SizeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolSizing:
-    """What an operator wants of a pool. `least` 0: no pool at all."""
+    """An operator's settings of a pool. `least` 0 turns the pool off."""
 
     least: int
-    maximum: int  # there is no use for more
-    target: float  # probability that a start finds a standby; MIN_TARGET or more, below 1
-    share: float  # of running replicas, at least
-    budget_bytes: int  # for standbys' own memory, at most
+    maximum: int  # more are never useful
+    target: float  # probability that a start finds a standby; from MIN_TARGET to below 1
+    share: float  # at least this fraction of the running replicas
+    budget_bytes: int  # at most so much for standbys' own memory
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """What the pool stands beside."""
+    """The load that the pool must serve."""
 
     takes: DemandEstimate
     running: int  # replicas of the device class that serve or restore
@@ -60,7 +60,7 @@ class PoolLoad:
 
 @dataclass(frozen=True, slots=True)
 class TargetSize:
-    """How many standbys there should be, why, and the probability with which a take finds one then."""
+    """The desired number of standbys, the reason, and the probability that a take then finds one."""
 
     wanted: int
     why: SizeReason
@@ -68,7 +68,7 @@ class TargetSize:
 
 
 def size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
-    """Return the largest of the wishes, within both bounds."""
+    """Return the largest of the demands, within both bounds."""
     if sizing.least == 0:
         return TargetSize(0, SizeReason.OFF, 0.0)
     takes = load.takes
@@ -92,14 +92,14 @@ def size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
 
 
 def next_size(kept: int, wanted: int, enough_for_s: float) -> int:
-    """Return how many to keep now. Shrinks by one once fewer would have been enough for SHRINK_S seconds."""
+    """Return how many to keep now. Shrinks by one after SHRINK_S seconds in which fewer would have been enough."""
     if wanted >= kept:
         return wanted
     return kept - 1 if enough_for_s >= SHRINK_S else kept
 
 
 def hit_probability_at_rate(mean: float, standbys: int) -> float:
-    """P(Poisson(mean) < standbys)."""
+    """Return P(Poisson(mean) < standbys)."""
     term = total = exp(-mean)
     for outstanding in range(1, standbys):
         term *= mean / outstanding
@@ -108,8 +108,8 @@ def hit_probability_at_rate(mean: float, standbys: int) -> float:
 
 
 def standbys_for_rate(mean: float, target: float, maximum: int) -> int:
-    """The smallest number that `target` of takes find one of, `maximum` at most."""
-    if mean >= maximum:  # a Poisson variable's median is above its mean less ln 2 (Choi 1994)
+    """Return the smallest number of standbys with which a fraction `target` of takes is served, `maximum` at most."""
+    if mean >= maximum:  # the median of a Poisson variable is above its mean less ln 2 (Choi 1994)
         return maximum
     term = total = exp(-mean)
     standbys = 1
@@ -121,12 +121,12 @@ def standbys_for_rate(mean: float, target: float, maximum: int) -> int:
 
 
 def observed_hit_ratio(outstanding_weights: Sequence[float], standbys: int) -> float:
-    """The share of remembered takes at which no more than `standbys` were outstanding, the take itself included."""
+    """Return the fraction of remembered takes with at most `standbys` outstanding, the take itself included."""
     return sum(outstanding_weights[:standbys]) / sum(outstanding_weights)
 
 
 def standbys_for_history(outstanding_weights: Sequence[float], target: float) -> int:
-    """The smallest number with which that share reaches `target`."""
+    """Return the smallest number of standbys with which the observed hit ratio reaches `target`."""
     needed = target * sum(outstanding_weights)
     return next(
         (count for count, so_far in enumerate(accumulate(outstanding_weights), 1) if so_far >= needed),
@@ -136,26 +136,26 @@ def standbys_for_history(outstanding_weights: Sequence[float], target: float) ->
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """The pool as it is. `waiting` starts and jobs have no process; `starting` replicas hold cores (`holds_cores`)."""
+    """The pool now. `waiting` starts and jobs have no process; `starting` replicas hold cores (see `holds_cores`)."""
 
     size: int
     parked: int
-    forked: int  # on their way to be parked
+    forked: int  # forks that are not parked yet
     waiting: int
     starting: int
     cores: int
 
 
 def holds_cores(since_s: float, *, restoring: bool) -> bool:
-    """Whether a replica that began to restore, or to serve, so long ago still has the cores of its start."""
+    """Return whether a replica still needs its start's cores, `since_s` seconds after it began to restore or serve."""
     return since_s < (RESTORE_HOLDS_CORES_S if restoring else READY_HOLDS_CORES_S)
 
 
 def choose_fork_count(facts: PoolFacts) -> int:
-    """Return how many to fork now: for waiting callers at once, for the pool as soon as cores are free of starts.
+    """Return how many to fork now: for waiting callers at once, for the pool only when starts leave cores free.
 
-    A fork and its first imports take a core, and a start that shares its core with them is late by as much. So one
-    core is one fork, and a start has its cores first.
+    A fork and its first imports take one core. A start that shares its core with a fork is late by that time. So each
+    fork counts as one core, and starts get their cores first.
     """
     urgent = facts.waiting - facts.forked - facts.parked
     missing = facts.size + urgent
@@ -164,8 +164,7 @@ def choose_fork_count(facts: PoolFacts) -> int:
 
 
 def backoff_s(failures: int) -> float:
-    """Return the seconds to wait before the next fork, after so many failed ones in a row: 0.1 s doubled, at most 1 s.
-
-    So a zygote that is back is noticed within a second, and one whose forks die costs at most a fork a second.
+    """Return the seconds to wait before the next fork, after `failures` failed ones in a row: 0.1 s doubled, at most 1
+    s. So a returned zygote is noticed within a second, and one whose forks die costs at most one fork a second.
     """
     return 0.0 if failures == 0 else FORK_BACKOFF.after(failures)

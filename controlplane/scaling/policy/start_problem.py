@@ -8,7 +8,7 @@ from kelvin.contracts.traffic_errors import StartFailed
 
 
 def problem_from_failure(failure: Failure) -> StartProblem:
-    """Return what a failed start says about the version; a failure without a reason by its code."""
+    """Return the start problem of a failed start. A failure without a start reason gives `failed` with its code."""
     if isinstance(failure, StartFailed):
         return StartProblem(reason=failure.reason, message=failure.message, exit_status=failure.exit_status)
     return StartProblem(reason="failed", message=f"{failure.code}: {failure.message}")

@@ -1,7 +1,7 @@
 """Averages over the last seconds, as Knative computes them: a linear window and an exponentially weighted one.
 
-Facts from knative/serving, pkg/autoscaler/aggregation/bucketing.go. Buckets add: reporters of one second sum up.
-Times are seconds of one clock that is the same for all calls, from zero upwards; the caller says what time it is.
+Follows knative/serving, `pkg/autoscaler/aggregation/bucketing.go`. Values of one bucket add up: several reporters of
+the same second are summed. Times are seconds of one clock, from zero upwards, given by the caller.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Final, Literal
 from controlplane.scaling.policy.go_numbers import NANOSECONDS, go_divide, go_power, round_to_micro, to_nanoseconds
 
 BUCKET_S: Final = 1
-AverageKind = Literal["linear", "weighted"]  # which kind of window a version is decided by
+AverageKind = Literal["linear", "weighted"]  # the kind of window that decides a version's scale
 MIN_SMOOTHING: Final = 0.2  # the slowest decay of a weighted window
-OMITTED_WEIGHT: Final = 0.0001  # the weights of a whole window sum up to all but this much
-_ZERO_TIME_NS: Final = 62_135_596_800 * NANOSECONDS  # from Go's zero time, at which its buckets begin, to the epoch's
-# By buckets: where the last digit of Go's exponential (amd64) is another one than C's.
+OMITTED_WEIGHT: Final = 0.0001  # the weights of a whole window add up to 1 less this much
+_ZERO_TIME_NS: Final = 62_135_596_800 * NANOSECONDS  # from Go's zero time, where its buckets begin, to the epoch
+# By number of buckets: here the last digit of Go's exponential (amd64) differs from C's.
 _SMOOTHING: Final = {
     24: 0.31870793094203875,
     25: 0.3081690290810636,
@@ -26,10 +26,10 @@ _SMOOTHING: Final = {
 
 
 class LinearWindow:
-    """Sums per bucket; the average divides by the buckets that can hold something, so a young window is not diluted.
+    """Sums per bucket. The average divides only by buckets that can hold data, so a young window is not diluted.
 
-    A bucket begins where its length divides the time since Go's zero time, and is found by the whole seconds of its
-    length since the epoch: where these are not the same, values and silence are not counted as one would expect.
+    A bucket begins at a multiple of its length since Go's zero time. Its index counts whole seconds of its length since
+    the epoch. For lengths where the two disagree, values and silence are counted in surprising ways, as in Knative.
     """
 
     def __init__(self, window_s: float, bucket_s: float = BUCKET_S) -> None:
@@ -40,7 +40,7 @@ class LinearWindow:
         self._window_ns = to_nanoseconds(window_s)
         self._bucket_ns = to_nanoseconds(bucket_s)
         self._phase_ns = _ZERO_TIME_NS % self._bucket_ns
-        self._stride_ns = floor(bucket_s) * NANOSECONDS  # of the numbers of buckets
+        self._stride_ns = floor(bucket_s) * NANOSECONDS  # length of a bucket by which its number is computed
         self._buckets = [0.0] * self._count(self._window_ns)
         self._total = 0.0  # of all buckets
         self._first: int | None = None  # beginning of the bucket of the first write that counts, in nanoseconds
@@ -50,9 +50,9 @@ class LinearWindow:
         return f"<{type(self).__name__} {self._window_ns / NANOSECONDS:g} s total={self._total:g}>"
 
     def record(self, at_s: float, value: float) -> None:
-        """Add `value` to the bucket of `at_s`. One from before the window is dropped, a later one of the past is added.
+        """Add `value` to the bucket of `at_s`, which may lie in the past. A value from before the window is dropped.
 
-        After a whole silent window everything begins anew: the next average is over what comes from now on.
+        After a whole silent window the data starts over: the next average covers only values from now on.
         """
         at = to_nanoseconds(at_s)
         begin, number, size = self._begin(at), self._number(at), len(self._buckets)
@@ -75,10 +75,10 @@ class LinearWindow:
         self._total += value
 
     def average(self, now_s: float) -> float:
-        """Per bucket, rounded to 6 digits; 0 after a silent window.
+        """Return the average per bucket, rounded to 6 decimal places; 0 after a silent window.
 
-        A `now_s` that lags behind the last write counts as that. If the last write was some buckets ago, those are
-        in neither the sum nor the divisor: missing data is not zero data.
+        A `now_s` before the last write counts as the last write. Buckets after the last write are in neither the sum
+        nor the divisor: missing data is not zero data.
         """
         if self._last is None:
             return 0.0
@@ -94,11 +94,11 @@ class LinearWindow:
         return round_to_micro(go_divide(total, min(written, size - (latest - newest))))
 
     def is_empty(self, now_s: float) -> bool:
-        """Whether nothing was written for longer than the window."""
+        """Return whether nothing was written for longer than the window."""
         return self._last is None or self._begin(to_nanoseconds(now_s)) - self._last > self._window_ns
 
     def resize(self, window_s: float, now_s: float) -> None:
-        """Keep the newest buckets that fit. A window that was empty forgets when its data began."""
+        """Keep the newest buckets that fit. If the window was empty, forget when its data began."""
         window_ns = to_nanoseconds(window_s)
         if window_ns == self._window_ns:
             return
@@ -109,14 +109,14 @@ class LinearWindow:
             for number in range(newest, newest - min(len(old), len(fresh)), -1):
                 fresh[number % len(fresh)] = old[number % len(old)]
                 total += old[number % len(old)]
-            # As the source has it: the data counts as going back for the whole of the old window.
+            # As in Knative: the data counts as if it filled the whole old window.
             self._first = self._last - (len(old) - 1) * self._bucket_ns
         else:
             self._first = None
         self._window_ns, self._buckets, self._total = window_ns, fresh, total
 
     def check_integrity(self) -> None:
-        """The total is that of the buckets, up to rounding of floats."""
+        """Assert that the total is the sum of the buckets, up to rounding of floats."""
         assert abs(self._total - sum(self._buckets)) <= 1e-6 * max(1.0, *(abs(value) for value in self._buckets))
         assert (self._first is None) or (self._last is not None and self._first <= self._last)
 
@@ -126,23 +126,23 @@ class LinearWindow:
         self._first = self._last = begin
 
     def _begin(self, at_ns: int) -> int:
-        """Of the bucket of `at_ns`."""
+        """Return the beginning of the bucket of `at_ns`."""
         return at_ns - (at_ns + self._phase_ns) % self._bucket_ns
 
     def _number(self, at_ns: int) -> int:
-        """By which a bucket is found. Towards zero: a first bucket that began before the epoch is that of the epoch."""
+        """Return the bucket's number, rounded towards zero: a first bucket that began before the epoch has number 0."""
         return at_ns // self._stride_ns if at_ns >= 0 else -(-at_ns // self._stride_ns)
 
     def _count(self, window_ns: int) -> int:
-        """Buckets of a window, a begun one as a whole one."""
+        """Return the number of buckets of a window. A partial one counts as a whole one."""
         return ceil(window_ns / self._bucket_ns)
 
 
 class WeightedWindow(LinearWindow):
-    """Newer buckets weigh more: c, c(1-c), c(1-c)², ... The average is not rounded and a young window is not lifted."""
+    """Newer buckets weigh more: c, c(1-c), c(1-c)², ... Averages are not rounded, nor scaled up in young windows."""
 
     def average(self, now_s: float) -> float:
-        """The weighted sum of the buckets up to `now_s`; 0 where the window is empty."""
+        """Return the weighted sum of the buckets up to `now_s`; 0 if the window is empty."""
         if self._last is None or self.is_empty(now_s):
             return 0.0
         smoothing, size = smoothing_coefficient(len(self._buckets)), len(self._buckets)
@@ -159,7 +159,7 @@ WINDOW_TYPES: Final[Mapping[AverageKind, type[LinearWindow]]] = {"linear": Linea
 
 
 def convert_window(average: AverageKind, window: LinearWindow) -> LinearWindow:
-    """The window, or one of that kind with what it holds: both keep the same, and differ in what they say of it."""
+    """Return the window, or a window of the other kind with the same data. Both kinds store the same fields."""
     kind = WINDOW_TYPES[average]
     if type(window) is kind:
         return window
@@ -169,10 +169,10 @@ def convert_window(average: AverageKind, window: LinearWindow) -> LinearWindow:
 
 
 def smoothing_coefficient(buckets: int) -> float:
-    """c such that a window of so many buckets holds all weight but OMITTED_WEIGHT; never below MIN_SMOOTHING."""
+    """Return c such that a window of so many buckets holds all weight but OMITTED_WEIGHT; at least MIN_SMOOTHING."""
     return _SMOOTHING.get(buckets) or max(1 - exp(1 / buckets * log(OMITTED_WEIGHT)), MIN_SMOOTHING)
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:
-    """Whole seconds, halves up; one bucket at least."""
+    """Return the length of the panic window in whole seconds, halves rounded up; at least one bucket."""
     return max(BUCKET_S, floor(stable_window_s * percentage / 100 + 0.5))
