@@ -1,5 +1,5 @@
 """Turn reports of concurrency into a number of replicas for each version, as Knative's autoscaler does.
 
-The rules are in `scaling/policy`; starting and ending replicas is in `scaling/local` and `knative/pools`. Begin with
+The rules are in `scaling/policy`; replicas are started and ended in `scaling/local` and `knative/pools`. Begin with
 `autoscaler.py`.
 """

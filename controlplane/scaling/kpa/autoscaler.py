@@ -1,8 +1,8 @@
 """Turn reports of concurrency into replicas: observe, decide, apply. The decisions are in `scaling/policy/kpa.py` and
 `scaling/policy/scale_to_zero.py`.
 
-Every version in use is looked at each tick, and one at zero at once when it is requested. Versions that nobody uses
-cost nothing. The loop converges: a replica that died is missed at the next look, and replaced.
+Each tick evaluates every version in use. A version at zero is also evaluated at once when it is requested. Unused
+versions cost nothing. The loop converges: a replica that died is missing at the next tick, and is replaced.
 """
 
 import logging
@@ -36,14 +36,14 @@ class Actuator(Protocol):
 
     @property
     def slots(self) -> int | None:
-        """The number of device slots; None if it has no bound."""
+        """Return the number of device slots; None if it has no bound."""
         ...
 
     def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
-        """Have that many replicas of the version. Idempotent. Accepted on return, not done."""
+        """Scale the version to that many replicas. Idempotent. On return the order is accepted, not carried out."""
 
     def sleep(self, key: VersionKey, level: Level) -> None:
-        """Have the version's only replica asleep. Idempotent; one level at a time: asked again, it sleeps deeper."""
+        """Put the version's only replica to sleep, one level per call, until it is at `level`. Idempotent."""
 
     def ready(self, key: VersionKey) -> int: ...
 
@@ -74,7 +74,7 @@ class VersionLookup(Protocol):
         ...
 
 
-PlanLevels = Callable[[Model, Version], Sequence[LevelChange]]  # when the version's last replica goes to which level
+PlanLevels = Callable[[Model, Version], Sequence[LevelChange]]  # when a version's last replica changes its level
 
 
 class Autoscaler:
@@ -86,8 +86,8 @@ class Autoscaler:
     - Stopped: an operator stopped it. Its minimum does not hold until it is requested again. Owner: the registry.
     - Taken away: its replicas made room for another version. Owner: `VersionScaler`, in memory only.
 
-    After a takeover the load is unknown. So no replica is removed for a stable window. By break-even, or to make room
-    for a requested version, none is removed until every activator has reported. Starts go on at once.
+    After a takeover the load is unknown, so no replica is removed for one stable window. Removal by break-even, or to
+    make room for a requested version, waits until every activator has reported. Starts are never delayed.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Autoscaler:
         self._minimums = Minimums(versions.every_model, actuator, feed)
         self._resuming: set[VersionKey] = set()
         self._scalers: dict[VersionKey, VersionScaler] = {}
-        self._waiting_for_slot: dict[VersionKey, None] = {}  # in order of asking
-        self._missing_replicas: dict[VersionKey, int] = {}  # replicas that are wanted and have no slot
+        self._waiting_for_slot: dict[VersionKey, None] = {}  # in order of arrival
+        self._missing_replicas: dict[VersionKey, int] = {}  # wanted replicas that have no slot
         self._scheduled_retries: set[VersionKey] = set()
         self.on_start_waiting: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
         self.on_slot_shortage_changed: Callable[[VersionKey, bool], None] = lambda *_: None  # True: no slot is free
@@ -121,11 +121,11 @@ class Autoscaler:
 
     @property
     def pending(self) -> int:
-        """Replicas that are wanted and have no device slot."""
+        """Return how many replicas are wanted and have no device slot."""
         return sum(self._missing_replicas.values())
 
     def observe(self, stats: Stats) -> None:
-        """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
+        """Record an activator's reports. A version at zero that is requested is evaluated before this returns."""
         self._takeover.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
             key = VersionKey(stat.tenant, stat.model, stat.version)
@@ -133,7 +133,7 @@ class Autoscaler:
                 self._observe(key, stat)
 
     def tick(self) -> None:
-        """Look at every version that is in use or has a minimum."""
+        """Evaluate every version that is in use or has a minimum."""
         for key in (*self._actuator.active_versions(), *(key for key, _ in self._minimums.list_all())):
             with isolated(key):
                 self._ensure_scaler(key)
@@ -153,15 +153,15 @@ class Autoscaler:
                 self._scale_to_zero(self._ensure_scaler(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """See `Minimums.check`."""
+        """Raise Refused(InvalidRequest) if `scale` raises the minimum above the tenant's share of the device slots."""
         self._minimums.check(model, scale)
 
     def least(self, model: Model, version: Version) -> int:
-        """See `Minimums.least`."""
+        """Return how many replicas of the version must stay, also without requests."""
         return self._minimums.least(model, version)
 
     async def run(self) -> None:
-        """Tick until cancelled, on a fixed beat. A missed beat is skipped."""
+        """Tick at a fixed interval until cancelled. A missed tick is skipped."""
         self._takeover.begin(self._now_s())
         due_us = self._clock.monotonic_us()
         while True:
@@ -169,7 +169,7 @@ class Autoscaler:
             due_us = max(due_us + int(TICK_S * _US), self._clock.monotonic_us())
             await self._clock.sleep((due_us - self._clock.monotonic_us()) / _US)
 
-    # -- what the actuator tells --
+    # -- callbacks of the actuator --
 
     def ready(self, replica: Replica) -> None:
         """Record that a replica serves, so no caller waits at zero."""
@@ -177,7 +177,7 @@ class Autoscaler:
             self._ensure_scaler(replica.key).requested_us = None
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """Record that a start failed. The next one waits for a new request, whatever the reason was."""
+        """Record that a start failed. The next start waits for a new request, whatever the reason was."""
         scaled = self._ensure_scaler(key)
         scaled.requested_us = None
         scaled.record_failed_start(self._now_s(), at_zero=self._actuator.live(key) == 0)
@@ -192,7 +192,7 @@ class Autoscaler:
         self.assign_free_slots()
 
     def assign_free_slots(self) -> None:
-        """Give a slot that may have come free to the version that has waited longest."""
+        """Give slots that may have come free to the versions that have waited longest."""
         for key in tuple(self._waiting_for_slot):
             if not self._actuator.has_room():
                 break
@@ -207,7 +207,7 @@ class Autoscaler:
         assert set(self._waiting_for_slot) <= set(self._scalers)
         assert set(self._missing_replicas) <= set(self._scalers)
 
-    # -- deciding --
+    # -- decisions --
 
     def _observe(self, key: VersionKey, stat: ConcurrencyStat) -> None:
         found = self._versions.find(key)
@@ -235,7 +235,7 @@ class Autoscaler:
         model, version = found
         live, now = self._actuator.live(key), now_us / _US
         ready = self._actuator.ready(key)
-        # Idle replicas of a tenant with a spent budget end. A version with running requests is reported each second.
+        # End idle replicas of a tenant whose budget is spent. A version with running requests is reported each second.
         is_idle = now - scaled.last_request_s >= MIN_IDLE_S and self._takeover.is_known_idle(model, now)
         if is_idle and self._feed.is_spent(key.tenant) and self._actuator.process_count(key):
             self._scale_to_zero(scaled)
@@ -250,7 +250,7 @@ class Autoscaler:
             now=now,
         )
         if isinstance(want, Level):
-            self._cancel_slot_wait(key)  # the callers have gone
+            self._cancel_slot_wait(key)  # no caller waits any more
             if self._takeover.is_known_idle(model, now):
                 if want is Level.ZERO:
                     self._actuator.apply(key, 0, now_us)
@@ -264,7 +264,7 @@ class Autoscaler:
         if want > live and not scaled.may_start(now, least=self._minimums.least(model, version)):
             self._evaluate_later(scaled, now)
             if key in self._missing_replicas and live == 0:
-                return  # still no device slot
+                return  # there is still no device slot
             want = live
         is_requested = scaled.requested_us is not None
         if want > live == 0 and not self._actuator.has_room():
@@ -276,7 +276,7 @@ class Autoscaler:
                 return
             self._waiting_for_slot.pop(key, None)
             if is_requested:
-                self._actuator.apply(key, want, now_us)  # tells waiting requests that there is no room
+                self._actuator.apply(key, want, now_us)  # fails the waiting requests: there is no room
                 scaled.record_slot_refusal(now)
             return
         self._cancel_slot_wait(key)
@@ -284,7 +284,7 @@ class Autoscaler:
         live = self._actuator.live(key)
         if want > live:
             self._missing_replicas[key] = want - live
-            # Its minimum is a promise: room for each of those replicas is made, one at a time.
+            # A minimum is a promise, so make room for each missing replica, one at a time.
             if live < self._minimums.least(model, version) and self._make_room(key, now, is_requested=False):
                 self._waiting_for_slot[key] = None
 
@@ -293,20 +293,20 @@ class Autoscaler:
         self.on_slot_shortage_changed(key, True)
 
     def _cancel_slot_wait(self, key: VersionKey) -> None:
-        """The version no longer waits for a device slot."""
+        """Stop waiting for a device slot."""
         self._waiting_for_slot.pop(key, None)
         if self._missing_replicas.pop(key, None) is not None:
             self.on_slot_shortage_changed(key, False)
 
     def _evaluate_later(self, scaled: VersionScaler, now: float) -> None:
-        """Somebody asked too soon after a failure: look again as soon as a start may be tried."""
+        """After a failed start, evaluate the version again as soon as another start may be tried."""
         key, retry_in_s = scaled.key, scaled.retry_in_s(now)
         if scaled.requested_us is None or retry_in_s == 0.0 or key in self._scheduled_retries:
             return
 
         async def look() -> None:
             try:
-                await self._clock.sleep(retry_in_s + 0.001)  # over, not on, the edge: clocks round
+                await self._clock.sleep(retry_in_s + 0.001)  # clocks round, so sleep a little longer
             finally:
                 self._scheduled_retries.discard(key)
             self._evaluate(self._ensure_scaler(key))
@@ -315,7 +315,7 @@ class Autoscaler:
         self._tasks.start(look(), f"look again at {key}")
 
     def _make_room(self, key: VersionKey, now: float, *, is_requested: bool) -> bool:
-        """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended for it."""
+        """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended now."""
         others = len(self._waiting_for_slot) - (key in self._waiting_for_slot)
         if self._actuator.leaving() > others:
             return True
@@ -324,7 +324,7 @@ class Autoscaler:
         # For a minimum without requests, end other tenants' replicas only up to the tenant's share. Otherwise it would
         # take back at once the slots that it gave up for another tenant's requests.
         may_take_others = is_requested or self._minimums.is_below_share(key.tenant)
-        # Of those alone that serve: thousands may want a slot at once, and each comes by here.
+        # Look only at versions that serve: thousands may want a slot at once, and each of them runs this.
         holders = (
             SlotHolder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaled.last_request_s)
             for each in self._actuator.active_versions()
@@ -375,7 +375,7 @@ class Autoscaler:
             window_s = found[0].scale.window_s if found is not None else 60.0
             scaled = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready(key), self._now_s())
             if found is not None and found[1].stopped_at_s is not None:
-                scaled.reset_demand(self._now_s(), left=0)  # replicas that still finish their streams are no demand
+                scaled.reset_demand(self._now_s(), left=0)  # draining replicas are no demand
         return scaled
 
     def _now_s(self) -> float:

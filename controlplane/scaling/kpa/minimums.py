@@ -1,4 +1,4 @@
-"""Tell how many replicas each version must keep by its model's `min`, bounded by its tenant's share of device slots."""
+"""Tell how many replicas each version must keep: its model's `min`, bounded by its tenant's share of device slots."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
@@ -11,7 +11,7 @@ from kelvin.contracts.errors import InvalidRequest, Refused
 
 
 class DeviceSlots(Protocol):
-    """Running replicas. See `autoscaler.Actuator`."""
+    """Running replicas and device slots. `autoscaler.Actuator` implements it."""
 
     @property
     def slots(self) -> int | None: ...
@@ -22,7 +22,7 @@ class DeviceSlots(Protocol):
 
 
 class Minimums:
-    """Minimums of all models. A minimum holds for each version that has a name and may run.
+    """Minimums of all models. A minimum holds for each version that has an alias or split, and may run.
 
     While other tenants wait for a device slot, minimums are bounded: see `scaling/policy/device_share.py`.
     """
@@ -43,7 +43,7 @@ class Minimums:
         return self._bounds.get(version.key, model.scale.min)
 
     def list_all(self) -> list[tuple[VersionKey, int]]:
-        """Return all minimums that hold, unbounded, those of the oldest models first."""
+        """Return all minimums that hold, without bounds, those of the oldest models first."""
         models = [each for each in self._models() if each.scale.min]
         return [
             (version.key, model.scale.min)
@@ -54,7 +54,7 @@ class Minimums:
         ]
 
     def apply_bounds(self, waiting: Collection[str]) -> None:
-        """Bound each tenant's minimums to its share while another one of `waiting` waits for a device slot."""
+        """Bound each tenant's minimums to its share while another tenant of `waiting` waits for a device slot."""
         self._bounds = {}
         slots = self._devices.slots
         if slots is None or not waiting:

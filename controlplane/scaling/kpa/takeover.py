@@ -8,18 +8,18 @@ from controlplane.registry.policy.domain import Model
 from controlplane.scaling.policy.reclaim import MIN_IDLE_S
 from controlplane.scaling.policy.scale_to_zero import LOCAL_WINDOW_MAX_S
 
-_RECORD_S: Final = LOCAL_WINDOW_MAX_S  # then every stable window is over, and reports no longer matter
+_RECORD_S: Final = LOCAL_WINDOW_MAX_S  # by then every stable window is over, and reports no longer matter
 
 
 class Takeover:
-    """Which activators have reported since this control plane began. Times are monotonic seconds.
+    """The activators that have reported since this control plane began. Times are monotonic seconds.
 
     `readers` returns the activators that read the feed, or left it so recently that they are expected back.
     """
 
     def __init__(self, readers: Callable[[], set[str]]) -> None:
         self._readers = readers
-        self._takeover_began_s: float | None = None  # since when activators can report
+        self._takeover_began_s: float | None = None  # when activators could first report
         self._first_report_s: dict[str, float] = {}  # activator -> its first report
 
     def __repr__(self) -> str:
@@ -45,6 +45,6 @@ class Takeover:
             return True
         if self._takeover_began_s is None or now - self._takeover_began_s < RECONNECT_S:
             return False  # activators are still coming back
-        # An activator reports all models in use each second, so each within MIN_IDLE_S of its first report.
+        # Each second an activator reports all models in use, so all of them within MIN_IDLE_S of its first report.
         readers = self._readers()
         return bool(readers) and all(now - self._first_report_s.get(name, now) >= MIN_IDLE_S for name in readers)

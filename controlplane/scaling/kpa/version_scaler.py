@@ -1,6 +1,6 @@
-"""One version under the autoscaler: its windows, what the KPA remembers, how active it is. Pure but for its own state.
+"""Scaling state of one version: its windows, the KPA's state, its activity. Pure but for its own state.
 
-It says how many replicas there should be; having them is the actuator's work, when to ask is the autoscaler's.
+It decides how many replicas there should be. The autoscaler calls it, and the actuator makes the replicas.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from controlplane.scaling.policy.windows import LinearWindow, convert_window, pa
 
 PANIC_WINDOW_PERCENT: Final = 10.0
 FAILURE_SPACING_S: Final = 1.0
-MINIMUM_RETRY_S: Final = 30.0  # a version with a minimum is tried again after so long, though nobody asks
-LATE_REPORT_S: Final = 1.5  # reports come each second: what is reported so soon may be older than it looks
+MINIMUM_RETRY_S: Final = 30.0  # a version with a minimum is tried again after this time without a request
+LATE_REPORT_S: Final = 1.5  # activators report each second; an earlier report may be older than it looks
 
 
 def scaling_spec(scale: ScaleSettings, max_streams: int, *, reachable: bool) -> ScalingSpec:
-    """Knative's defaults, the version's streams as the hard limit per replica, the activator always in the path."""
+    """Return Knative's defaults, the streams as hard limit per replica, and the activator always in the path."""
     target, total = kpa.resolve_target(container_concurrency=max_streams, target=scale.target)
     return ScalingSpec(
         target_value=target,
@@ -34,7 +34,7 @@ def scaling_spec(scale: ScaleSettings, max_streams: int, *, reachable: bool) -> 
 
 
 def idle_spec(scale: ScaleSettings, least: int, *, reachable: bool) -> IdleSpec:
-    """Bounds and patience of a version."""
+    """Return the bounds and timeouts of a version."""
     return IdleSpec(
         min_scale=least,
         max_scale=scale.max,
@@ -45,12 +45,12 @@ def idle_spec(scale: ScaleSettings, least: int, *, reachable: bool) -> IdleSpec:
 
 
 def may_sleep(scale: ScaleSettings) -> bool:
-    """Whether the last replica may be asleep rather than gone."""
+    """Return whether the last replica may sleep instead of ending."""
     return scale.idle in ("sleep", "sleep2", "auto")
 
 
 class VersionScaler:
-    """A version that has replicas, wants some, or had traffic lately. Times are monotonic seconds."""
+    """State of a version that has replicas, wants some, or had traffic lately. Times are monotonic seconds."""
 
     def __init__(self, key: VersionKey, window_s: float, ready: int, now: float) -> None:
         self.key = key
@@ -61,16 +61,14 @@ class VersionScaler:
         self._activity = Activity.ACTIVE if ready else Activity.INACTIVE
         self._activity_since_s = now
         self._not_before_s = now
-        self._last_exit_s: float | None = None  # a process of it died, for whatever reason
-        self._replacement_due_s: float | None = None  # from when on the last that died while it served was made up for
-        self._scaled_to_zero_s: float | None = (
-            None  # when its replicas were taken away; late reports are about earlier requests
-        )
-        self._has_ambiguous_report = (
-            False  # a report came so soon afterwards that its requests may be from before or after
-        )
+        self._last_exit_s: float | None = None  # a process of the version died, for whatever reason
+        self._replacement_due_s: float | None = None  # when the last serving replica that died may be replaced
+        # When its replicas were taken away. Late reports are about earlier requests.
+        self._scaled_to_zero_s: float | None = None
+        # A report came so soon afterwards that its requests may be from before or after.
+        self._has_ambiguous_report = False
         self._needs_request = False
-        self.last_request_s = now  # when it was last asked for
+        self.last_request_s = now  # when it was last requested
         self.requested_us: int | None = None  # since when a caller waits at zero
 
     def __repr__(self) -> str:
@@ -78,7 +76,7 @@ class VersionScaler:
         return f"<VersionScaler {self.key} {self._activity}{emptied}>"
 
     def record(self, concurrency: float, requests: int, present: int, now: float) -> bool:
-        """Take in a report. Return whether callers want the version, beyond what is served to its end.
+        """Record a report. Return whether callers want the version, apart from requests that are being finished.
 
         `present` processes may still serve requests from before the version's replicas were taken away.
         """
@@ -97,12 +95,12 @@ class VersionScaler:
     def _is_possibly_stale(
         self, scaled_to_zero_s: float, concurrency: float, requests: int, present: int, now: float
     ) -> bool:
-        """Return whether a report may be about requests from before the replicas were taken away. A request that waits
-        is reported again.
+        """Return whether a report may be about requests from before the replicas were taken away. A waiting request is
+        reported again.
 
-        The announcement of a request that waits at zero is never doubtful. It is sent at once and again while the
-        request waits, each time as exactly one request at concurrency one. If a caller may have come unannounced soon
-        after the replicas went, later reports count as theirs.
+        The announcement of a request that waits at zero is never stale. It is sent at once and again while the request
+        waits, each time as exactly one request at concurrency one. If a caller may have come without an announcement
+        soon after the replicas went, later reports count as that caller's.
         """
         if (concurrency, requests) == (1.0, 1):
             return False
@@ -131,7 +129,7 @@ class VersionScaler:
         `level_changes` returns the levels by break-even.
         """
         if self._needs_request and live == 0 and not self._may_retry(least, now) and not may_sleep(model.scale):
-            return 0  # nothing starts, and nothing sleeps on
+            return 0  # nothing may start, and nothing sleeps
         scale, reachable = model.scale, version.registration.version in model.named
         self._stable, self._panic = (
             convert_window(scale.average, self._stable),
@@ -157,7 +155,7 @@ class VersionScaler:
     def _decide_last_replica(
         self, scale: ScaleSettings, want: int | None, level_changes: Callable[[], Sequence[LevelChange]], now: float
     ) -> int | Level | None:
-        """What becomes of the last replica, where the KPA `want`s none or one."""
+        """Decide about the last replica. `want` is the KPA's decision: none, one, or no change (None)."""
         match scale.idle:
             case "zero":
                 return want
@@ -171,27 +169,27 @@ class VersionScaler:
                 idle_s = now - self.last_request_s
                 level = level_after(level_changes(), idle_s) if idle_s >= MIN_IDLE_S else Level.WARM
         if level is Level.WARM:
-            return want or None  # what sleeps already, as seen from before a restart or other prices, sleeps on
+            return want or None  # a replica that sleeps already (restart, or new prices) sleeps on
         self._set_activity(Activity.INACTIVE, now)
         return level
 
     def may_start(self, now: float, *, least: int) -> bool:
-        """Whether a start may be tried: not right after one failed, and then only once somebody asks again."""
+        """Return whether a start may be tried. After a failed one it needs a delay and a new request."""
         return now >= self._not_before_s and (not self._needs_request or self._may_retry(least, now))
 
     def retry_in_s(self, now: float) -> float:
-        """Seconds until a start may be tried, should somebody ask."""
+        """Return the seconds until a requested start may be tried."""
         return max(0.0, self._not_before_s - now)
 
     def record_failed_start(self, now: float, *, at_zero: bool) -> None:
-        """Wait for the next poke, and for a second at least."""
+        """Record a failed start. The next one waits for a new request, and for FAILURE_SPACING_S at least."""
         self._needs_request = True
         self._not_before_s = now + FAILURE_SPACING_S
         if at_zero:
             self._set_activity(Activity.INACTIVE, now)
 
     def record_exit(self, now: float, *, served: bool) -> None:
-        """A process is dead. The first that died while it served is made up for at once, then one in a second."""
+        """Record a dead process. The first that was serving is replaced at once, then one per FAILURE_SPACING_S."""
         self._last_exit_s = now
         if served:
             due_s = now if self._replacement_due_s is None else self._replacement_due_s + FAILURE_SPACING_S
@@ -199,8 +197,8 @@ class VersionScaler:
             self._not_before_s = max(self._not_before_s, self._replacement_due_s)
 
     def record_slot_refusal(self, now: float) -> None:
-        """Record that waiting requests were told that there is no device slot. New ones are told after
-        FAILURE_SPACING_S at the earliest.
+        """Record that waiting requests failed because no device slot is free. New ones fail after FAILURE_SPACING_S at
+        the earliest.
         """
         self.requested_us = None
         self._not_before_s = max(self._not_before_s, now + FAILURE_SPACING_S)
@@ -218,7 +216,7 @@ class VersionScaler:
             self.requested_us = None
 
     def is_forgettable(self, now: float) -> bool:
-        """Whether nothing would be lost by making it anew."""
+        """Return whether a new `VersionScaler` would decide the same."""
         if self._scaled_to_zero_s is not None:
             ended_s = (
                 self._scaled_to_zero_s if self._last_exit_s is None else max(self._scaled_to_zero_s, self._last_exit_s)

@@ -1,8 +1,8 @@
-"""Take over processes that are nobody's: what an earlier control plane left, and births that were answered too late.
+"""Adopt processes without an owner: those of an earlier control plane, and forks whose answer came too late.
 
-Runtimes serve on while no control plane is there, so nothing is restarted: every socket's owner is asked what it is and
-has. A socket nobody listens on is removed. A process that is silent is asked again at the next sweep: it may compute a
-long prompt on a loaded core. If it hangs, the supervisor's watchdog kills it.
+Runtimes serve on while there is no control plane, so nothing is restarted. The owner of each socket reports its state
+and version. A socket without a listener is removed. A silent process is asked again at the next sweep, because it may
+be computing a long prompt on a loaded core. If it hangs, the supervisor's watchdog kills it.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 PROBE_S: Final = dependencies.ADOPTION.timeout_s
 SWEEP_S: Final = 30.0
-SILENT_RETRY_S: Final = 1.0  # where a process was silent
+SILENT_RETRY_S: Final = 1.0  # while some process is silent
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
@@ -45,12 +45,12 @@ _STATES: Final = {
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
-VersionExists = Callable[[VersionKey], bool]  # whether the version exists
+VersionExists = Callable[[VersionKey], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedRuntime:
-    """A live process and what it says of itself. `pidfd` is the holder's to close."""
+    """A live process and its report. The caller must close `pidfd`."""
 
     report: RuntimeReport
     pidfd: int
@@ -61,8 +61,8 @@ async def probe_runtimes(
 ) -> list[ProbedRuntime]:
     """Ask every runtime socket at once, except those whose ids `skip` accepts. Return the processes that answered.
 
-    A socket on which nobody listens is removed. A process that can't be connected to for another reason, or is silent,
-    is left for the next call. One that gives a wrong answer is killed.
+    A socket without a listener is removed. A process that is silent, or can't be connected to for another reason, is
+    left for the next call. A process that gives a wrong answer is killed.
     """
     found = await asyncio.gather(*(_probe(directory, name) for name in _sockets(directory, skip)))
     return [each for each in found if each is not None]
@@ -78,15 +78,15 @@ async def _probe(directory: SocketDirectory, name: str) -> ProbedRuntime | None:
         pid = _listener_pid(directory, name)
         pidfd = os.pidfd_open(pid)
     except (ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
-        _remove(directory, name)  # nobody listens
+        _remove(directory, name)  # there is no listener
         return None
     except OSError as error:
-        # It may live: its backlog is full, or this process is out of descriptors. The next sweep asks again.
+        # The process may live: its backlog is full, or this process has no descriptors left. The next sweep asks again.
         log.error("a runtime can't be asked", extra={"socket": name, "why": repr(error)})
         return None
     client = ServiceClient(directory, name, "the runtime")
     try:
-        # Asked after the pidfd was opened: who answers now was alive then, so the number is no stranger's.
+        # Ask after the pidfd was opened. A process that answers now was alive then, so its pid was not reused.
         report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=PROBE_S)
         if report.pid != pid or f"rt-{report.runtime_id}.sock" != name:
             raise Refused(Conflict(name, f"is answered for {report.runtime_id}, process {report.pid}"))
@@ -110,7 +110,7 @@ async def _probe(directory: SocketDirectory, name: str) -> ProbedRuntime | None:
 
 
 def _remove(directory: SocketDirectory, name: str) -> None:
-    """Remove a socket, unless the disk is read-only by now: the next sweep finds it again."""
+    """Remove a socket. On a read-only disk, leave it: the next sweep finds it again."""
     with suppress(OSError):
         (directory.path / name).unlink()
 
@@ -118,7 +118,7 @@ def _remove(directory: SocketDirectory, name: str) -> None:
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
     """Return the pid of the process that listens at the socket, as the kernel reports it.
 
-    Does not block: a stopped process keeps a full backlog. Raises OSError if nobody listens or the backlog is full.
+    Does not block: a stopped process keeps a full backlog. Raises OSError if nothing listens or the backlog is full.
     """
     with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)
@@ -126,7 +126,7 @@ def _listener_pid(directory: SocketDirectory, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Adopter:
-    """Takes over processes: at the start, and periodically those that were lost between zygote and fleet."""
+    """Adopts processes at start-up, and later those that were lost between zygote and fleet."""
 
     directory: SocketDirectory
     fleet: Fleet
@@ -136,8 +136,8 @@ class Adopter:
     version_exists: VersionExists
 
     async def sweep(self) -> int:
-        """Adopt the processes that the fleet does not know. Return how many. A silent one counts as a taken slot until
-        it is known.
+        """Adopt the processes that the fleet does not know, and return their number. A silent one counts as a taken
+        slot until it is known.
         """
         found = await probe_runtimes(self.directory, self.fleet.knows)
         for each in found:
@@ -147,13 +147,13 @@ class Adopter:
         return len(found)
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
+        """Sweep periodically until cancelled."""
         while True:
             await self.fleet.clock.sleep(SILENT_RETRY_S if self.fleet.table.unknown_processes else SWEEP_S)
             await self.sweep()
 
     def _adopt(self, found: ProbedRuntime) -> None:
-        """Take a process on from where it is. One of a version that does not exist is drained or ended."""
+        """Adopt a process in its present state. If its version does not exist, drain or end it."""
         replica = _replica(found.report, self.fleet.clock.monotonic_us())
         process = self.fleet.adopt(replica, found.pidfd)
         log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
@@ -169,16 +169,14 @@ class Adopter:
             case ReplicaState.READY | ReplicaState.DRAINING:
                 self.actuator.drain(process)
             case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if is_known:
-                pass  # it sleeps on, for as long as the decider lets it
+                pass  # it sleeps on until the autoscaler decides otherwise
             case ReplicaState.ENDING:
                 self.fleet.tasks.start(process.end(), f"end {process.runtime_id}")
             case _:
                 self.fleet.end(process)
 
     async def _watch_restore(self, process: RuntimeProcess) -> None:
-        """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or
-        too late.
-        """
+        """Watch a restore that an earlier control plane began: poll until the runtime is ready, dead or too late."""
         fleet = self.fleet
         key = fleet.table[process.runtime_id].key
         limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
@@ -205,7 +203,7 @@ def _replica(report: RuntimeReport, now_us: int) -> Replica:
         key = VersionKey(report.tenant, report.model, report.version)
     state = _STATES[report.state]
     if key is None and state is not ReplicaState.STANDBY:
-        state = ReplicaState.ENDING  # it serves nothing that can be named
+        state = ReplicaState.ENDING  # it is busy, but names no version
     if key is not None and state is ReplicaState.STANDBY:
         state = ReplicaState.ENDING
     return Replica(

@@ -1,4 +1,4 @@
-"""The threads and the KV memory that a replica gets on this machine. The replica table limits their number."""
+"""Threads and KV memory of a replica on this machine. The replica table limits the number of replicas."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from kelvin.contracts.serving.machine import available_bytes, kv_bytes_for, thre
 
 
 class CpuShare:
-    """The CPU of this machine, shared by its replicas."""
+    """The cores and the memory of this machine, shared by its replicas."""
 
     def __init__(self, cores: int, threads_cap: int, kv_bytes: int) -> None:
         self._cores = cores
@@ -17,9 +17,9 @@ class CpuShare:
         return f"<CpuShare cores={self._cores} threads<={self._threads_cap} kv={self._kv_bytes >> 20} MiB>"
 
     def threads(self, replicas: int) -> int:
-        """Compute threads of one of `replicas`."""
+        """Return the compute threads of each of `replicas` replicas."""
         return threads_for(self._cores, replicas, self._threads_cap)
 
     def kv_bytes(self) -> int:
-        """KV memory for one more replica, by what the kernel says is available now (a few microseconds in procfs)."""
+        """Return the KV memory of one more replica, by the memory that is available now (read in microseconds)."""
         return kv_bytes_for(self._kv_bytes, available_bytes(Path("/proc/meminfo").read_text()))

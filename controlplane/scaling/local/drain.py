@@ -1,7 +1,6 @@
 """End a replica: tell activators, then its runtime, and end the process once it is empty or out of time.
 
-`end_damaged_replica` ends a replica whose memory was found wrong. It tells the runtime first, and kills it if it can't
-be told.
+`end_damaged_replica` ends a replica whose memory is damaged. It tells the runtime first, and kills it if that fails.
 """
 
 import logging
@@ -22,11 +21,11 @@ EXIT_GRACE_S: Final = 1.0
 async def drained(
     fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
 ) -> None:
-    """See a draining replica to its end. `revision` is the feed's that says it drains. After `drain_s` it is told to
-    end, and killed after `term_s` more.
+    """Drain a replica and end it. Feed revision `revision` says that it drains. After `drain_s` it is told to end, and
+    after another `term_s` it is killed.
 
-    One that is silent may compute a long prompt on a loaded core, so it is asked again: ended now, it would have less
-    time for its streams than `drain_s`. If it hangs, the supervisor's watchdog kills it.
+    A silent runtime may be computing a long prompt on a loaded core, so it is asked again: ending it now would give its
+    streams less than `drain_s`. If it hangs, the supervisor's watchdog kills it.
     """
     if not await feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
         log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})
@@ -47,8 +46,8 @@ async def drained(
 async def end_damaged_replica(
     fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
 ) -> None:
-    """Tell a replica that its memory was found wrong, before activators know. Its requests end with an error, unless it
-    computes over a copy on a device: then it drains as any other.
+    """Tell a replica that its memory is damaged, before activators know. Its requests end with an error. If it computes
+    over a copy on a device, it drains as usual.
     """
     try:
         await process.report_damage()

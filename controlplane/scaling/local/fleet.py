@@ -1,8 +1,7 @@
-"""The processes that the zygote has forked for this control plane: their births, adoptions and deaths.
+"""The processes that the zygote has forked for this control plane: their forks, adoptions and deaths.
 
-A process is in the table of replicas and in the fleet from its birth until its pidfd says that it is dead. The fleet
-moves it to parked and to ending. The other moves are made by `local_actuator.py`, `replica_sleeper.py` and
-`../jobs.py`.
+A process is in the replica table and in the fleet from its fork until its pidfd says that it is dead. The fleet moves
+it to parked and to ending. `local_actuator.py`, `replica_sleeper.py` and `app/push_jobs.py` make the other moves.
 """
 
 import asyncio
@@ -35,8 +34,8 @@ PARK_S: Final = 30.0
 
 
 class Fleet:
-    """Adds processes to the replica table and removes them. Use it from one event loop. Runtimes live on when it is
-    closed.
+    """Adds processes to the replica table and removes them. Not thread-safe: use from one event loop. Runtimes live on
+    after `close`.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class Fleet:
         self._directory = directory
         self._zygote = zygote
         self._processes: dict[str, RuntimeProcess] = {}
-        self._forking: set[str] = set()  # ids that the zygote was given and did not answer for yet
-        self._closing: set[RuntimeProcess] = set()  # whose connections are being closed
+        self._forking: set[str] = set()  # ids of forks that the zygote has not answered yet
+        self._closing: set[RuntimeProcess] = set()  # processes whose connections are being closed
         self._exit_listeners: list[Callable[[Replica], None]] = []
 
     def __repr__(self) -> str:
@@ -63,14 +62,14 @@ class Fleet:
         self._exit_listeners.append(listener)
 
     async def fork_standby(self) -> RuntimeProcess:
-        """Fork a standby; return it parked. Raises Refused: Unavailable if the zygote or the standby does not answer,
-        StartFailed if the reason is a full disk.
+        """Fork a standby and return it parked. Raises Refused: StartFailed if the disk is full, otherwise Unavailable
+        if the zygote or the standby does not answer.
         """
         runtime_id = f"r{secrets.token_hex(6)}"
         self._forking.add(runtime_id)
         try:
-            born = await self._zygote.fork(runtime_id, FORK_S)
-            process = self.adopt(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
+            forked = await self._zygote.fork(runtime_id, FORK_S)
+            process = self.adopt(Replica(runtime_id, ReplicaState.FORKED, self._now(), forked.pid), forked.pidfd)
         finally:
             self._forking.discard(runtime_id)
         limit_us = self._now() + int(PARK_S * 1e6)
@@ -78,8 +77,9 @@ class Fleet:
             self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
             return process
         self.end(process)
-        log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": born.pid})
-        # A standby has nobody to tell why before it listens. It needs room for its socket and its meter page.
+        log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": forked.pid})
+        # A standby can't report a reason before it listens, so test for its first need: room for its socket and meter
+        # page.
         if await asyncio.to_thread(_is_full, self._directory.path):
             raise Refused(StartFailed("the disk of the data directory is full; free some of it"))
         raise Refused(Unavailable(PEER))
@@ -89,7 +89,7 @@ class Fleet:
         return runtime_id in self._processes or runtime_id in self._forking
 
     def adopt(self, replica: Replica, pidfd: int) -> RuntimeProcess:
-        """Take in a process that was born for us, or for another control plane. The pidfd is ours from now on."""
+        """Add a process that was forked for this control plane or an earlier one. The fleet now owns the pidfd."""
         self.table.add(replica)
         process = RuntimeProcess(self._directory, replica.runtime_id, replica.pid, pidfd, self._handle_exit)
         self._processes[replica.runtime_id] = process
@@ -107,14 +107,14 @@ class Fleet:
         self.tasks.start(process.end(term_s), f"end {process.runtime_id}")
 
     async def close(self) -> None:
-        """Let go of every process; they live on."""
+        """Release every process without ending it."""
         for process in (*self._processes.values(), *self._closing):
             await process.close()
         self._processes.clear()
         self._closing.clear()
 
     def check_integrity(self) -> None:
-        """Assert that table and processes name the same."""
+        """Assert that table and fleet have the same processes."""
         self.table.check_integrity()
         assert {replica.runtime_id for replica in self.table} == set(self._processes)
         assert not any(process.is_gone for process in self._processes.values())
@@ -138,7 +138,7 @@ class Fleet:
 
 
 def _is_full(directory: Path) -> bool:
-    """Whether a new file in the directory gets no room."""
+    """Return whether the disk has no room for a new file in the directory."""
     try:
         with TemporaryFile(dir=directory) as probe:
             os.posix_fallocate(probe.fileno(), 0, 4096)

@@ -1,7 +1,7 @@
-"""What the zygote and its parked standbys cost in memory, as the kernel counts it (proc(5), `smaps_rollup`).
+"""Memory of the zygote and its parked standbys, as the kernel counts it (proc(5), `smaps_rollup`).
 
-Runtimes are their versions' cost and not looked at. The kernel walks a process's page tables for each answer, one to
-three milliseconds here: it is asked in a thread, and not for every question.
+Runtimes are not measured: their memory is their version's cost. For each answer the kernel walks the page tables of the
+process, which takes one to three milliseconds here. So it runs in a thread, and answers are cached.
 """
 
 import asyncio
@@ -19,15 +19,14 @@ CACHE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`pss_bytes`: its own memory, and of each page that it shares the part that falls to it. `private_bytes`: its own
-    alone, what its end gives back."""
+    """`pss_bytes`: private memory and a part of each shared page. `private_bytes`: the memory that its end frees."""
 
     pss_bytes: int = 0
     private_bytes: int = 0
 
 
 def footprint_of(rollup: str) -> Footprint:
-    """Return the footprint that the text of `smaps_rollup` gives. Raises ValueError if a line is missing."""
+    """Parse the text of `smaps_rollup`. Raises ValueError if a line is missing."""
     found = {name: rest for name, _, rest in (line.partition(":") for line in rollup.splitlines())}
     try:
         pss, clean, dirty = (int(found[name].split()[0]) * 1024 for name in ("Pss", "Private_Clean", "Private_Dirty"))
@@ -37,13 +36,13 @@ def footprint_of(rollup: str) -> Footprint:
 
 
 def sum_footprints(footprints: Iterable[Footprint]) -> Footprint:
-    """Return the sum. A page that several share counts once in `pss_bytes`, because each has its part of it."""
+    """Return the sum. A shared page counts once in `pss_bytes`, because each process has its part of it."""
     found = tuple(footprints)
     return Footprint(sum(each.pss_bytes for each in found), sum(each.private_bytes for each in found))
 
 
 class Footprints:
-    """The last answers. A process that ends meanwhile is left out; none is known before the first `refresh`."""
+    """The last measured footprints, without processes that ended meanwhile. Empty before the first `refresh`."""
 
     def __init__(self, fleet: Fleet, zygote_pid: Callable[[], int | None], proc: Path = Path("/proc")) -> None:
         self._fleet = fleet
@@ -59,12 +58,12 @@ class Footprints:
 
     @property
     def standbys(self) -> Footprint:
-        """The sum over all standbys that were parked."""
+        """Return the sum over all standbys that were parked."""
         return sum_footprints(self._standbys.values())
 
     @property
     def standby_bytes(self) -> int:
-        """The mean of the standbys' own memory, or an assumed value until one was measured."""
+        """Return the mean private memory of a standby, or an assumed value until one was measured."""
         if not self._standbys:
             return ASSUMED_BYTES
         return self.standbys.private_bytes // len(self._standbys)
@@ -79,7 +78,7 @@ class Footprints:
         zygote = self._zygote_pid()
         pids = [*parked.values(), *(() if zygote is None else (zygote,))]
         found = await asyncio.to_thread(self._read, pids)
-        # Who is known to live after the answer had its number all the time: no stranger's memory is taken for its own.
+        # A process that is alive after the measurement had its pid all the time, so the numbers are its own.
         self._standbys = {
             runtime_id: found[pid]
             for runtime_id, pid in parked.items()
@@ -88,11 +87,11 @@ class Footprints:
         self.zygote = Footprint() if zygote is None else found.get(zygote, Footprint())
 
     def _read(self, pids: Iterable[int]) -> dict[int, Footprint]:
-        """Measure processes. Blocking."""
+        """Measure processes; blocks for milliseconds."""
         found = {}
         for pid in pids:
             try:
                 found[pid] = footprint_of((self._proc / str(pid) / "smaps_rollup").read_text())
-            except (OSError, ValueError):  # it is gone; or this kernel does not tell us
+            except (OSError, ValueError):  # it has ended, or this kernel has no such file
                 continue
         return found

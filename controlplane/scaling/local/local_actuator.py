@@ -1,8 +1,8 @@
-"""The actuator of one machine: makes as many replicas of a version as are wanted, out of parked standbys.
+"""The actuator of one machine: makes as many replicas of a version as are wanted, from parked standbys.
 
-`apply` is on the path of a cold start: it decides and marks at once, does the rest in the background, and touches no
-disk before a standby was asked to bind the version. `autoscaler.py` decides how many replicas there should be,
-`drain.py` ends one, and `adopter.py` takes over what an earlier control plane left.
+`apply` is on the path of a cold start. It decides and changes the table at once, does the rest in the background, and
+touches no disk before a standby was told to bind the version. `autoscaler.py` decides how many replicas there should
+be, `drain.py` ends one, and `adopter.py` adopts those of an earlier control plane.
 """
 
 import logging
@@ -37,36 +37,36 @@ from kelvin.process.loops import notify
 
 log = logging.getLogger(__name__)
 
-STANDBY_WAIT_S: Final = 20.0  # for a standby, where none is parked
+STANDBY_WAIT_S: Final = 20.0  # for a standby, if none is parked
 RESTORE_S: Final = dependencies.RESTORE.timeout_s
-MAX_ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
-EXIT_WAIT_S: Final = 5.0  # for the slot of a lost process to come free
-WAKE: Final = 0  # instead of a start's number
+MAX_ATTEMPTS: Final = 3  # in a row, if the process is lost during the restore
+EXIT_WAIT_S: Final = 5.0  # until a lost process frees its slot
+WAKE: Final = 0  # in place of a start's number
 
 EndReplica = Callable[[Fleet, FeedHub, RuntimeProcess, int, float, float], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingStart:
-    """A start under way, and when it was decided."""
+    """A start or wake that is running, and when it was decided."""
 
     start: Start
     decided_us: int
 
 
 class StartListener(Protocol):
-    """Callback on a start that was accepted. Called from the event loop, on the path of a cold start."""
+    """Callback on an accepted start. Called on the event loop, on the path of a cold start; must not block."""
 
     def __call__(self, key: VersionKey, requested_us: int, /, *, parked: bool, wake_level: Level | None) -> None: ...
 
 
 class LocalActuator:
-    """Replicas of versions on this machine."""
+    """Makes and ends replicas on this machine. Not thread-safe: use from one event loop."""
 
     def __init__(
         self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: CpuShare, drain_s: float, term_s: float
     ) -> None:
-        """`drain_s`: for a replica to finish what it has. `term_s`: from then on, before it is killed."""
+        """Give a draining replica `drain_s` seconds to finish its requests. Kill it `term_s` seconds after that."""
         self._fleet = fleet
         self._table = fleet.table
         self._pool = pool
@@ -75,74 +75,74 @@ class LocalActuator:
         self._drain_s = drain_s
         self._term_s = term_s
         self._sleeper = ReplicaSleeper(fleet, feed, device)
-        self._waking: dict[str, _PendingStart] = {}  # wakes of runtimes that sleep or are falling asleep
+        self._waking: dict[str, _PendingStart] = {}  # by runtime id; asleep or still falling asleep
         self._failed_attempts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[ReplicaListener] = []
         self._start_listeners: list[StartListener] = []
-        self.on_start_waiting: Callable[[VersionKey], None] = lambda _: None  # a start waits for a standby
+        self.on_start_waiting: Callable[[VersionKey], None] = lambda _: None  # called when a start waits for a standby
         fleet.add_exit_listener(self._handle_exit)
 
     def __repr__(self) -> str:
         return f"<LocalActuator {self._table!r}>"
 
     def add_listener(self, listener: ReplicaListener) -> None:
-        """Tell `listener` what becomes of replicas from now on."""
+        """Call `listener` on replica state changes from now on."""
         self._listeners.append(listener)
 
     def add_start_listener(self, starting: StartListener) -> None:
-        """Tell `starting` of each start that is accepted from now on."""
+        """Call `starting` on each start that is accepted from now on."""
         self._start_listeners.append(starting)
 
     def on_slot_freed(self, roomy: Callable[[], None]) -> None:
-        """Tell `roomy` of each device slot that a replica gives back without dying."""
+        """Call `roomy` on each device slot that a replica gives back without dying."""
         self._sleeper.on_slot_freed(roomy)
 
     @property
     def drain_max_s(self) -> float:
-        """Seconds from the order to drain a replica until it is dead, at the very most."""
+        """Return the seconds from the order to drain a replica until it is dead, at the very most."""
         return self._drain_s + self._term_s + KILL_S + 10.0
 
     @property
     def slots(self) -> int:
-        """Device slots of this machine."""
+        """Return the number of device slots of this machine."""
         return self._table.slots
 
     def ready(self, key: VersionKey) -> int:
-        """Replicas that take requests."""
+        """Return how many replicas take requests."""
         return self._table.ready(key)
 
     def live(self, key: VersionKey) -> int:
-        """Replicas that take requests or are on their way there."""
+        """Return how many replicas take requests or will."""
         return self._table.live(key)
 
     def started_count(self, key: VersionKey) -> int:
-        """How many of `live` have a process already."""
+        """Return how many of `live` have a process already."""
         return self._table.live(key) - len(self._table.starts_of(key))
 
     def process_count(self, key: VersionKey) -> int:
-        """Processes of the version in any state, and starts."""
+        """Return how many processes in any state and starts the version has."""
         return len(self._table.of(key)) + len(self._table.starts_of(key))
 
     def active_versions(self) -> tuple[VersionKey, ...]:
-        """Versions that have a process or a start."""
+        """Return the versions that have a process or a start."""
         return self._table.keys()
 
     def leaving(self) -> int:
-        """Slots that come free by themselves: their replicas drain or end."""
+        """Return how many slots will come free: their replicas drain, end or are being replaced."""
         return self._table.leaving()
 
     def has_room(self) -> bool:
-        """Whether a device slot is free."""
+        """Return whether a device slot is free."""
         return self._table.held < self._table.slots
 
     def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
-        """Have `replicas` of the version. Idempotent; returns when accepted, not when ready.
+        """Scale the version to `replicas`. Idempotent. On return the order is accepted; replicas are ready later.
 
-        `requested_us` is when whoever waits for it asked, the zero of the restore's spans.
+        `requested_us` is when the waiting request came. The restore's spans count from there.
         """
         for _ in range(replicas - self._table.live(key)):
             if not self._begin(key, requested_us):
-                # No start was tried, so none failed: only waiting requests are told.
+                # No start was tried, so none failed: only the waiting requests fail.
                 self._fail_waiting_requests(key, Overloaded("this machine", self._table.slots, 1.0, "device slots"))
                 break
         self._release_surplus(key, replicas)
@@ -150,7 +150,7 @@ class LocalActuator:
             self._failed_attempts.pop(key, None)
 
     def replace(self, runtime_id: str, step: ReplacementStep) -> None:
-        """Carry out a step that begins or ends a replica: see `policy/replacement.py`.
+        """Carry out a step that begins or ends a replica: see `policy/replacement_steps.py`.
 
         BESIDE and AFTER need a replica that is ready. The version has as many replicas as before throughout. BESIDE
         raises NoSlot if no slot is free; then nothing has changed.
@@ -175,7 +175,7 @@ class LocalActuator:
                 self._fleet.end(process)
 
     async def _start_in_freed_slot(self, process: RuntimeProcess, start: Start) -> None:
-        """Give the slot of a process that drains to the start that comes after it."""
+        """Wait until `process` is dead, then give its slot to `start`."""
         is_gone = await process.gone(self.drain_max_s)
         if not self._table.is_pending(start):
             return
@@ -189,11 +189,11 @@ class LocalActuator:
         return [VersionReplica(each.runtime_id, each.state, each.since_us) for each in self._table.of(key)]
 
     def _without_successor(self, key: VersionKey) -> tuple[str, ...]:
-        """Relieved replicas for which no new one is on its way."""
+        """Return the relieved replicas for which no new one is starting."""
         return choose_replicas_to_keep(len(self._table.starts_of(key)), self._members(key))
 
     def _release_surplus(self, key: VersionKey, wanted: int) -> None:
-        """Give up starts, and drain or end replicas, that are over `wanted`."""
+        """Cancel starts, and drain or end replicas, until `wanted` are left."""
         starts = self._table.starts_of(key)
         leaving = plan_scale_down(len(starts), self._members(key), wanted)
         for start in starts[len(starts) - leaving.starts :]:
@@ -204,8 +204,8 @@ class LocalActuator:
             self._fleet.end(self._fleet[runtime_id])
 
     def sleep(self, key: VersionKey, level: Level) -> None:
-        """Put the version's only replica to sleep, one level at a time. Idempotent. Does nothing if others serve as
-        well, or it sleeps as deeply already.
+        """Put the version's only replica to sleep, one level per call. Idempotent. Does nothing if other replicas serve
+        too, or if it sleeps as deeply already.
         """
         serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
         if len(serving) == self._table.live(key) == 1:
@@ -226,7 +226,7 @@ class LocalActuator:
                 self.drain(process)
 
     def _sleepers_with_weights(self, key: VersionKey | None = None) -> list[Replica]:
-        """Sleeping replicas that keep their weights in memory, the one that has slept longest first."""
+        """Return the sleeping replicas that keep their weights in memory. The one that has slept longest is first."""
         return [replica for replica in self._table.sleepers(key) if replica.state is ReplicaState.ASLEEP]
 
     def serve(
@@ -237,7 +237,7 @@ class LocalActuator:
         bytes_by_tier: Mapping[str, int] = MappingProxyType({}),
         url: str = "",
     ) -> None:
-        """Mark a restored replica as ready; tell activators and listeners. Ignores one that is leaving."""
+        """Mark a restored replica as ready; tell activators and listeners. Ignores a replica that is leaving."""
         if process.is_leaving:
             return
         learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
@@ -251,14 +251,14 @@ class LocalActuator:
         self.announce(replica)
 
     def announce(self, replica: Replica) -> None:
-        """Tell listeners of a replica that serves."""
+        """Tell listeners about a replica that serves."""
         assert replica.key is not None
         self._failed_attempts.pop(replica.key, None)
         self._waking.pop(replica.runtime_id, None)
         notify(self._listeners, lambda listener: listener.ready(replica))
 
     def fail(self, key: VersionKey, failure: Failure) -> None:
-        """Record a failed start. Waiting requests are failed only if no other replica serves or is on its way."""
+        """Record a failed start. Waiting requests fail only if no other replica serves or is starting."""
         self._failed_attempts.pop(key, None)
         for runtime_id in self._without_successor(key):
             self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
@@ -273,7 +273,7 @@ class LocalActuator:
             self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
     def drain(self, process: RuntimeProcess) -> None:
-        """Let a replica that serves finish what it has, and end it."""
+        """Drain a serving replica in the background: it finishes its requests, and ends."""
         self._begin_drain(process, drained)
 
     def _begin_drain(self, process: RuntimeProcess, end_replica: EndReplica) -> None:
@@ -295,15 +295,15 @@ class LocalActuator:
         return True
 
     def _take_standby(self, start: Start) -> None:
-        """Have a start that has its slot take a standby."""
+        """Give a standby to a start that has its slot. If none is parked, wait for one in the background."""
         key = start.key
-        asked = _PendingStart(start, self._now())
+        pending = _PendingStart(start, self._now())
         process = self._pool.try_take()
         if process is not None:
-            self._restore_on(process, asked)
+            self._restore_on(process, pending)
             self._pool.balance()  # after the bind, in the order of tasks
         else:
-            self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
+            self._fleet.tasks.start(self._await_standby(pending), f"start {key}")
             self.on_start_waiting(key)
         notify(
             self._start_listeners,
@@ -325,34 +325,34 @@ class LocalActuator:
         return True
 
     def _resume(self, process: RuntimeProcess) -> None:
-        """Wake a replica that sleeps and was asked for."""
-        asked = self._waking.pop(process.runtime_id)
-        key = asked.start.key
+        """Wake a sleeping replica that was requested."""
+        pending = self._waking.pop(process.runtime_id)
+        key = pending.start.key
         log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
-        work = self._restore(process, lambda: self._sleeper.wake(process, key, RESTORE_S), asked)
+        work = self._restore(process, lambda: self._sleeper.wake(process, key, RESTORE_S), pending)
         self._fleet.tasks.start(work, f"wake {key}")
 
-    async def _await_standby(self, asked: _PendingStart) -> None:
+    async def _await_standby(self, pending: _PendingStart) -> None:
         try:
             process = await self._pool.take(STANDBY_WAIT_S)
         except Refused as refused:
-            if self._table.is_pending(asked.start):
-                self._table.abandon(asked.start)
-                self.fail(asked.start.key, refused.failure)
+            if self._table.is_pending(pending.start):
+                self._table.abandon(pending.start)
+                self.fail(pending.start.key, refused.failure)
             return
-        if self._table.is_pending(asked.start):
-            self._restore_on(process, asked)
+        if self._table.is_pending(pending.start):
+            self._restore_on(process, pending)
         else:
             self._pool.put_back(process)
 
-    def _restore_on(self, process: RuntimeProcess, asked: _PendingStart) -> None:
-        """Mark the standby as taken before anything else can run, then call it."""
+    def _restore_on(self, process: RuntimeProcess, pending: _PendingStart) -> None:
+        """Bind the start to the standby before anything else can run, then call the runtime in the background."""
         threads = self._cpu_share.threads(self._table.slots_sharing_threads)
-        key = asked.start.key
-        self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
+        key = pending.start.key
+        self._table.bind(pending.start, process.runtime_id, self._now(), f"cpu-{threads}")
         log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
 
-        async def bind() -> BindResponse:  # what fails here fails the restore, which gives the slot back
+        async def bind() -> BindResponse:  # an error in here fails the restore, which frees the slot
             wanted = BindRequest(
                 tenant=key.tenant,
                 model=key.model,
@@ -363,60 +363,64 @@ class LocalActuator:
             )
             return await process.bind(wanted, RESTORE_S)
 
-        self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
+        self._fleet.tasks.start(self._restore(process, bind, pending), f"restore {key}")
 
     async def _restore(
-        self, process: RuntimeProcess, bind: Callable[[], Awaitable[BindResponse]], asked: _PendingStart
+        self, process: RuntimeProcess, bind: Callable[[], Awaitable[BindResponse]], pending: _PendingStart
     ) -> None:
-        key, began_us, zero_us = asked.start.key, self._now(), asked.start.requested_us
+        key, began_us, zero_us = pending.start.key, self._now(), pending.start.requested_us
         try:
             bound = await bind()
             if process.is_gone:
                 raise Refused(Unavailable("the runtime"))
         except Refused as refused:
-            await self._handle_failed_restore(process, asked, refused.failure, began_us)
+            await self._handle_failed_restore(process, pending, refused.failure, began_us)
         except Exception:
             log.exception("a restore failed in a way of ours", extra={"version": str(key)})
-            await self._handle_failed_restore(process, asked, Internal(), began_us)
+            await self._handle_failed_restore(process, pending, Internal(), began_us)
         else:
-            own = (StageSpan(Stage.DECIDED, asked.decided_us - zero_us), StageSpan(Stage.PROMOTED, began_us - zero_us))
+            own = (
+                StageSpan(Stage.DECIDED, pending.decided_us - zero_us),
+                StageSpan(Stage.PROMOTED, began_us - zero_us),
+            )
             shifted = (StageSpan(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
             self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
         await self._fleet.clock.sleep(READY_HOLDS_CORES_S + 0.01)  # timers may be a moment early
         self._pool.balance()
 
     async def _handle_failed_restore(
-        self, process: RuntimeProcess, asked: _PendingStart, failure: Failure, began_us: int
+        self, process: RuntimeProcess, pending: _PendingStart, failure: Failure, began_us: int
     ) -> None:
         if process.is_ending:
-            return  # it was to end
-        key = asked.start.key
+            return  # it was told to end meanwhile
+        key = pending.start.key
         was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"  # dead, or not parked after all
-        was_lost |= asked.start.number == WAKE  # who did not wake says little of the version: another one tells
+        was_lost |= pending.start.number == WAKE  # a failed wake does not blame the version: start another replica
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
-        # Taken back by `apply` where nothing of the version is wanted any more, at any await from here on.
+        # From here on, at any await, `apply` removes the entry if no replica of the version is wanted any more.
         attempt = self._failed_attempts[key] = self._failed_attempts.get(key, 0) + 1
         if failure.code == Overloaded.code and (sleepers := self._sleepers_with_weights()):
-            # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
+            # Memory of sleepers goes to requested versions. The one that has slept longest goes first.
             was_lost = await self._evict_sleeper(self._fleet[sleepers[0].runtime_id])
             attempt = 1
             if key in self._failed_attempts:
                 self._failed_attempts[key] = attempt
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
-        # What it depends on went away: as a rule the cache agent, which is restarted. The next start waits for it.
+        # Something that the restore needs went away: usually the cache agent, which is restarted. The next start waits
+        # for it.
         was_left = not was_lost and failure.code == Unavailable.code and attempt == 1
         if not (was_lost or was_left) or attempt == MAX_ATTEMPTS:
             self.fail(key, crash_loop() if was_lost else failure)
             return
-        await process.gone(EXIT_WAIT_S)  # it holds its slot until then
+        await process.gone(EXIT_WAIT_S)  # until then it holds its slot
         is_wanted = key in self._failed_attempts and self._table.live(key) == 0
-        if (is_wanted or self._without_successor(key)) and not self._begin(key, asked.start.requested_us):
+        if (is_wanted or self._without_successor(key)) and not self._begin(key, pending.start.requested_us):
             self.fail(key, failure)
 
     async def _evict_sleeper(self, sleeper: RuntimeProcess) -> bool:
-        """End a sleeper; whether its memory is free now."""
+        """End a sleeping replica. Return whether its memory is free now."""
         log.info("a sleeper gives its memory up", extra={"runtime_id": sleeper.runtime_id})
         self._fleet.end(sleeper)
         return await sleeper.gone(EXIT_WAIT_S)

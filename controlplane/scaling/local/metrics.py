@@ -1,6 +1,4 @@
-"""What the control plane counts and tells: replicas by state, device slots, standbys, how restores went. Hears of them
-as a listener of the actuator.
-"""
+"""Metrics of replicas, device slots, standbys and restores. `RestoreMetrics` is a listener of the actuator."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ RESTORE_BUCKETS_S: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 
 
 class RestoreMetrics:
-    """Restores that this control plane saw from start to end; adopted replicas are another one's to count."""
+    """Counts the restores that this control plane began and finished. Restores of adopted replicas are not counted."""
 
     def __init__(self, telemetry: Telemetry, table: ReplicaTable, *, wall: Callable[[], float] = time.time) -> None:
         self._telemetry = telemetry
@@ -43,7 +41,7 @@ class RestoreMetrics:
         )
 
     def ready(self, replica: Replica) -> None:
-        """Count it, by the slowest tier that it had to wait for."""
+        """Count the restore by the slowest tier that it read from."""
         assert replica.key is not None
         if not replica.bytes_by_tier:
             return
@@ -63,7 +61,7 @@ class RestoreMetrics:
         )
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """Count it. What the replica did until then is not known."""
+        """Count the failed restore. Its stages are unknown."""
         now_us = int(self._wall() * 1e6)
         self._failures += 1
         self._failed.add((outcome_of(failure.code),))
@@ -79,11 +77,11 @@ class RestoreMetrics:
         )
 
     def lost(self, replica: Replica) -> None:
-        """Says nothing of restores."""
+        """Ignore deaths, which are not restores."""
 
 
 def register_pending_metric(page: MetricsPage, pending: Callable[[], dict[Labels, float]]) -> None:
-    """Replicas that wait for room, by what they ask for: what a node autoscaler goes by."""
+    """Register the number of replicas that wait for room, by their requirements: an input for a node autoscaler."""
     page.read(
         "kelvin_pending_replicas", "Replicas that are wanted and have no node, or no device slot.", MetricKind.GAUGE,
         ("device", "zone", "spot"), pending,
@@ -91,7 +89,7 @@ def register_pending_metric(page: MetricsPage, pending: Callable[[], dict[Labels
 
 
 def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
-    """Standbys, what was found of them, and what they cost: the platform's own memory."""
+    """Register metrics of the standby pool: sizes, takes, and the memory of zygote and standbys."""
 
     def counts() -> dict[Labels, float]:
         state = pool.state()

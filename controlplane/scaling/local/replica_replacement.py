@@ -1,8 +1,8 @@
-"""Replace running replicas: all of a model's when an operator orders it, and those whose memory was found wrong.
+"""Replace running replicas: all of a model's when an operator orders it, and those whose memory is damaged.
 
-`policy/replacement.py` decides the next step of each, `scaling/local/local_actuator.py` carries it out. The autoscaler
-decides how many replicas there are: a replacement changes which ones they are. An order is kept in memory. A control
-plane that dies takes it along, and the next one adopts every replica that lives, old or new.
+`policy/replacement_steps.py` decides the next step of each, and `local_actuator.py` carries it out. The autoscaler
+decides how many replicas there are; a replacement only changes which ones. Orders are kept in memory. If the control
+plane dies, its orders are lost, and the next one adopts every live replica, old or new.
 """
 
 import logging
@@ -36,7 +36,7 @@ NO_REPLACEMENT: Final = Renewal(order="", state="none", replicas=0, replaced=0)
 
 @dataclass(slots=True)
 class _ReplacementOrder:
-    """One order. `failures` are the last ones of starts, by version."""
+    """One order. `failures` has the last failed start of each version."""
 
     name: str
     model: str
@@ -47,7 +47,7 @@ class _ReplacementOrder:
     failures: dict[VersionKey, Failure] = field(default_factory=dict)
 
     def as_answer(self) -> Renewal:
-        """As the API says it."""
+        """Return the order as the API shows it."""
         counts = (len(self.old), self.replaced)
         if not self.is_over:
             return Renewal(self.name, "running", *counts)
@@ -55,9 +55,9 @@ class _ReplacementOrder:
 
 
 class ReplicaReplacement:
-    """Orders to replace every replica of a model, one after another; one order at a time for each model.
+    """Orders to replace every replica of a model, one after another. A model has one order at a time.
 
-    Also the actuator's listener: why a start failed is the order's answer.
+    Also a listener of the actuator: if a start fails, the order fails with its reason.
     """
 
     def __init__(self, fleet: Fleet, actuator: LocalActuator) -> None:
@@ -66,25 +66,25 @@ class ReplicaReplacement:
         self._actuator = actuator
         self._clock = fleet.clock
         self._limit_s = 2 * (RESTORE_S + actuator.drain_max_s)  # for one replica
-        self._orders: dict[tuple[str, str], _ReplacementOrder] = {}  # the last of each model
+        self._orders: dict[tuple[str, str], _ReplacementOrder] = {}  # the last order of each model
 
     def __repr__(self) -> str:
         return f"<ReplicaReplacement running={sum(not order.is_over for order in self._orders.values())}>"
 
     def state(self, model: Model) -> Renewal:
-        """How the model's last order goes, or went, under this control plane."""
+        """Return the state of the model's last order under this control plane."""
         order = self._orders.get((model.tenant, model.model))
         return NO_REPLACEMENT if order is None else order.as_answer()
 
     def check(self, model: Model) -> None:
-        """Raises Refused(Conflict) while an order for the model runs."""
+        """Raise Refused(Conflict) while an order for the model runs."""
         last = self._orders.get((model.tenant, model.model))
         if last is not None and not last.is_over:
             so_far = f"{last.replaced} of {len(last.old)} replicas are replaced"
             raise Refused(Conflict(f"model '{model.model}'", f"is being restarted already; {so_far}"))
 
     def begin(self, model: Model) -> Renewal:
-        """Replace all that is there now. Raises as `check`."""
+        """Begin to replace all replicas that exist now. Raises Refused(Conflict) while an order for the model runs."""
         self.check(model)
         old = {
             replica.runtime_id: version.key
@@ -100,16 +100,16 @@ class ReplicaReplacement:
         return order.as_answer()
 
     def ready(self, replica: Replica) -> None:
-        """Seen in the table."""
+        """Do nothing: `_replace` polls the table."""
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """It may be why none took a place."""
+        """Remember the failure: it may be the reason that a replacement did not come."""
         for order in self._orders.values():
             if not order.is_over and key in order.old.values():
                 order.failures[key] = failure
 
     def lost(self, replica: Replica) -> None:
-        """Seen in the table."""
+        """Do nothing: `_replace` polls the table."""
 
     async def _run(self, order: _ReplacementOrder) -> None:
         try:
@@ -126,7 +126,7 @@ class ReplicaReplacement:
             log.info("a restart is over", extra={"model": order.model, "order": order.name, "why": order.reason})
 
     async def _replace(self, order: _ReplacementOrder, runtime_id: str, key: VersionKey) -> None:
-        """Return once it is dead and another one serves. Raises Refused: why none does."""
+        """Replace one replica. Return once it is dead and another one serves, else raise Refused (the reason)."""
         began_us, ready_before = self._clock.monotonic_us(), 0
         start_step: ReplacementStep | None = None
         while True:
@@ -155,15 +155,15 @@ class ReplicaReplacement:
             await self._clock.sleep(POLL_S)
 
     def _count_new(self, order: _ReplacementOrder, key: VersionKey) -> int:
-        """Replicas that are ready and were not there when the order came."""
+        """Count the ready replicas that did not exist when the order was given."""
         return sum(
             each.state is ReplicaState.READY and each.runtime_id not in order.old for each in self._table.of(key)
         )
 
 
 class DamageLoop:
-    """Sends away replicas whose memory was found wrong. The cache agent names their processes: `damaged` asks for the
-    process ids. Each replica is told and counted once.
+    """Ends replicas whose memory is damaged. `damaged` asks the cache agent for their process ids. Each replica is told
+    and counted once.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class DamageLoop:
         self._counter = page.counter("kelvin_condemned_replicas_total", "Replicas whose memory was found wrong.", ())
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check periodically until cancelled."""
         while True:
             await self._fleet.clock.sleep(DAMAGE_POLL_S)
             await self.end_damaged()
 
     async def end_damaged(self) -> None:
-        """Look once. A cache that does not answer is asked again at the next look."""
+        """Check once. If the cache agent does not answer, the next check asks again."""
         table = self._fleet.table
         if all(choose_step_if_damaged(replica.state) is ReplacementStep.WAIT for replica in table):
             return

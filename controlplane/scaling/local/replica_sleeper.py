@@ -1,7 +1,7 @@
-"""Put replicas to sleep and wake them. A sleeper gives its device slot back, and keeps its weights or drops them, too.
+"""Put replicas to sleep and wake them. A sleeping replica gives its device slot back; its weights it keeps or releases.
 
-The autoscaler decides which replica sleeps, how deeply and when. A replica that is wanted while it falls asleep wakes
-as soon as it sleeps. One that turns out to be busy goes on serving.
+The autoscaler decides which replica sleeps, how deeply and when. A replica that is requested while it falls asleep
+wakes as soon as it sleeps. One that turns out to be busy keeps serving.
 """
 
 import logging
@@ -23,11 +23,11 @@ from kelvin.process.loops import notify
 
 log = logging.getLogger(__name__)
 
-SLEEP_S: Final = dependencies.SLEEP.timeout_s  # to give everything back
+SLEEP_S: Final = dependencies.SLEEP.timeout_s  # until everything is given back
 
 
 class ReplicaSleeper:
-    """Puts replicas to sleep and wakes them. Use it from one event loop."""
+    """Puts replicas to sleep and wakes them. Not thread-safe: use from one event loop."""
 
     def __init__(self, fleet: Fleet, feed: FeedHub, device: CpuShare) -> None:
         self._fleet = fleet
@@ -35,25 +35,25 @@ class ReplicaSleeper:
         self._feed = feed
         self._cpu_share = device
         self._slot_listeners: list[Callable[[], None]] = []
-        self._releasing_weights: set[str] = set()  # runtimes that were told to
+        self._releasing_weights: set[str] = set()  # runtimes that were told to release
 
     def __repr__(self) -> str:
         asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.ASLEEP2))
         return f"<ReplicaSleeper asleep={asleep} asleep2={empty}>"
 
     def on_slot_freed(self, listener: Callable[[], None]) -> None:
-        """Tell `listener` of each device slot that a sleeper gave back."""
+        """Call `listener` on each device slot that a sleeping replica gave back."""
         self._slot_listeners.append(listener)
 
     def begin_sleep(self, replica: Replica) -> int:
-        """Begin to put a replica to sleep that serves nobody. Return the revision of the feed that tells activators, so
-        that nothing new comes: `finish_sleep` waits for it.
+        """Begin to put an idle replica to sleep. Return the feed revision that tells activators to send no more
+        requests. `finish_sleep` waits for it.
         """
         dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
         return self._feed.publish(Feed(replicas=(replica_row(dozing),)))
 
     def release_weights(self, replica: Replica) -> None:
-        """Have a sleeper give its weights back. Idempotent. If it is wanted meanwhile, it wakes right afterwards."""
+        """Release a sleeping replica's weights. Idempotent. If it is requested meanwhile, it wakes right afterwards."""
         if replica.runtime_id not in self._releasing_weights:
             self._releasing_weights.add(replica.runtime_id)
             self._fleet.tasks.start(
@@ -61,7 +61,7 @@ class ReplicaSleeper:
             )
 
     async def wake(self, process: RuntimeProcess, key: VersionKey, timeout_s: float) -> BindResponse:
-        """Wake a sleeper: it makes a new engine over the weights that it kept, or leases again. Raises Refused."""
+        """Wake a sleeping replica: it makes a new engine over kept weights, or leases them again. Raises Refused."""
         bind = BindRequest(
             tenant=key.tenant,
             model=key.model,
@@ -73,10 +73,10 @@ class ReplicaSleeper:
         return await process.wake(bind, timeout_s)
 
     async def finish_sleep(self, process: RuntimeProcess, revision: int) -> ReplicaState | None:
-        """Put a dozing replica to sleep. Return its state afterwards; None if it leaves.
+        """Put a dozing replica to sleep. Return its state afterwards; None if it is leaving.
 
-        - ASLEEP
-        - READY: it serves on.
+        - ASLEEP: it sleeps.
+        - READY: it keeps serving.
         - RESTORING: it was requested meanwhile. It sleeps, or did not answer.
         - DOZING: it neither sleeps nor serves.
         """
@@ -92,13 +92,12 @@ class ReplicaSleeper:
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
                 notify(self._slot_listeners, lambda listener: listener())
-                return ReplicaState.ASLEEP  # whatever has been done with it since
+                return ReplicaState.ASLEEP  # whatever a listener has done with it since
             case ReplicaState.DOZING, RuntimeState.READY:
                 self._resume_serving(runtime_id, ReplicaEvent.ROUSED)
             case ReplicaState.RESTORING, RuntimeState.READY:
-                self._resume_serving(
-                    runtime_id, ReplicaEvent.BOUND, restore=(), bytes_by_tier={}
-                )  # it restored nothing
+                # It restored nothing.
+                self._resume_serving(runtime_id, ReplicaEvent.BOUND, restore=(), bytes_by_tier={})
             case ReplicaState.RESTORING, _:
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
         return self._table[runtime_id].state
@@ -114,7 +113,7 @@ class ReplicaSleeper:
         finally:
             self._releasing_weights.discard(runtime_id)
         if process.is_leaving or self._table[runtime_id].state is not ReplicaState.ASLEEP:
-            return  # it wakes, or ends
+            return  # it wakes or ends
         if failure is None:
             self._table.move(runtime_id, ReplicaEvent.DROPPED, self._now())
             log.info("a sleeper gave its weights back", extra={"runtime_id": runtime_id})
@@ -131,7 +130,7 @@ class ReplicaSleeper:
 
 
 async def _request_sleep(process: RuntimeProcess) -> RuntimeState | None:
-    """Tell it to sleep. Return its state then, None if it did not answer or has yet to give something back."""
+    """Tell a runtime to sleep. Return its state afterwards; None if it did not answer or still holds memory."""
     try:
         await process.sleep(SLEEP_S)
         return RuntimeState.ASLEEP
@@ -139,10 +138,10 @@ async def _request_sleep(process: RuntimeProcess) -> RuntimeState | None:
         failure = refused.failure
     log.info("a replica did not sleep", extra={"runtime_id": process.runtime_id, "why": failure.message})
     if isinstance(failure, Unavailable):
-        return None  # it may still carry the order out, whatever it says that it is now
+        return None  # it may still carry the order out, whatever its report says now
     try:
         state = (await process.report()).state
     except Refused:
         return None
-    # It calls itself asleep as soon as it serves no more. Only its answer says that the device's memory is free.
+    # A runtime reports ASLEEP as soon as it stops serving. Only its answer to this call means that memory is free.
     return None if state is RuntimeState.ASLEEP else state

@@ -1,4 +1,4 @@
-"""Calls to one process of the fleet: bind, drain, sleep and others. The replica table knows which version it has."""
+"""Calls to one runtime process: bind, drain, sleep and others. The replica table knows which version it has."""
 
 from collections.abc import Callable
 from typing import Final
@@ -32,29 +32,29 @@ class RuntimeProcess(ForkedProcess):
         self._on_exit(self)
 
     async def bind(self, bind: BindRequest, timeout_s: float) -> BindResponse:
-        """Have it bind a version; return when it serves. Raises Refused: its failure, or Unavailable if it is lost."""
+        """Bind a version; return when it serves. Raises Refused: its failure, or Unavailable if the process is lost."""
         return await self._client.call("POST", "/control/bind", BindResponse, body=bind, timeout_s=timeout_s)
 
     async def drain(self) -> None:
-        """Tell it to take nothing new. Raises Refused."""
+        """Tell the runtime to accept no new requests. Raises Refused."""
         async with self._client.open("POST", "/control/drain", timeout_s=DRAIN_CALL_S):
             pass
 
     async def report_damage(self) -> None:
-        """Tell it that its memory was found wrong. Raises Refused."""
+        """Tell the runtime that its memory is damaged. Raises Refused."""
         async with self._client.open("POST", "/control/condemn", timeout_s=DRAIN_CALL_S):
             pass
 
     async def sleep(self, timeout_s: float) -> None:
-        """Tell a replica without work to give back all but its weights. Raises Refused."""
+        """Tell an idle replica to release everything but its weights. Raises Refused."""
         async with self._client.open("POST", "/control/sleep", timeout_s=timeout_s):
             pass
 
     async def release_weights(self, timeout_s: float) -> None:
-        """Tell one that sleeps to give its weights back, too. Raises Refused."""
+        """Tell a sleeping replica to release its weights as well. Raises Refused."""
         async with self._client.open("POST", "/control/drop", timeout_s=timeout_s):
             pass
 
     async def wake(self, bind: BindRequest, timeout_s: float) -> BindResponse:
-        """Have it wake; return when it serves again. Raises Refused."""
+        """Wake a sleeping replica; return when it serves again. Raises Refused."""
         return await self._client.call("POST", "/control/wake", BindResponse, body=bind, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""The pool of parked standbys of one device class: hands them out, and has new ones forked in their place.
+"""The pool of parked standbys of one device class: hands them out, and forks new ones in their place.
 
-Starts are served before jobs, each in order of asking. See `scaling/policy/standby_sizing.py` for how many there should
-be, and how many are forked now.
+Starts are served before jobs, each first come, first served. `scaling/policy/standby_sizing.py` decides how many there
+should be, and how many are forked now.
 """
 
 import asyncio
@@ -33,17 +33,18 @@ from kelvin.ipc.zygote_client import PEER
 
 log = logging.getLogger(__name__)
 
-FAILURE_RESET_US: Final = 10_000_000  # after so long without a loss, births are trusted again
+FAILURE_RESET_US: Final = 10_000_000  # after this time without a failed fork, the back-off ends
 BALANCE_INTERVAL_S: Final = 1.0
-MEASURE_INTERVAL_S: Final = 15.0  # between two looks at what standbys take of memory
+MEASURE_INTERVAL_S: Final = 15.0  # between measurements of standbys' memory
 
 Purpose = Literal["start", "job"]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The pool as an operator sees it. `kept` follows `size.wanted`, down with a delay; `counts` of takes are by who
-    took and whether a standby was parked (`hit`) or not (`miss`)."""
+    """The pool as an operator sees it. `kept` follows `size.wanted`, downwards with a delay. `counts` are takes by
+    purpose and by `hit` (a standby was parked) or `miss`.
+    """
 
     device: str
     size: TargetSize
@@ -55,7 +56,7 @@ class PoolState:
 
 
 class StandbyPool:
-    """Keeps standbys parked. A process that was handed out comes back only through `put_back`, unused."""
+    """Keeps standbys parked. A process that was handed out may come back through `put_back`, unused."""
 
     def __init__(self, fleet: Fleet, sizing: PoolSizing, footprints: Footprints, cores: int) -> None:
         self.sizing = sizing
@@ -65,14 +66,14 @@ class StandbyPool:
         self._demand = StandbyDemand()
         self._size = size(sizing, self._load())
         self._kept = self._size.wanted
-        self._surplus_since_us = self._now()  # until when all that are kept were wanted
+        self._surplus_since_us = self._now()  # last time when all kept standbys were wanted
         self._parked: deque[RuntimeProcess] = deque()
         self._starts: deque[asyncio.Future[RuntimeProcess]] = deque()
         self._jobs: deque[asyncio.Future[RuntimeProcess]] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._forked = 0
         self._failures = 0
-        self._failure: Failure | None = None  # of the last birth
+        self._failure: Failure | None = None  # of the last fork
         self._failed_us = -FAILURE_RESET_US
         fleet.add_exit_listener(self._handle_exit)
 
@@ -82,11 +83,11 @@ class StandbyPool:
 
     @property
     def parked(self) -> int:
-        """Standbys that can be taken now."""
+        """Return how many standbys can be taken now."""
         return len(self._parked)
 
     def state(self) -> PoolState:
-        """What there is, what there should be, and why."""
+        """Return the pool's sizes, takes and reasons."""
         return PoolState(
             device="cpu",
             size=self._size,
@@ -105,13 +106,13 @@ class StandbyPool:
         return self._parked.popleft()
 
     async def take(self, timeout_s: float, purpose: Purpose = "start") -> RuntimeProcess:
-        """Return a parked standby; wait for one to be born if there is none. After `timeout_s` raise Refused: why the
-        last birth failed, or Unavailable.
+        """Return a parked standby; wait for a fork if there is none. After `timeout_s` raises Refused: why the last
+        fork failed, or Unavailable.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 while (process := await self._take_or_wait(purpose)).is_leaving:
-                    pass  # it died on its way to us
+                    pass  # it died before it reached us
                 return process
         except TimeoutError:
             raise Refused(self._failure or Unavailable(PEER)) from None
@@ -131,11 +132,11 @@ class StandbyPool:
             if waiter in queue:
                 queue.remove(waiter)
             elif not waiter.cancelled():
-                self.put_back(waiter.result())  # it came in the moment in which we gave up
+                self.put_back(waiter.result())  # it came just when we gave up
             raise
 
     def put_back(self, process: RuntimeProcess) -> None:
-        """Park a standby: a new one, or one that was taken and not used. It goes to a waiting caller first."""
+        """Park a standby that is new or was not used. A waiting caller gets it first."""
         if process.is_leaving:
             return
         for queue in (self._starts, self._jobs):
@@ -148,14 +149,14 @@ class StandbyPool:
         self._trim()
 
     def adopt(self, process: RuntimeProcess) -> None:
-        """Park a standby of an earlier control plane. Surplus ones end slowly: there may be a reason for them."""
+        """Park a standby of an earlier control plane. Surplus ones end slowly, because they may be needed."""
         if self.sizing.least and len(self._parked) >= self._kept < self.sizing.maximum:
             self._kept = len(self._parked) + 1
             self._surplus_since_us = self._now()
         self.put_back(process)
 
     def balance(self) -> None:
-        """Decide how many there should be, and start the forks that are due."""
+        """Decide how many standbys there should be, and start the forks that are due."""
         self._resize()
         waiting = len(self._starts) + len(self._jobs)
         if len(self._parked) >= self._kept and not waiting:
@@ -173,7 +174,7 @@ class StandbyPool:
             self._fleet.tasks.start(self._fork(), "bear a standby", detached=True)
 
     async def run(self) -> None:
-        """Follow what changes without an event: takes that are forgotten, starts that last, memory. For ever."""
+        """Balance periodically, for changes without an event: forgotten takes, long starts, memory. Until cancelled."""
         measured_us = 0
         while True:
             await self._fleet.clock.sleep(BALANCE_INTERVAL_S)
@@ -183,7 +184,7 @@ class StandbyPool:
             self.balance()
 
     def check_integrity(self) -> None:
-        """Assert that what is parked is parked, and that nobody waits beside a free standby."""
+        """Assert that parked processes are standbys, and that no caller waits while one is parked."""
         table = self._fleet.table
         assert all(table[process.runtime_id].state is ReplicaState.STANDBY for process in self._parked)
         assert not (self._parked and (self._starts or self._jobs)), "a caller waits beside a parked standby"
@@ -207,7 +208,7 @@ class StandbyPool:
 
     def _trim(self) -> None:
         while len(self._parked) > self._kept:
-            self._fleet.end(self._parked.pop())  # the youngest: the oldest is warm
+            self._fleet.end(self._parked.pop())  # the youngest: the oldest has warm caches
 
     def _count_starting(self) -> int:
         now_us = self._now()
@@ -244,7 +245,7 @@ class StandbyPool:
         mine = next((each for each in self._parked if each.runtime_id == replica.runtime_id), None)
         if mine is not None:
             self._parked.remove(mine)
-            self._record_failure()  # one that dies unused counts as a birth that came to nothing
+            self._record_failure()  # one that dies unused counts as a failed fork
         self.balance()
 
     def _record_failure(self) -> None:

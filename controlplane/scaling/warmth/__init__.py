@@ -1,5 +1,5 @@
-"""What a start will take and cost, and so how warm an idle model stays.
+"""Forecast what a start takes and costs, and from that how warm an idle model stays.
 
-The break-even rule is in `scaling/policy`; putting a replica to sleep is in `scaling/local`. Begin with
-`warmth_cost.py`, then `start_forecasts.py`.
+The break-even rule is in `scaling/policy`; replicas are put to sleep in `scaling/local`. Begin with `warmth_cost.py`,
+then `start_forecasts.py`.
 """

@@ -1,8 +1,8 @@
-"""Has the weight cache bring versions before their bytes are asked for. Best effort: whatever fails here, a start does
-anew, and says so.
+"""Ask the weight cache to fetch versions before a start needs their bytes. Best effort: a start fetches what is
+missing, and reports errors.
 
-Asked for when an alias names a version, and when a start has to wait for a standby or for a device slot. A start that
-has its standby at once leases at once: nothing would be won.
+A prefetch is requested when an alias names a version, and when a start waits for a standby or a device slot. A start
+that has its standby leases at once, so a prefetch would gain nothing.
 """
 
 import logging
@@ -28,7 +28,7 @@ class PrefetchRequest(Wire, frozen=True):
 
 
 class Prefetcher:
-    """Each wish is asked for once at a time; `ask` returns when it was accepted, and raises Refused."""
+    """Sends each prefetch request once at a time. `ask` returns when the cache accepted it, and raises Refused."""
 
     def __init__(self, ask: Callable[[PrefetchRequest], Awaitable[None]], tasks: Tasks) -> None:
         self._ask = ask
@@ -39,24 +39,24 @@ class Prefetcher:
         return f"<Prefetcher asking={len(self._in_flight)}>"
 
     def named(self, key: VersionKey) -> None:
-        """An alias names it: it will be asked for, by and by."""
+        """Prefetch a version that an alias names, because requests for it will come."""
         self._request(PrefetchRequest(tenant=key.tenant, version=key.version, urgent=False))
 
     def on_start_waiting(self, key: VersionKey) -> None:
-        """Somebody waits for it, and it waits for its process."""
+        """Prefetch a version, urgently: a request waits for its start, and the start waits for a process."""
         self._request(PrefetchRequest(tenant=key.tenant, version=key.version, urgent=True))
 
-    def _request(self, wish: PrefetchRequest) -> None:
-        if wish in self._in_flight or len(self._in_flight) >= MAX_IN_FLIGHT:
+    def _request(self, request: PrefetchRequest) -> None:
+        if request in self._in_flight or len(self._in_flight) >= MAX_IN_FLIGHT:
             return
-        self._in_flight.add(wish)
-        self._tasks.start(self._send(wish), f"prefetch {wish.version[:12]}", detached=not wish.urgent)
+        self._in_flight.add(request)
+        self._tasks.start(self._send(request), f"prefetch {request.version[:12]}", detached=not request.urgent)
 
-    async def _send(self, wish: PrefetchRequest) -> None:
+    async def _send(self, request: PrefetchRequest) -> None:
         try:
-            await self._ask(wish)
+            await self._ask(request)
         except Refused as refused:
-            seen = {"tenant": wish.tenant, "version": wish.version, "why": refused.failure.message}
+            seen = {"tenant": request.tenant, "version": request.version, "why": refused.failure.message}
             log.info("the weight cache takes no prefetch", extra=seen)
         finally:
-            self._in_flight.discard(wish)
+            self._in_flight.discard(request)

@@ -1,6 +1,6 @@
-"""Says of each start when it will be over, and keeps how right that was. What is said is `eta`'s.
+"""Forecast when each start will be over, and measure how accurate that was. `policy/eta.py` computes the forecasts.
 
-The agent is asked where the bytes are while the start is under way: no start waits for its forecast.
+The cache agent tells where the bytes are while the start is running: no start waits for its forecast.
 """
 
 import logging
@@ -34,16 +34,16 @@ RATIOS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 @dataclass(slots=True)
 class _PendingForecast:
-    """A start under way. `estimate` comes while it runs, or never."""
+    """A start that is running. `estimate` is set while it runs, or never."""
 
     requested_us: int
     parked: bool
-    wake_level: Level | None  # from which sleep; None: it starts
+    wake_level: Level | None  # the level from which it wakes; None: it starts
     estimate: RestoreEstimate | None = None
 
 
 class StartForecaster:
-    """Listens to the actuator. Everything is one event loop's."""
+    """The actuator's listener for forecasts. Not thread-safe: use from one event loop."""
 
     def __init__(
         self,
@@ -61,9 +61,8 @@ class StartForecaster:
         self._clock = clock
         self._tasks = tasks
         self._pending_forecasts: dict[VersionKey, _PendingForecast] = {}
-        self._pending_idle_forecasts: dict[
-            VersionKey, int
-        ] = {}  # versions that may be at zero, of which the cache is asked
+        # Versions that may be at zero now, while the cache agent is asked about them.
+        self._pending_idle_forecasts: dict[VersionKey, int] = {}
         self._idle_forecast_number = 0
         self._ratios = page.histogram(
             "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
@@ -73,23 +72,23 @@ class StartForecaster:
         return f"<StartForecaster open={len(self._pending_forecasts)} {self.history!r}>"
 
     def on_start_accepted(self, key: VersionKey, requested_us: int, *, parked: bool, wake_level: Level | None) -> None:
-        """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps so deep."""
+        """Forecast an accepted start in the background. `parked`: its process exists; `wake_level`: it sleeps there."""
         self._pending_idle_forecasts.pop(key, None)
         start = self._pending_forecasts[key] = _PendingForecast(requested_us, parked, wake_level)
         self._tasks.start(self._forecast(key, start), f"forecast of {key}")
 
     def estimate(self, key: VersionKey, whereabouts: TierPlacement, *, parked: bool) -> RestoreEstimate:
-        """Of a start that would begin now."""
+        """Estimate a start that would begin now."""
         return self.history.estimate(key, _total_bytes(whereabouts), whereabouts.bytes_s, parked=parked)
 
     def estimate_wake_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
-        """Mean seconds from asking for a replica that sleeps so deep until it is ready."""
+        """Return the mean seconds of a wake from that level until the replica is ready."""
         history = self.history
         restore = history.refill(key, total_bytes) if level is Level.ASLEEP2 else history.wake(key, total_bytes)
         return restore.seconds
 
     async def whereabouts(self, key: VersionKey) -> TierPlacement | None:
-        """As the agent says; None where it does not answer."""
+        """Return where the version's bytes are; None if the cache agent does not answer."""
         try:
             return await self._ask_whereabouts(key)
         except Refused as refused:
@@ -97,7 +96,7 @@ class StartForecaster:
             return None
 
     def ready(self, replica: Replica) -> None:
-        """See `Listener`. Starts that another control plane began are not this one's to learn from."""
+        """Learn from a finished start or wake. Starts that another control plane began are ignored."""
         assert replica.key is not None
         self._pending_idle_forecasts.pop(replica.key, None)
         start, found = self._pending_forecasts.pop(replica.key, None), self._find_version(replica.key)
@@ -106,27 +105,27 @@ class StartForecaster:
         took_s = max(span.after_us for span in replica.restore) / 1e6
         total, tier = found[1].registration.total_bytes, slowest_tier(dict(replica.bytes_by_tier))
         if start.wake_level is not None:
-            # By what it did: it may have dropped its weights in the moment in which it was asked for.
+            # Go by the steps that it took: it may have released its weights just when it was requested.
             if any(span.stage is Stage.LEASED for span in replica.restore):
                 self.history.record_deep_wake(replica.key, total, replica.restore, tier)
             else:
                 self.history.record_wake(replica.key, total, took_s)
             return
-        said = start.estimate
-        bytes_s = None if said is None else said.bytes_s
+        forecast = start.estimate
+        bytes_s = None if forecast is None else forecast.bytes_s
         self.history.record_start(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
-        if said is not None:
-            miss = PastForecast(predicted_s=said.ready_s, actual_s=took_s, tier=tier)
-            self.history.record_forecast_error(replica.key, miss)
-            self._ratios.observe((tier,), miss.ratio)
+        if forecast is not None:
+            error = PastForecast(predicted_s=forecast.ready_s, actual_s=took_s, tier=tier)
+            self.history.record_forecast_error(replica.key, error)
+            self._ratios.observe((tier,), error.ratio)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """See `Listener`: nothing is learned of it."""
+        """Drop the pending forecast: a failed start teaches nothing."""
         self._pending_forecasts.pop(key, None)
 
     def lost(self, replica: Replica) -> None:
-        """See `Listener`. It may have been the last one: activators are told how long another start would take, so that
-        who has not the time is not kept waiting. Nothing is told of what was only guessed.
+        """Tell activators how long another start would take, because this may have been the version's last replica. So
+        a request whose deadline is too short does not wait. A mere guess is not published.
         """
         key = replica.key
         if key is None or not self._has_history(key):
@@ -136,10 +135,10 @@ class StartForecaster:
         self._tasks.start(self._publish_idle_forecast(key, self._idle_forecast_number), f"start of {key} some day")
 
     def record_answers(self, records: tuple[RequestRecord, ...]) -> None:
-        """Requests that waited for a start tell how long its first batch took.
+        """Learn from requests that waited for a start how long the first batch took.
 
-        Of a whole answer the first byte leaves when all of it is computed, so the end of prefill counts. A prediction
-        has no such stage: its first batch is its answer. The first token of a stream leaves at once, so it counts.
+        The first byte of a whole response leaves when all of it is computed, so the end of prefill counts. A prediction
+        has no such stage: its first batch is its response. The first token of a stream leaves at once, so it counts.
         """
         for record in records:
             if record.timeline is None or record.version is None or record.outcome != OK:
@@ -161,7 +160,7 @@ class StartForecaster:
         else:
             whereabouts = await self.whereabouts(key)
             if whereabouts is None or self._pending_forecasts.get(key) is not start:
-                return  # too late to have been foretold
+                return  # the start is over: too late for a forecast
             start.estimate = self.estimate(key, whereabouts, parked=start.parked)
             bytes_to_bring = _total_bytes(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
             tier = slowest_tier(whereabouts.bytes_by_tier)
@@ -183,21 +182,21 @@ class StartForecaster:
     async def _publish_idle_forecast(self, key: VersionKey, idle_forecast_number: int) -> None:
         whereabouts = await self.whereabouts(key)
         if self._pending_idle_forecasts.get(key) != idle_forecast_number:
-            return  # it is served or starts meanwhile, or was lost again
+            return  # meanwhile it serves or starts, or was lost again
         del self._pending_idle_forecasts[key]
         if whereabouts is None or not _is_measured(whereabouts) or self._find_version(key) is None:
             return
-        said = self.estimate(key, whereabouts, parked=True)
-        if said.known is EstimateBasis.GUESS:
+        forecast = self.estimate(key, whereabouts, parked=True)
+        if forecast.known is EstimateBasis.GUESS:
             return
         row = StartRow(
-            tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(said.ready_s * 1000))
+            tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(forecast.ready_s * 1000))
         )
         self._feed.publish(Feed(starts=(row,)))
 
 
 def _is_measured(whereabouts: TierPlacement) -> bool:
-    """Whether each tier that the bytes would come from is as quick as it was seen to be."""
+    """Return whether every tier that has bytes of the version has a measured rate, not an assumed one."""
     tiers = [tier for tier, nbytes in whereabouts.bytes_by_tier.items() if nbytes and tier in whereabouts.rates]
     return all(whereabouts.rates[tier].loads for tier in tiers)
 

@@ -1,4 +1,4 @@
-"""What a level of warmth costs a version: by the price book, the price of memory, and what restores took."""
+"""Compute what each level of warmth costs a version, from the price book, the price of memory, and past restores."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,27 +10,27 @@ from controlplane.scaling.policy.breakeven import Level, LevelChange, LevelPrice
 from controlplane.scaling.policy.eta import RestoreHistory, RestoreTime
 
 GIB: Final = 1 << 30
-PROCESS_BYTES: Final = 64 << 20  # of a replica beside weights and KV: what it does not share with the zygote
+PROCESS_BYTES: Final = 64 << 20  # own memory of a replica without weights and KV cache: not shared with the zygote
 
 
 @dataclass(frozen=True, slots=True)
 class WarmthPrices:
-    """A version's prices, in micro-units per second, and what was measured of it."""
+    """A version's prices in micro-units per second, its bytes by level, and its measured restore times."""
 
-    idle: float  # of the device
-    restore: float  # of the device
-    memory: float  # of a GiB of host memory
-    wait: float  # of a caller who waits
+    idle: float  # of the device while the replica is idle
+    restore: float  # of the device while it restores
+    memory: float  # of one GiB of host memory
+    wait: float  # of a waiting caller
     warm_bytes: int
     asleep_bytes: int
     asleep2_bytes: int
     start: RestoreTime
     wake: RestoreTime
-    refill: RestoreTime  # of who sleeps without weights
+    refill: RestoreTime  # from sleep without weights
 
     @property
     def level_prices(self) -> tuple[LevelPrice, ...]:
-        """From the warmest level to the coldest."""
+        """Return the prices of all levels, from the warmest to the coldest."""
         per_s = self.wait + self.restore
         return (
             LevelPrice(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
@@ -41,7 +41,7 @@ class WarmthPrices:
 
 
 class WarmthCost:
-    """Reads what others keep; holds nothing."""
+    """Computes costs from the price book and the restore history. Has no state of its own."""
 
     def __init__(
         self, book: PriceBook, history: RestoreHistory[VersionKey], clock: Clock, *, kv_bytes: int, memory_price: float
@@ -57,11 +57,11 @@ class WarmthCost:
 
     @property
     def currency(self) -> str:
-        """Of which all amounts are millionths."""
+        """Return the currency. All amounts are millionths of it."""
         return self._book.currency
 
     def find_prices(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> WarmthPrices:
-        """At the prices of now."""
+        """Return the version's prices at this moment."""
         device = self._book.at(self._clock.wall_s() * 1_000_000).device_of(device_class)
         total = version.registration.total_bytes
         return WarmthPrices(
@@ -78,9 +78,9 @@ class WarmthCost:
         )
 
     def fetches(self, key: VersionKey) -> dict[str, RestoreTime]:
-        """What a version's own leases took, by the slowest tier that bytes came from."""
+        """Return how long the version's own leases took, by the slowest tier that bytes came from."""
         return self._history.fetches(key)
 
     def level_changes(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
-        """When the version's last replica goes where."""
+        """Return when the version's last replica changes its level."""
         return plan_levels(self.find_prices(model, version).level_prices)
