@@ -1,5 +1,5 @@
-"""Run versions on a cluster as Knative Services, and do what Model and Tenant objects declare.
+"""Run versions on a cluster as Knative Services, and reconcile Model and Tenant objects.
 
-Which replicas one machine runs is in `scaling/local`; who leads is in `controlplane/app`. Begin with
-`knative_controller.py`, which needs `services/` and `pools/`; all calls of the cluster are in `apply/`.
+Replicas of one machine are in `scaling/local`; leader election is in `controlplane/app`. Begin with
+`knative_controller.py`, which needs `services/` and `pools/`. All calls to the cluster are in `apply/`.
 """

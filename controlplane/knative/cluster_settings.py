@@ -1,4 +1,4 @@
-"""The settings of a control plane whose versions run on a cluster. Only `KELVIN_SCALING=knative` makes them count."""
+"""Settings of a control plane whose versions run on a cluster. They count only with `KELVIN_SCALING=knative`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ from kelvin.contracts.setting_parser import BadSetting
 
 SCALING: Final = "KELVIN_SCALING"
 MAX_DEVICES: Final = 1_000_000
-OVERLAP_S: Final = 120.0  # two of Knative's windows: in the second one a version has what the first one asked for
-_KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
+OVERLAP_S: Final = 120.0  # two of Knative's windows: in the second, a version has the replicas that the first needed
+_KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # key of a label or a taint
 MAX_PODS: Final = 1000  # of a pool
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PATTERN: Final = re.compile(rf"(\*|{_LABEL.pattern})/(\*|{_LABEL.pattern})")
@@ -45,24 +45,24 @@ _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Where the pods of versions run, the namespace in which Kelvin itself does, and how many devices there are."""
+    """Settings of the pods, the namespace in which Kelvin itself runs, and the number of devices."""
 
     pods: ClusterSpec
     namespace: str
-    kubeconfig: Path | None = None  # None: by the service account of our own pod
-    devices: int | None = None  # None: nothing bounds all versions together
+    kubeconfig: Path | None = None  # None: use the service account of this process's pod
+    devices: int | None = None  # None: no bound for all versions together
     pools: PoolSettings = field(default_factory=PoolSettings)
-    overlap_s: float = OVERLAP_S  # of a version and the one that was named before it
-    pod: str | None = None  # this process's own, whose label says whether it leads
+    overlap_s: float = OVERLAP_S  # how long the previous version helps a newly named one
+    pod: str | None = None  # this process's own pod, whose label marks the leader
 
     @property
     def unpooled_devices(self) -> int | None:
-        """What pods that wait leave of the devices."""
+        """Return the devices that are left for pods outside of pools; None if devices are unbounded."""
         return None if self.devices is None else self.devices - sum(each.most for each in self.pools.pools)
 
 
 def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
-    """None where one machine runs the versions. A pod computes with so many `cores`. Raises BadSetting."""
+    """Return the settings; None if one machine runs the versions. A pod gets `cores` cores. Raises BadSetting."""
     if setting_parser.choice(env, SCALING, "local", ("local", "knative")) == "local":
         return None
     known = (*(each.flag for each in FEATURES), ZERO_INITIAL_SCALE)
@@ -109,7 +109,7 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
 
 
 def _read_pools(env: Mapping[str, str], pods: ClusterSpec) -> PoolSettings:
-    """Return the pools and whose versions may be on their pods; no pool without KELVIN_CLUSTER_POOLS."""
+    """Return the pools, and the models and tenants that may use them. Without KELVIN_CLUSTER_POOLS there is no pool."""
     name, shared, apart = "KELVIN_CLUSTER_POOLS", "KELVIN_CLUSTER_POOLED", "KELVIN_CLUSTER_APART"
     rule = (
         "NAME=BYTES:WAITING:MOST, where NAME is 1 to 20 lower-case letters and digits, MOST is 1 to 1000, and WAITING "
@@ -135,7 +135,7 @@ def _read_pools(env: Mapping[str, str], pods: ClusterSpec) -> PoolSettings:
 
 
 def _parse_pool(part: str) -> PoolSpec | None:
-    """None for what says none."""
+    """Return the pool that `part` describes; None if it is malformed."""
     if (read := _POOL.fullmatch(part)) is None:
         return None
     weight_bytes, waiting, most = (int(each) for each in read.groups()[1:])
@@ -150,7 +150,7 @@ def _namespace(value: str) -> str:
 
 
 def _read_object_name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) -> str | None:
-    """Return the name of an object of the cluster; None where the setting is empty."""
+    """Return the name of an object of the cluster; None if the setting is empty."""
     value = env.get(name)
     if value and (len(value) > NAME_CHARS or not _NAME.fullmatch(value)):
         raise BadSetting(name, value, rule)
@@ -158,7 +158,7 @@ def _read_object_name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) 
 
 
 def _read_control(env: Mapping[str, str]) -> ControlEndpoints | None:
-    """Both ways and the secret, or none of them."""
+    """Return both URLs and the secret; None if none of them is set."""
     names = ("KELVIN_CLUSTER_CONTROL", "KELVIN_CLUSTER_SNAPSHOTTER", "KELVIN_CLUSTER_INNER_SECRET")
     if not any(env.get(name) for name in names):
         return None
@@ -210,15 +210,15 @@ def _read_pairs(env: Mapping[str, str], name: str) -> list[tuple[str, str]]:
 
 
 def _check_features(env: Mapping[str, str], pods: ClusterSpec) -> None:
-    """A pod that asks for a field which the cluster does not allow would be refused, each of them anew."""
-    asked = {
+    """Raise BadSetting if pods would use a field that the cluster does not allow: it would refuse each of them."""
+    wanted = {
         "KELVIN_CLUSTER_NODES": (bool(pods.node_selector), NODE_SELECTOR),
         "KELVIN_CLUSTER_TOLERATIONS": (bool(pods.tolerations), TOLERATIONS),
         "KELVIN_CLUSTER_CACHE": (pods.cache is not None, HOST_PATH),
         "KELVIN_CLUSTER_PRIORITY_CLASS": (pods.priority_class is not None, PRIORITY),
     }
-    for name, (is_asked, feature) in asked.items():
-        if is_asked and feature.flag not in pods.features:
+    for name, (is_wanted, feature) in wanted.items():
+        if is_wanted and feature.flag not in pods.features:
             raise BadSetting(name, env[name], f"needs {feature.flag} in KELVIN_CLUSTER_FEATURES")
     if pods.cache is not None and NODE_SELECTOR.flag not in pods.features:
         rule = f"needs {NODE_SELECTOR.flag} in KELVIN_CLUSTER_FEATURES: its pods go to nodes with a cache alone"

@@ -1,5 +1,5 @@
-"""Models and tenants as objects of the cluster: what they declare is done here, through the same stores as the admin
-API's; what holds is told in their statuses, and each version of a declared model has an object that mirrors it.
+"""Reconcile Model and Tenant objects of the cluster. Specs are applied through the same stores as the admin API's, and
+statuses show what holds. Each version of a declared model gets a ModelVersion object, which only mirrors it.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from kelvin.process.loops import record_error
 
 log = logging.getLogger(__name__)
 
-RESYNC_S: Final = 2.0  # until what changed through the other door is told
-MAX_LOG_LINES: Final = 20  # that one look logs at most: a database that is away fails every object
+RESYNC_S: Final = 2.0  # until a change through the admin API shows in a status
+MAX_LOG_LINES: Final = 20  # per pass: without the database, every object fails
 
 
 class CustomResourceController:
-    """All of them, while this process leads. `namespace_of` gives a tenant's."""
+    """Reconciles all objects while this process leads. `namespace_of` returns a tenant's namespace."""
 
     def __init__(
         self,
@@ -51,18 +51,18 @@ class CustomResourceController:
         self._period_s = period_s
         self._caches = {policy.MODEL: ObjectCache(), policy.TENANT: ObjectCache()}
         self._mirror = Applier(api, policy.API_VERSION, policy.MODEL_VERSION, clock, installation)
-        self._mirrored: dict[Ref, list[Json]] = {}  # objects of versions, by their model's object
+        self._mirrored: dict[Ref, list[Json]] = {}  # ModelVersion objects, by their Model object
         self._changed = asyncio.Event()
-        self._failures: dict[object, int] = {}  # what was not seen to at the last look, and how often in a row
-        self._failing: dict[object, int] = {}  # the same at this look
-        self._lines = 0  # of the log, at this look
+        self._failures: dict[object, int] = {}  # objects that failed in the last pass, and how often in a row
+        self._failing: dict[object, int] = {}  # the same for this pass
+        self._lines = 0  # log lines of this pass
 
     def __repr__(self) -> str:
         counts = {kind: len(view.objects) for kind, view in self._caches.items()}
         return f"<CustomResourceController {counts} failing={len(self._failures)}>"
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reconcile until cancelled: after each change of an object, and every `period_s` seconds."""
         self._caches = {kind: ObjectCache() for kind in self._caches}
         async with asyncio.TaskGroup() as tasks:
             for kind in self._caches:
@@ -82,7 +82,7 @@ class CustomResourceController:
                 self._changed.set()
 
     async def _reconcile_all(self) -> None:
-        """At every object once; what the cluster does not take is tried again."""
+        """Reconcile every object once. The next pass retries what the cluster refuses."""
         if not all(view.synced for view in self._caches.values()):
             return
         self._failing, self._lines = {}, 0
@@ -98,9 +98,9 @@ class CustomResourceController:
             await _yield_every_batch(number)
             with self._isolated(Ref.of(obj)):
                 await self._reconcile_model(obj)
-        for number, (ref, obj) in enumerate(tuple(models.objects.items()), 1):  # those still there
+        for number, (ref, obj) in enumerate(tuple(models.objects.items()), 1):  # the objects that still exist
             await _yield_every_batch(number)
-            with self._isolated(ref):  # if one can't be read, its mirrors stay as they are
+            with self._isolated(ref):  # a model that can't be read keeps its mirrors
                 self._mirrored[ref] = self._render_versions(obj)
         self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models.objects}
         mirrored = [wanted for each in self._mirrored.values() for wanted in each]
@@ -113,7 +113,7 @@ class CustomResourceController:
 
     @contextmanager
     def _isolated(self, what: object) -> Iterator[None]:
-        """What neither the cluster nor the database takes now is done at a later look; meanwhile nothing is told."""
+        """Leave an object that the cluster or the database refuses now to a later pass. Its status stays as it is."""
         try:
             yield
         except (ClusterError, Refused) as error:
@@ -122,7 +122,7 @@ class CustomResourceController:
             if should_log(failures) and self._lines < MAX_LOG_LINES:
                 self._lines += 1
                 log.warning("%s was not seen to: %s", what, error, extra={"failures": failures})
-        except Exception as error:  # a defect in one object's affairs must not stop the others'
+        except Exception as error:  # a defect in one object must not stop the others
             record_error(error, what)
 
     # -- models --
@@ -158,14 +158,14 @@ class CustomResourceController:
         await self._write_conditions(obj, done, conditions, **policy.model_status(facts))
 
     def _check_namespace(self, obj: Json, tenant: str) -> None:
-        """Who may write into a tenant's namespace speaks for that tenant and no other."""
+        """Raise Refused unless the object is in the tenant's namespace: a writer there speaks for that tenant only."""
         if self._namespace_of(tenant) != obj["metadata"].get("namespace"):
             raise Refused(InvalidRequest("spec.tenant", repr(tenant[:80]), "must be the tenant of the namespace"))
 
-    # -- versions, which are only shown --
+    # -- versions, which are only mirrored --
 
     def _render_versions(self, obj: Json) -> list[Json]:
-        """The objects of a model's versions: the model's own, so that they go with it."""
+        """Return the objects of a model's versions. The Model object owns them, so they are deleted with it."""
         try:
             spec = policy.model_spec(obj)
             self._check_namespace(obj, spec.tenant)
@@ -216,7 +216,7 @@ class CustomResourceController:
     # -- both --
 
     async def _apply_spec(self, obj: Json, apply_spec: Callable[[], Awaitable[None]]) -> tuple[int, Failure | None]:
-        """The generation that is done now, and why not this one. Raises Refused for what may be taken in a moment."""
+        """Apply the spec. Return the applied generation, and why it is not the current one. Raises Refused to retry."""
         done = policy.applied_generation(obj)
         if done == policy.generation_of(obj):
             return done, None
@@ -229,15 +229,15 @@ class CustomResourceController:
         return policy.generation_of(obj), None
 
     async def _set_finalizer(self, obj: Json, wanted: bool) -> None:
-        """With a finalizer an object stays until what it is for is gone."""
+        """Set or remove the finalizer, which keeps a deleted object until its model or tenant is deleted."""
         if policy.has_finalizer(obj) is not wanted:
             await self._write(self._api.apply, policy.finalizer_patch(obj, finalizer=wanted))
 
     async def _finalize(self, obj: Json, delete: Callable[[], Awaitable[object]] | None) -> None:
-        """Let an object go that is being deleted. `delete` deletes what it is for; None where that stays. A refusal is
-        told until it is none.
+        """Finish the deletion of an object. `delete` deletes its model or tenant; None if that stays.
 
-        The finalizer does not say which: it may be from before the spec said Retain.
+        A refusal is shown in the status until `delete` succeeds. The finalizer does not tell the deletion policy: it
+        may be older than a spec that now says Retain.
         """
         if not policy.has_finalizer(obj):
             return
@@ -260,7 +260,8 @@ class CustomResourceController:
         await self._write_status(obj, policy.status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest))
 
     async def _write_status(self, obj: Json, status: Mapping[str, object]) -> None:
-        # A status is written by name. Told of an object made anew meanwhile, it would say that its spec is done.
+        # A status is written by name. If the object was recreated meanwhile, this status would claim that the new spec
+        # is applied.
         if obj.get("status") != status and self._is_there(obj):
             await self._write(
                 self._api.apply_status, {**policy.finalizer_patch(obj, finalizer=False), "status": status}
@@ -269,14 +270,14 @@ class CustomResourceController:
                 await self._api.record(obj, each.reason, each.message, warning=each.is_warning)
 
     def _is_there(self, obj: Json) -> bool:
-        """Return whether the object is still there, as far as its watch has told, and not another one of its name."""
+        """Return whether the watch still shows this object, and not another one with its name."""
         if (view := self._caches.get(obj["kind"])) is None:
             return True
         seen = view.objects.get(Ref.of(obj))
         return seen is not None and seen["metadata"].get("uid") == obj["metadata"].get("uid")
 
     async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
-        """What it became is known at once; a mirror's is heard of by its watch."""
+        """Write the object, and put the response into the cache at once. Mirrors are only read by their own watch."""
         if (view := self._caches.get(obj["kind"])) is None:
             await call(obj)
             return
@@ -285,13 +286,13 @@ class CustomResourceController:
 
 
 async def _yield_every_batch(number: int) -> None:
-    """Give others their turn before every TOGETHER-th object. To look at thousands at once would hold the loop."""
+    """Yield to the event loop before every BATCH_SIZE-th object. Thousands at once would block it."""
     if number % BATCH_SIZE == 0:
         await asyncio.sleep(0)
 
 
 def _actor(obj: Json, tenant: str) -> Actor:
-    """No key asked for it: the trail names the object and its generation."""
+    """Return an actor without a key: the audit log names the object and its generation instead."""
     about = obj["metadata"]
     return Actor(key_id="", tenant=tenant, scopes=(), request_id=f"{about.get('uid', '')}.{policy.generation_of(obj)}")
 

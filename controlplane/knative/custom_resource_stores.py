@@ -1,4 +1,4 @@
-"""What objects of the cluster declare, done through the stores that the admin API writes to; and what holds there."""
+"""Apply the specs of cluster objects through the stores that the admin API writes to, and read the facts there."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,17 +23,17 @@ from kelvin.contracts.wire import convert
 
 @dataclass(frozen=True, slots=True)
 class ModelResourceStore:
-    """Models and their versions."""
+    """Applies and reads models and their versions."""
 
     changes: Changes
 
     @property
     def registry(self) -> Registry:
-        """What is known of them."""
+        """Return the registry of models."""
         return self.changes.registry
 
     def facts(self, tenant: str, name: str) -> ModelFacts | None:
-        """None where none was pushed."""
+        """Return the facts of a model; None if it was never pushed."""
         try:
             model = self.registry.model(tenant, name)
         except Refused:
@@ -50,7 +50,7 @@ class ModelResourceStore:
         )
 
     async def apply_spec(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
-        """What differs, in an order in which no step undoes another: a deploy ends a split. Raises Refused."""
+        """Apply the fields that differ. In this order no step undoes another: a deploy ends a split. Raises Refused."""
         if any(field.startswith("scale") for field in drift):
             change = _checked(spec.scale, ScaleChange, "spec.scale")
             await self.changes.scale(by, spec.tenant, name, change)
@@ -60,11 +60,11 @@ class ModelResourceStore:
             await self.changes.split(by, spec.tenant, name, spec.split)
 
     async def delete(self, by: Actor, tenant: str, name: str) -> None:
-        """With all its versions, whatever runs of it. Raises Refused: ModelNotFound."""
+        """Delete the model with all its versions, even if they run. Raises Refused(ModelNotFound)."""
         await self.changes.delete_model(by, tenant, name, force=True)
 
     def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
-        """Those that may be asked for."""
+        """Return the model's versions that are not deleted; none if the model is unknown."""
         try:
             model = self.registry.model(tenant, name)
         except Refused:
@@ -72,7 +72,7 @@ class ModelResourceStore:
         return tuple(version.key for version in model.live_versions)
 
     def version(self, key: VersionKey) -> dict[str, object] | None:
-        """What is told of one; None where it is gone."""
+        """Return the status of a version; None if it is gone."""
         found = self.registry.find(key)
         if found is None:
             return None
@@ -86,12 +86,12 @@ class ModelResourceStore:
 
 @dataclass(frozen=True, slots=True)
 class TenantResourceStore:
-    """Tenants and their limits."""
+    """Applies and reads tenants and their limits."""
 
     changes: Changes
 
     async def every(self) -> dict[str, TenantFacts]:
-        """What holds of all that there are, by name. Raises Refused(Unavailable)."""
+        """Return the facts of all tenants by name. Raises Refused(Unavailable)."""
         found = await self.changes.tenants.all(self.changes.clock.wall_s())
         return {
             tenant.tenant: TenantFacts(
@@ -103,7 +103,7 @@ class TenantResourceStore:
         }
 
     async def apply_spec(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
-        """Make it where there is none, then what differs. Raises Refused."""
+        """Create the tenant if it does not exist, then apply the fields that differ. Raises Refused."""
         now_s, limits = self.changes.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
         if facts is None:
             await self.changes.tenants.create(by, name, now_s)
@@ -114,12 +114,12 @@ class TenantResourceStore:
             await (self.changes.suspend if spec.suspended else self.changes.resume)(by, name)
 
     async def delete(self, by: Actor, name: str) -> None:
-        """Raises Refused: NotFound; Conflict while it has models or keys."""
+        """Delete the tenant. Raises Refused: NotFound; Conflict while it has models or keys."""
         await self.changes.delete_tenant(by, name, force=False)
 
 
 def _checked(declared: Patch, kind: type[Patch], what: str) -> dict[str, Any]:
-    """Return what an object declares, within the bounds that the admin API holds it to. Raises Refused."""
+    """Return the declared fields, checked against the bounds of the admin API. Raises Refused."""
     try:
         return convert(declared.given(), kind).given()
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""Versions on a cluster: has a Knative Service written for each that may be served, and watches what becomes of them.
+"""Run versions on a cluster: write a Knative Service for each that may be served, and watch their pods.
 
-Knative decides how many pods each has. What is wanted follows from the registry and from what is there, and what
-activators are told from what is seen (`version_status.py`). So this may be cancelled anywhere: the next leader goes on.
+Knative decides how many pods each has. The wanted Services follow from the registry and the cluster, the feed to
+activators from the cluster alone (`version_status.py`). So `run` may be cancelled anywhere: the next leader continues.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from kelvin.process.loops import Loops
 
 SERVICE_API: Final = "serving.knative.dev/v1"
 SLICE_API: Final = "discovery.k8s.io/v1"
-NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
-REFUSAL_POLL_S: Final = 2.0  # between two looks at what the cluster refuses
-TRANSIENT: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # reasons of refusals
+NAMESPACE_WAIT_S: Final = 2.0  # longest wait for the first probe of a namespace
+REFUSAL_POLL_S: Final = 2.0  # between two checks for refused objects
+TRANSIENT: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # refusals that may pass
 TRANSIENT_S: Final = 30.0  # a transient refusal that lasts longer fails the waiting requests
-ROLLOUT_STALL_POLLS: Final = 15  # of REFUSAL_POLL_S between two looks at a roll-out in which no turn comes
+ROLLOUT_STALL_POLLS: Final = 15  # times REFUSAL_POLL_S, between two checks of a stalled roll-out
 
 
 class KnativeController:
-    """One per installation: of whoever leads. Also the decider that the routes ask, for whom Knative decides."""
+    """Writes and watches the Services of all versions, in the process that leads. Also the routes' `Scaler`."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class KnativeController:
         pools: PoolController,
         overlap_s: float,
     ) -> None:
-        """`has_no_minimum(tenant)`: whether it is suspended or has spent its budget, so that its minimums don't hold.
+        """`has_no_minimum(tenant)`: it is suspended or has spent its budget, so its minimums don't hold.
 
-        What may be on a pod of one of `pools` has no Service of its own. For `overlap_s` what a version can't take
-        that was only just named and ready goes to the one before it.
+        A version that fits a pod of `pools` has no Service of its own. For `overlap_s` after a newly named version is
+        ready, the previous version takes the requests that it can't take yet.
         """
         self._api = api
         self._models = models
@@ -88,21 +88,21 @@ class KnativeController:
         self._pools = pools
         self._overlap_s = overlap_s
         self._version_status = VersionStatusPublisher(api, feed, outcomes, pods, renderer.cluster, clock)
-        self._changed = asyncio.Event()  # what is wanted may be otherwise
-        self._rollout_changed = asyncio.Event()  # a roll-out may go on
+        self._changed = asyncio.Event()  # the wanted Services may have changed
+        self._rollout_changed = asyncio.Event()  # a roll-out may continue
         self._namespaces = TenantNamespaces(api, NamespaceRequirements.of(renderer.cluster), clock, self._changed.set)
         self.node_forecasts = self._version_status.node_forecasts
-        self.synced = asyncio.Event()  # all that there is was seen once
-        self._published_failures: dict[VersionKey, Failure] = {}  # the published reasons why versions can't be rendered
+        self.synced = asyncio.Event()  # every object was seen once
+        self._published_failures: dict[VersionKey, Failure] = {}  # published reasons of versions that can't be rendered
         self._published_refusals: set[VersionKey] = set()  # versions whose refused Service was published
-        self._revisions, self._slices = UidTracker(), UidTracker()  # that were seen, also by a run before
+        self._revisions, self._slices = UidTracker(), UidTracker()  # objects seen, also by an earlier run
         self._begin()
 
     def __repr__(self) -> str:
         return f"<KnativeController {self._version_status!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
-        """Forget what was wanted. What was seen stays told until all is seen again, start problems until they end."""
+        """Forget the wanted Services. Published facts stay until all is seen again, start problems until they end."""
         self.synced.clear()
         self._pools.begin()
         self._converger = Applier(
@@ -113,39 +113,39 @@ class KnativeController:
             self._renderer.cluster.features,
         )  # fmt: skip
         self._outcomes.behind = {}
-        self._overlap = False  # an old version of some model still serves: it leaves after a time, or with its last pod
+        self._overlap = False  # an old version of some model still serves
         self._takeover = Takeover(self._feed.reader_names)
-        self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
-        self._render_failures: dict[VersionKey, Failure] = {}  # at the last look at all versions
+        self._without_minimum: frozenset[str] = frozenset()  # tenants without minimums at the last check
+        self._render_failures: dict[VersionKey, Failure] = {}  # of the last rendering of all versions
         self._refused_since_s: dict[VersionKey, float] = {}
         self._changed.set()
 
     def refusals(self) -> Counter[str]:
-        """How many objects are not as they should be, by why, in one word."""
+        """Return how many objects differ from their wanted state, by reason (one word)."""
         return Counter(each.reason for each in self._converger.refusals().values())
 
-    # -- as the decider --
+    # -- as `Scaler` --
 
     def observe(self, stats: Stats) -> None:
-        """Activators report to Knative's autoscaler; what one says here is of versions that share pods."""
+        """Pass reports to the pools. Of other versions, activators report to Knative's autoscaler."""
         self._pools.observe(stats)
 
     def tick(self) -> None:
-        """What is wanted may be otherwise: look, soon."""
+        """Render again soon, because the wanted Services may have changed."""
         self._changed.set()
         self._pools.tick()
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """Their tenant is suspended, or they are deleted: what is wanted says so by now."""
+        """Stop versions whose tenant is suspended, or that are deleted. The registry already says so."""
         self._pools.stop(keys)
         self.tick()
 
     def meanwhile(self, model: Model) -> dict[str, str]:
-        """Of versions that were only just named those before them, by when their Services came to be ready."""
+        """Return for each newly named version the previous one, by when their Services became ready."""
         live_versions = [version.key for version in model.live_versions]
         named = [key for key in live_versions if key.version in model.named]
         if not recently_ready_versions(model.named, self._ready_since(named), self._now_s(), self._overlap_s):
-            return {}  # as most of the time, whatever other versions there are
+            return {}  # usually, whatever other versions there are
         return previous_versions(model.named, self._ready_since(live_versions), self._now_s(), self._overlap_s)
 
     def _ready_since(self, keys: Iterable[VersionKey]) -> dict[str, float]:
@@ -153,7 +153,7 @@ class KnativeController:
         return {version: since_s for version, since_s in every if since_s is not None}
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
+        """Raise Refused(InvalidRequest) if a cluster can't scale the model that way."""
         self._renderer.check(model, scale)
         self._minimums.check(model, scale)
         self._pools.check_scale(model, scale)
@@ -161,9 +161,9 @@ class KnativeController:
     # -- loops --
 
     async def run(self) -> None:
-        """Run until cancelled. Raises what a watch of the cluster raises; a second run begins with what there is then.
+        """Run until cancelled. Raises the errors of its watches. A later run starts from the cluster's state then.
 
-        Work that only acts on what is seen runs in loops of its own, so that its errors end no watch.
+        Work that only acts on observed state runs in loops of its own, so its errors end no watch.
         """
         self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
@@ -189,7 +189,7 @@ class KnativeController:
                 await first.wait()
             for ref in [Ref(SERVICE_API, "Service", *place) for place in self._version_status.places()]:
                 if self._converger.seen(ref) is None:
-                    self._service_changed(ref)  # it went while nobody watched
+                    self._service_changed(ref)  # it was deleted while no watch ran
             await self._pools.adopt()
             self._takeover.begin(self._now_s())
             self._models.republish_meanwhile()
@@ -200,8 +200,8 @@ class KnativeController:
             loops.start("refusals", self._publish_refusals)
 
     async def _apply_wanted(self) -> None:
-        """Once all was seen: which of the old are kept depends on what there is."""
-        self._changed.set()  # after an error the loop starts again, with all work left to do
+        """Render and apply all Services after each change. Needs a full view: it tells which old versions stay."""
+        self._changed.set()  # after an error the loop starts again and does all work again
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -218,7 +218,8 @@ class KnativeController:
             )
             objects, failed = self._renderer.objects(own, self._has_no_minimum)
             failed |= lacking
-            # Before anything that may fail: `_roll_out` goes on with what is rendered here, and must know what is not.
+            # Set this before anything that may fail: `_roll_out` continues with these renderings, and must know the
+            # failed ones.
             self._render_failures = failed
             self._rollout.render(objects, self._renderer.places)
             self._choose_rollout()
@@ -231,7 +232,7 @@ class KnativeController:
             self._published_failures = failed
 
     async def _roll_out(self) -> None:
-        """Go on with the roll-out after a Service, a pod or the time has changed. It renders nothing again."""
+        """Continue the roll-out after a Service, a pod or the time has changed. Renders nothing again."""
         while True:
             await self._rollout_changed.wait()
             self._rollout_changed.clear()
@@ -239,15 +240,15 @@ class KnativeController:
                 self._converger.want(self._wanted_services())
 
     def _choose_rollout(self) -> bool:
-        """Choose again whose turn it is in the roll-out. Return whether another Service may be wanted."""
+        """Choose the next Services of the roll-out. Return whether the wanted Services may have changed."""
         is_changed = self._rollout.choose(self._converger.refusals())
         self._outcomes.behind = self._rollout.behind
         return is_changed
 
     def _wanted_services(self) -> Iterator[Json]:
-        """Yield all Services that the cluster is to have."""
+        """Yield all Services that the cluster should have."""
         yield from self._rollout.chosen.values()
-        # A version that can't be rendered keeps its Service as it is, so that it goes on serving.
+        # A version that can't be rendered keeps its Service as it is, so it continues to serve.
         for key in self._render_failures:
             if self._has_service(key):
                 ref = Ref(SERVICE_API, "Service", *namespaced_service_name(key, self._renderer.cluster))
@@ -259,7 +260,7 @@ class KnativeController:
     def _select_placeable(
         self, every: Iterable[tuple[Model, ModelVersion]]
     ) -> tuple[list[tuple[Model, ModelVersion]], dict[VersionKey, Failure]]:
-        """Return the versions whose Service exists or may be created, and for others why they have to wait.
+        """Return the versions whose Service exists or may be created, and for the others the reason to wait.
 
         An existing Service stays wanted even if its namespace has lost something that new Services need.
         """
@@ -288,7 +289,7 @@ class KnativeController:
         return self._namespaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
 
     async def find_start_obstacle(self, tenant: str) -> StartProblem | None:
-        """Return what the tenant's namespace lacks to start versions; None if nothing, or unknown in time."""
+        """Return what the tenant's namespace lacks to start versions; None if nothing, or not known in time."""
         with suppress(Refused):
             namespace = namespace_of(tenant, self._renderer.cluster)
             with suppress(TimeoutError):
@@ -320,9 +321,8 @@ class KnativeController:
             self._published_refusals = refused
 
     def _find_refused(self) -> set[VersionKey]:
-        """Return the versions that have no Service because the cluster refuses it.
-
-        A transient refusal counts only after TRANSIENT_S.
+        """Return the versions that have no Service because the cluster refuses it. A transient refusal counts after
+        TRANSIENT_S.
         """
         now_s, why = self._now_s(), dict[VersionKey, str]()
         for ref, refusal in self._converger.refusals().items():
@@ -335,7 +335,7 @@ class KnativeController:
             if reason not in TRANSIENT or now_s - self._refused_since_s[key] >= TRANSIENT_S
         }
 
-    # -- what is seen --
+    # -- observed objects --
 
     def _service_changed(self, ref: Ref) -> None:
         place, obj = ref.place, self._find_own(ref)
@@ -343,7 +343,7 @@ class KnativeController:
             return
         before, found = self._version_status.service(place, obj, is_new=self.synced.is_set())
         if (before is None) != (found is None) or (before and found and bool(before.ready) != bool(found.ready)):
-            self._changed.set()  # an old version may go now
+            self._changed.set()  # an old version may be removed now
         elif before and found and before.ready != found.ready:
             self._rollout_changed.set()
 
@@ -353,7 +353,7 @@ class KnativeController:
         self._version_status.slice(place, found)
 
     def _find_own(self, ref: Ref) -> Json | None:
-        """The object, unless it is another installation's."""
+        """Return the object as it was last seen; None if another installation owns it."""
         obj = self._converger.seen(ref)
         return obj if obj is None or owner_of(obj) in (None, self._renderer.own) else None
 
@@ -364,7 +364,7 @@ class KnativeController:
         return self._ready_since_s(key) is not None
 
     def _ready_since_s(self, key: VersionKey) -> float | None:
-        """None for one that never was. What may be on a pod that waits always was."""
+        """Return since when the version has been ready; None if it never was. A version of a pool always was."""
         return -inf if self._pools.pooled_models.find(key) is not None else self._version_status.ready_since_s(key)
 
     def _is_takeover_over(self, model: Model) -> bool:

@@ -1,5 +1,5 @@
-"""Talk to an API server: apply, delete and watch objects, and keep them as they are wanted.
+"""Talk to an API server: apply, delete and watch objects, and keep them in their wanted state.
 
-What an object should look like is decided in `knative/policy`. Begin with `cluster.py`, which is what others call, then
-`applier.py`; only `kubernetes_client.py` and `transport.py` know the `kubernetes` library.
+The wanted state is decided in `knative/policy`. Begin with `cluster.py`, the interface for other packages, then
+`applier.py`. Only `kubernetes_client.py` and `transport.py` use the `kubernetes` library.
 """

@@ -1,6 +1,6 @@
-"""What an API server's answer says of a call that came to nothing. Pure.
+"""Classify the error responses of an API server. Pure.
 
-https://kubernetes.io/docs/reference/using-api/api-concepts/ and what a 1.36 was seen to answer.
+See https://kubernetes.io/docs/reference/using-api/api-concepts/; other facts were observed with Kubernetes 1.36.
 """
 
 import json
@@ -19,8 +19,8 @@ from controlplane.knative.apply.cluster import (
 )
 from kelvin.contracts.wire import BadJson, decode_any
 
-MAX_MESSAGE_CHARS: Final = 400  # characters of a message that are kept
-MAX_RETRY_AFTER_S: Final = 300.0  # a server that asks for longer is asked again then
+MAX_MESSAGE_CHARS: Final = 400  # a longer message is cut
+MAX_RETRY_AFTER_S: Final = 300.0  # longer waits that a server asks for are cut to this
 
 _FAILURE_BY_STATUS: Final[dict[int, type[ApiFailure]]] = {
     401: Denied,
@@ -29,13 +29,12 @@ _FAILURE_BY_STATUS: Final[dict[int, type[ApiFailure]]] = {
     409: Conflict,
     410: Expired,
 }
-_TYPED: Final = (
-    "failed to create typed patch object"  # of an apply that names what its schema lacks: 500, without a reason
-)
+# Message of an apply with a field that the schema lacks. Its status is 500, without a reason.
+_TYPED: Final = "failed to create typed patch object"
 
 
 def failure_from_response(status: int, body: bytes, retry_after: str | None = None) -> ApiFailure:
-    """Of a status that is no success. `retry_after` is the header's value, in seconds; a date counts as none."""
+    """Return the failure of an error status. `retry_after` is the header's value in seconds; a date is ignored."""
     told = _status(body)
     message = one_line(told.get("message") or body.decode(errors="replace") or f"status {status}")
     details = told.get("details") or {}
@@ -52,14 +51,14 @@ def failure_from_response(status: int, body: bytes, retry_after: str | None = No
 
 
 def failure_from_event(event: Any) -> ApiFailure:
-    """Of an ERROR event of a watch, whose object is a Status."""
+    """Return the failure of a watch's ERROR event, whose object is a Status."""
     told = event if isinstance(event, dict) else {}
     code = told.get("code")
     return failure_from_response(code if isinstance(code, int) else 500, json.dumps(told).encode())
 
 
 def one_line(text: str) -> str:
-    """What is kept of what somebody says: one line."""
+    """Return a foreign message on one line, cut to MAX_MESSAGE_CHARS."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"
 

@@ -1,7 +1,6 @@
-"""Make the cluster's objects as they are wanted, and keep them so. `knative/policy/apply_steps.py` decides what to do
-to one.
+"""Make the cluster's objects as they are wanted, and keep them so. `knative/policy/apply_steps.py` decides each step.
 
-`run` lasts for as long as this process leads. It may be cancelled anywhere: the next leader goes on from what it sees.
+`run` lasts while this process leads. It may be cancelled anywhere: the next leader starts from the cluster's state.
 """
 
 import asyncio
@@ -32,19 +31,19 @@ from controlplane.knative.policy.apply_steps import (
 from controlplane.knative.policy.object_labels import OURS_SELECTOR
 from kelvin.process.loops import isolated, record_error
 
-MAX_CONCURRENT_CALLS: Final = 8  # calls at once
-BATCH_SIZE: Final = 50  # looked at before others have their turn: some milliseconds
-OUTAGE_RETRY_MAX_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
-SPACING_S: Final = 0.05  # between two applies that probably change nothing: a new leader has one for each object
-DEFECT_RETRY_S: Final = 30.0  # until an object is looked at again after an unexpected error
+MAX_CONCURRENT_CALLS: Final = 8
+BATCH_SIZE: Final = 50  # processed between two yields to the event loop; takes some milliseconds
+OUTAGE_RETRY_MAX_S: Final = 16.0  # longest pause between attempts while calls fail: one object may be the cause
+SPACING_S: Final = 0.05  # between checks that probably change nothing: a new leader checks every object
+DEFECT_RETRY_S: Final = 30.0  # until an object is processed again after an unexpected error
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
 
 
 class Applier:
-    """Wanted objects of one kind, the ones seen, and what is left to do. Objects of ours that are not wanted are
-    deleted. What another `installation` wrote is left to that. `on_changed` is called with each name whose object
-    changed.
+    """Applies the wanted objects of one kind, and deletes our objects that are not wanted.
+
+    Objects of another `installation` are left alone. `on_changed` is called with the name of each object that changed.
     """
 
     def __init__(
@@ -63,17 +62,17 @@ class Applier:
         self._kind = (api_version, kind)
         self._view = ObjectCache()
         self._wanted: dict[Ref, Json] | None = None
-        self._wanted_with_digest: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
+        self._wanted_with_digest: dict[Ref, Json] = {}  # the same with their digests, made on demand
         self._states: dict[Ref, ApplyState] = {}
         self._outage = ApplyState()  # of the cluster as a whole
-        self._queued: dict[Ref, None] = {}  # to be looked at, in their order
+        self._queued: dict[Ref, None] = {}  # to be processed, in this order
         self._due: dict[Ref, float] = {}
         self._heap: list[tuple[float, int, Ref]] = []
         self._order = count()
         self._busy: set[Ref] = set()
         self._checked_at = 0.0  # when the last of the checks is due
         self._changed = asyncio.Event()
-        self.synced = asyncio.Event()  # all that there is was seen once
+        self.synced = asyncio.Event()  # every object was seen once
 
     def __repr__(self) -> str:
         wanted = "none loaded" if self._wanted is None else len(self._wanted)
@@ -81,7 +80,7 @@ class Applier:
         return f"<Applier wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
     def want(self, objects: Iterable[Json]) -> None:
-        """Set all objects that are wanted from now on. Raises ValueError for one of another kind."""
+        """Replace the set of wanted objects. Raises ValueError for an object of another kind."""
         rendered = {Ref.of(each): each for each in objects}
         for ref in rendered:
             if (ref.api_version, ref.kind) != self._kind:
@@ -98,15 +97,15 @@ class Applier:
         self._enqueue(others)
 
     def seen(self, ref: Ref) -> Json | None:
-        """The object as it was last seen."""
+        """Return the object as it was last seen."""
         return self._view.objects.get(ref)
 
     def refusals(self) -> Mapping[Ref, Refusal]:
-        """Return the objects that are not as they are wanted, and why."""
+        """Return the objects that differ from their wanted state, and why."""
         return {ref: each.refusal for ref, each in self._states.items() if each.refusal is not None}
 
     async def run(self) -> None:
-        """Run until cancelled. Begins with what there is now, whatever was seen before."""
+        """Run until cancelled. Starts from the cluster's present state, whatever was seen before."""
         self._view = ObjectCache()
         self._queued, self._due, self._heap, self._outage = {}, {}, [], ApplyState()
         self._checked_at = 0.0
@@ -137,12 +136,12 @@ class Applier:
                 self._on_changed(ref)
 
     def _enqueue(self, refs: Iterable[Ref]) -> None:
-        """Queue objects to be looked at. Ten thousand at once would take seconds, in which no lease is renewed."""
+        """Queue objects to be processed. Ten thousand at once would take seconds, in which no lease is renewed."""
         self._queued.update(dict.fromkeys(refs))
         self._changed.set()
 
     async def _process_queued(self) -> None:
-        """Look at all queued objects: note for each when something is due, if ever."""
+        """Process all queued objects: schedule the next step of each, if there is one."""
         while self._queued:
             refs = [ref for ref, _ in zip(self._queued, range(BATCH_SIZE), strict=False)]
             now = self._now()
@@ -160,7 +159,7 @@ class Applier:
                 self._clear_refusal(ref)
                 if until is None:
                     self._due.pop(ref, None)
-                else:  # each change of its status comes by here: it is due as before
+                else:  # each status change gets here; the due time stays the same
                     self._schedule(ref, until)
             case Check():
                 if ref not in self._due:
@@ -175,7 +174,7 @@ class Applier:
                 self._schedule(ref, now)
 
     def _retry_after_defect(self, ref: Ref, defect: Exception) -> None:
-        """Record an unexpected error about one object, and look at that object again later. The others go on."""
+        """Record an unexpected error about one object, and process it again later. Other objects are not delayed."""
         record_error(defect, ref)
         self._schedule(ref, self._now() + DEFECT_RETRY_S)
 
@@ -199,12 +198,12 @@ class Applier:
             _LOG.warning("%s is left alone: %s", ref, refusal.message)
 
     def _clear_refusal(self, ref: Ref) -> None:
-        """Drop the refusal of an object that is no longer wanted, or is as it should be by now."""
+        """Drop the refusal of an object that is no longer wanted, or is now in its wanted state."""
         held = self._states.get(ref)
         if held is None or self._wanted is None:
             return
         is_as_wanted = held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.seen(ref) is not None
-        # An object that is there but not wanted is being deleted, or belongs to another installation.
+        # An existing object that is not wanted is being deleted, or belongs to another installation.
         if ref not in self._wanted or (held.is_failing and is_as_wanted):
             del self._states[ref]
 
@@ -214,7 +213,7 @@ class Applier:
             heapq.heappush(self._heap, (when, next(self._order), ref))
 
     async def _wait_for_next(self) -> Ref:
-        """Return the object that is due first. Waits until it is, and until the cluster may be called again."""
+        """Return the object that is due first. Waits until then, and until the cluster may be called again."""
         while True:
             await self._process_queued()
             now, wait_s = self._now(), None
@@ -228,7 +227,7 @@ class Applier:
                 heapq.heappop(self._heap)
                 if current:
                     del self._due[ref]
-                    if ref not in self._busy:  # who is busy is looked at again when it is done
+                    if ref not in self._busy:  # a busy object is processed again when its call is done
                         return ref
             await self._wait_for_change(wait_s)
 
@@ -239,7 +238,7 @@ class Applier:
             await self._changed.wait()
             return
         async with asyncio.TaskGroup() as tasks:
-            timer = tasks.create_task(self._clock.sleep(wait_s + 0.001))  # over, not on, the edge: clocks round
+            timer = tasks.create_task(self._clock.sleep(wait_s + 0.001))  # clocks round, so sleep a little longer
             timer.add_done_callback(lambda _: self._changed.set())
             await self._changed.wait()
             timer.cancel()
@@ -284,9 +283,8 @@ class Applier:
         self._states[ref] = policy.delay_until(held, not_before)
         if memory.refusal != refusal:
             _LOG.warning("%s is refused: %s", ref, api_failure)
-        if (
-            isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now
-        ):  # of those at once one counts
+        # Of several failures at the same time only one counts.
+        if isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now:
             away = policy.after_refusal(None, refusal, self._outage, now, self._luck())
             away = replace(away, not_before=min(away.not_before, now + OUTAGE_RETRY_MAX_S))
             self._outage = policy.delay_until(away, not_before)

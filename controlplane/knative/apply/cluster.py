@@ -1,6 +1,6 @@
-"""What is asked of a cluster, without the library that asks it: policy and loops need no server to be tested.
+"""Interface to a cluster, without the library that implements it, so that policy and loops are tested without a server.
 
-`client` is the implementation; what is refused is one of the closed set below, carried by `ClusterError`.
+`kubernetes_client.py` implements it. A call fails with a `ClusterError`, which carries one of the failures below.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """The name of an object. `namespace` is None for what has none."""
+    """The name of an object. `namespace` is None for a kind without namespaces."""
 
     api_version: str
     kind: str
@@ -27,18 +27,18 @@ class Ref:
 
     @classmethod
     def of(cls, obj: Json) -> "Ref":
-        """Of a whole object, or of its head. Raises KeyError where it has no kind or name."""
+        """Return the name of an object, or of its metadata. Raises KeyError if it has no kind or name."""
         about = obj["metadata"]
         return cls(obj["apiVersion"], obj["kind"], about.get("namespace") or None, about["name"])
 
     @property
     def place(self) -> NamespacedName:
-        """Its namespace, empty if it has none, and its name."""
+        """Return its namespace (empty if it has none) and its name."""
         return self.namespace or "", self.name
 
     @property
     def path(self) -> str:
-        """The path of the object at an API server."""
+        """Return the path of the object at an API server."""
         return f"{collection_path(self.api_version, self.kind, self.namespace)}/{quote(self.name, safe='')}"
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Ref:
 
 
 def collection_path(api_version: str, kind: str, namespace: str | None) -> str:
-    """Return the path of all objects of a kind, of one namespace if it is given. Right for the kinds used here."""
+    """Return the path of a kind's objects, in one namespace or in all. The plural is right for the kinds used here."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     where = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
     name = kind.lower()
@@ -60,7 +60,7 @@ def timestamp(wall_s: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that there is, as of a version: a watch's first change, and again after each time that it missed some."""
+    """All existing objects, as of a version. A watch sends it first, and again after each gap."""
 
     objects: tuple[Json, ...]
     version: str = ""
@@ -68,15 +68,15 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """It is new or has changed."""
+    """The object is new or has changed."""
 
     obj: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """It is deleted, or no longer bears the labels asked for. `uid` is that of the object that went, and
-    `version` that of its end.
+    """The object is deleted, or no longer has the selected labels. `uid` is the uid of the deleted object, and
+    `version` the version of its deletion.
     """
 
     ref: Ref
@@ -89,7 +89,7 @@ Change = Synced | Upsert | Deleted
 
 @dataclass(frozen=True, slots=True)
 class ApiFailure:
-    """Base of the closed set: why a call came to nothing. `message` is the cluster's own, cut to what a line holds."""
+    """Why a call failed; base class of the closed set below. `message` is the cluster's own, cut to one line."""
 
     message: str
     reason: ClassVar[str]  # one word, for statuses and metrics
@@ -99,55 +99,55 @@ class ApiFailure:
 
 
 class Unreachable(ApiFailure):
-    """No answer within its time, or one that says nothing: a server that is away, starts, or breaks."""
+    """There was no answer in time, or no useful one: the server is down, starts or breaks."""
 
     reason = "Unreachable"
 
 
 @dataclass(frozen=True, slots=True)
 class Busy(ApiFailure):
-    """It asks to be left alone for a while (429, or a `Retry-After`)."""
+    """The server asks to be left alone for a while (429, or a `Retry-After`)."""
 
     retry_after_s: float = 1.0
     reason = "Busy"
 
 
 class Denied(ApiFailure):
-    """Not known there, or not allowed to do this (401, 403)."""
+    """This process is not authenticated, or not allowed to do this (401, 403)."""
 
     reason = "Denied"
 
 
 class Missing(ApiFailure):
-    """The object, its namespace or its kind is not there (404)."""
+    """The object, its namespace or its kind does not exist (404)."""
 
     reason = "Missing"
 
 
 class Conflict(ApiFailure):
-    """Somebody wrote in between, it exists already, or its uid is another one (409)."""
+    """The object was written in between, exists already, or has another uid (409)."""
 
     reason = "Conflict"
 
 
 class FieldConflict(Conflict):
-    """Others own fields that an apply without force would change (409). The message names them and the fields."""
+    """Other managers own fields that an apply without force would change (409). The message names both."""
 
 
 class Invalid(ApiFailure):
-    """It takes no such object: its schema, a webhook or its size forbids it (400, 413, 422; 500 of an apply)."""
+    """The schema, a webhook or a size limit rejects the object (400, 413, 422; 500 of an apply)."""
 
     reason = "Invalid"
 
 
 class Expired(ApiFailure):
-    """What was asked from is too long ago (410): a watch begins again with all there is."""
+    """The requested version is too old (410): the watch must list all objects again."""
 
     reason = "Expired"
 
 
 class ClusterError(Exception):
-    """Carries a `ApiFailure`."""
+    """Exception of a failed call. Carries an `ApiFailure`."""
 
     def __init__(self, api_failure: ApiFailure) -> None:
         super().__init__(api_failure)
@@ -159,7 +159,7 @@ class ClusterError(Exception):
 
 @asynccontextmanager
 async def api_timeout(seconds: float) -> AsyncIterator[None]:
-    """Cut the block off after that long. Raises ClusterError(Unreachable) then."""
+    """Cancel the block after that many seconds, and raise ClusterError(Unreachable)."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -168,36 +168,36 @@ async def api_timeout(seconds: float) -> AsyncIterator[None]:
 
 
 class ClusterApi(Protocol):
-    """A cluster. Each call ends within the time of its row in `dependencies`, and is safe to cancel."""
+    """A cluster. Each call ends within the time of its row in `dependencies.py`, and is safe to cancel."""
 
     async def apply(self, obj: Json) -> Json:
-        """Server-side apply as `MANAGER`. Return the object as it is now. Idempotent. Raises ClusterError.
+        """Apply server-side as `MANAGER`. Return the object as it is now. Idempotent. Raises ClusterError.
 
-        Fields that we name become ours: if others own some with other values, the log says which, and they are forced.
+        Kelvin becomes the owner of all fields in `obj`. Other managers' values of them are logged and overwritten.
         """
         ...
 
     async def apply_status(self, obj: Json) -> Json:
-        """As `apply`, for the status subresource: only metadata and status of `obj` count. Raises ClusterError."""
+        """Apply the status subresource, as `apply`: only metadata and status of `obj` count. Raises ClusterError."""
         ...
 
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
-        """Delete in the foreground: the object stays visible until what it owns is gone. A missing object is fine.
+        """Delete in the foreground: the object stays visible until its dependents are gone. A missing object is fine.
 
-        With a uid, only that very object: Conflict if another has its name. Raises ClusterError.
+        With `uid`, delete only that object: Conflict if another one has its name. Raises ClusterError.
         """
         ...
 
     def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
-        """For ever, in all namespaces: `Synced` first and after every gap, then each change in order. Never raises for
-        the cluster's sake. Closing it (`contextlib.aclosing`) ends the connection.
+        """Watch all namespaces forever: `Synced` first and after every gap, then each change in order. Never raises
+        ClusterError. Close it with `contextlib.aclosing` to end the connection.
         """
         ...
 
     async def exists(self, ref: Ref) -> bool:
-        """Return whether there is an object of that name. Its contents are not read. Raises ClusterError."""
+        """Return whether an object of that name exists. Its contents are not read. Raises ClusterError."""
         ...
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
-        """An Event about an object. The same one again within minutes raises its count. Never raises ClusterError."""
+        """Write an Event about an object. A repetition within minutes raises its count. Never raises ClusterError."""
         ...

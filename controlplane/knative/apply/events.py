@@ -1,6 +1,6 @@
-"""Events about objects, so that `kubectl describe` tells what we have to say. Nothing depends on them.
+"""Write Events about objects, which `kubectl describe` shows. Nothing depends on them.
 
-The same one again within a few minutes raises the count of the first, at most once a minute.
+A repetition within DEDUPLICATE_US raises the count of the first one, at most once per SPACING_US.
 """
 
 import logging
@@ -28,34 +28,34 @@ Key = tuple[str, str, str, bool]
 class _RecordedEvent:
     ref: Ref
     count: int
-    written_us: int  # when the cluster was last told
+    written_us: int  # when the cluster was last updated
 
 
 class EventRecorder:
-    """What was told of late, the least recently used forgotten first."""
+    """Writes Events, and remembers recent ones. The least recently used is forgotten first."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport, self._clock = transport, clock
         self._recorded: OrderedDict[Key, _RecordedEvent] = OrderedDict()
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
-        """Never raises ClusterError."""
+        """Write an Event, or raise the count of a recent one. Never raises ClusterError."""
         key = (about["metadata"].get("uid") or str(Ref.of(about)), reason, one_line(message), warning)
         now_us = self._clock.monotonic_us()
-        told = self._recorded.pop(key, None)
+        event = self._recorded.pop(key, None)
         try:
-            if told is None or now_us - told.written_us > DEDUPLICATE_US:
-                told = _RecordedEvent(await self._begin(about, key, now_us), 1, now_us)
+            if event is None or now_us - event.written_us > DEDUPLICATE_US:
+                event = _RecordedEvent(await self._begin(about, key, now_us), 1, now_us)
             else:
-                told.count += 1
-                if now_us - told.written_us >= SPACING_US:
-                    await self._update_count(told)
-                    told.written_us = now_us
+                event.count += 1
+                if now_us - event.written_us >= SPACING_US:
+                    await self._update_count(event)
+                    event.written_us = now_us
         except ClusterError as error:
             _LOG.warning("an event is not told: %s", error)
-            if told is None or isinstance(error.api_failure, Missing):
+            if event is None or isinstance(error.api_failure, Missing):
                 return
-        self._recorded[key] = told
+        self._recorded[key] = event
         while len(self._recorded) > MAX_EVENTS:
             self._recorded.popitem(last=False)
 
@@ -86,7 +86,7 @@ class EventRecorder:
         await self._transport.send_request("POST", where, None, event, limit_s=dependencies.CLUSTER.timeout_s)
         return ref
 
-    async def _update_count(self, told: _RecordedEvent) -> None:
-        patch: Json = {"count": told.count, "lastTimestamp": timestamp(self._clock.wall_s())}
+    async def _update_count(self, event: _RecordedEvent) -> None:
+        patch: Json = {"count": event.count, "lastTimestamp": timestamp(self._clock.wall_s())}
         limit_s = dependencies.CLUSTER.timeout_s
-        await self._transport.send_request("PATCH", told.ref.path, None, patch, limit_s=limit_s, content_type=MERGE)
+        await self._transport.send_request("PATCH", event.ref.path, None, patch, limit_s=limit_s, content_type=MERGE)

@@ -1,4 +1,4 @@
-"""A cluster, as `cluster.ClusterApi` and `lease.Leases` have it, by the `kubernetes` library."""
+"""Implements `cluster.ClusterApi` and `Leases` with the `kubernetes` library."""
 
 import logging
 import random
@@ -31,13 +31,13 @@ from controlplane.knative.policy.object_labels import MANAGER
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY: Final = "application/apply-patch+yaml"
-METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # without what a secret holds
-CONFLICT_TRIES: Final = 3  # of an apply that met another's write
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # without the contents of a secret
+CONFLICT_TRIES: Final = 3  # for an apply that conflicts with another write
 _LOG = logging.getLogger("kelvin.cluster")
 
 
 class KubernetesCluster:
-    """Implements `ClusterApi` and `Leases`."""
+    """A cluster's API server. Implements `ClusterApi` and `Leases`."""
 
     def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck
@@ -107,7 +107,7 @@ class KubernetesCluster:
         await self._events.record(about, reason, message, warning=warning)
 
     async def read(self, ref: Ref) -> Json | None:
-        """As it is now; None where it is not there. Raises ClusterError."""
+        """Return the object; None if it does not exist. Raises ClusterError."""
         try:
             return await self._transport.send_request("GET", ref.path, limit_s=dependencies.LEASE.timeout_s)
         except ClusterError as error:
@@ -123,14 +123,14 @@ class KubernetesCluster:
         )
 
     async def create(self, obj: Json) -> Json:
-        """Raises ClusterError: Conflict where it is there already."""
+        """Create the object. Raises ClusterError: Conflict if it exists already."""
         ref = Ref.of(obj)
         where = collection_path(ref.api_version, ref.kind, ref.namespace)
         query = [("fieldManager", MANAGER)]
         return await self._transport.send_request("POST", where, query, obj, limit_s=dependencies.LEASE.timeout_s)
 
     async def replace(self, obj: Json) -> Json:
-        """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
+        """Replace the version of the object that `obj` names. Raises ClusterError: Conflict if there is a newer one."""
         query = [("fieldManager", MANAGER)]
         return await self._transport.send_request(
             "PUT", Ref.of(obj).path, query, obj, limit_s=dependencies.LEASE.timeout_s
@@ -138,7 +138,7 @@ class KubernetesCluster:
 
 
 def kubeconfig(file: Path) -> LoadConfiguration:
-    """Who we are by such a file, in its current context."""
+    """Return a loader of address and credentials from a kubeconfig file, in its current context."""
 
     async def load(configuration: Configuration) -> None:
         await load_kube_config(config_file=str(file), client_configuration=configuration, persist_config=False)
@@ -147,10 +147,10 @@ def kubeconfig(file: Path) -> LoadConfiguration:
 
 
 def service_account_loader(account: Path = SERVICE_ACCOUNT, address: dict[str, str] | None = None) -> LoadConfiguration:
-    """Who we are by the service account of our pod. Its token changes within the hour: it is read again each minute."""
+    """Return a loader of this pod's service account. Tokens change within the hour, so it reads them each minute."""
 
     async def load(configuration: Configuration) -> None:
-        where = {} if address is None else {"environ": address}  # the variables that every pod has
+        where = {} if address is None else {"environ": address}  # environment variables that every pod has
         loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), **where)
         loader.load_and_set(configuration)
 
@@ -159,7 +159,7 @@ def service_account_loader(account: Path = SERVICE_ACCOUNT, address: dict[str, s
 
 @asynccontextmanager
 async def open_cluster(load: LoadConfiguration, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
-    """Until the block ends. Raises ClusterError where there is no configuration; whether it answers is not asked."""
+    """Open a cluster for the block. Raises ClusterError without a configuration. Does not check that it answers."""
     transport = Transport(load)
     try:
         await transport.connect()

@@ -1,6 +1,6 @@
-"""All objects of a kind, and what becomes of them: list once, watch from there, list again after a gap.
+"""List all objects of a kind once, watch their changes from there, and list again after a gap.
 
-https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+See https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
 
 import logging
@@ -31,13 +31,13 @@ from kelvin.contracts.backoff import ExponentialBackoff
 from kelvin.contracts.wire import decode_any
 
 PAGE: Final = 500
-SERVER_TIMEOUT_MARGIN_S: Final = 15.0  # than what is silent counts as dead, the server ends it
+SERVER_TIMEOUT_MARGIN_S: Final = 15.0  # the server ends a watch this much before a silent connection counts as dead
 WATCH_BACKOFF: Final = ExponentialBackoff(0.2, 30.0)
 _LOG = logging.getLogger("kelvin.cluster")
 
 
 class ListWatch:
-    """One kind."""
+    """Lists and watches the objects of one kind."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class ListWatch:
         self._api_version, self._kind = api_version, kind
         self._path = collection_path(api_version, kind, None)
         self._selected: Query = [("labelSelector", labels)] if labels else []
-        self._version = ""  # up to where everything was seen; empty: nothing was
+        self._version = ""  # the last version that was seen; empty: none
         self._failures = 0
-        self._trouble: ApiFailure | None = None  # why it is not being watched just now
+        self._trouble: ApiFailure | None = None  # why the watch fails now
 
     def __repr__(self) -> str:
         return f"<ListWatch {self._kind} at={self._version or 'none'} trouble={self._trouble}>"
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """For ever."""
+        """Yield changes until it is closed."""
         while True:
             try:
                 if not self._version:
@@ -73,13 +73,13 @@ class ListWatch:
                 await self._back_off(error.api_failure)
 
     async def _list(self) -> Synced:
-        """Every page, of one version. One that expired in between is begun again."""
+        """Read every page of one list. Raises ClusterError; after Expired the list starts from its first page."""
         objects: list[Json] = []
         onward, version = "", ""
         while True:
             query = [*self._selected, ("limit", str(PAGE)), *([("continue", onward)] if onward else [])]
             page = await self._transport.send_request("GET", self._path, query, limit_s=dependencies.CLUSTER.timeout_s)
-            # Items of built-in kinds don't say what they are.
+            # Items of built-in kinds don't have their kind.
             head = {"apiVersion": self._api_version, "kind": self._kind}
             objects += ({**head, **each} for each in page.get("items") or ())
             about = page.get("metadata") or {}
@@ -93,7 +93,7 @@ class ListWatch:
         return Synced(tuple(objects), version)
 
     async def _watch(self) -> AsyncGenerator[Change, None]:
-        """What came since, until the server ends it."""
+        """Yield changes since the last version, until the server ends the watch."""
         silence_s = dependencies.WATCH.timeout_s
         query = [
             *self._selected,
@@ -109,9 +109,8 @@ class ListWatch:
                 self._record_success()
                 if change is not None:
                     yield change
-        if (
-            self._clock.monotonic_us() - begun_us < 1_000_000
-        ):  # a proxy that ends each at once is not asked all the time
+        # If a proxy ends each watch at once, back off.
+        if self._clock.monotonic_us() - begun_us < 1_000_000:
             raise ClusterError(Unreachable("the watch ended at once"))
         self._record_success()
 
@@ -129,7 +128,7 @@ class ListWatch:
                 change = Upsert(obj)
             elif kind == "DELETED":
                 change = Deleted(Ref.of(obj), about.get("uid", ""), version)
-        except (ValueError, KeyError, TypeError) as error:  # half a line where a connection broke
+        except (ValueError, KeyError, TypeError) as error:  # a broken connection may end in half a line
             raise ClusterError(Unreachable(f"not an event: {line[:80]!r}")) from error
         self._version = version
         return change
@@ -140,7 +139,7 @@ class ListWatch:
         self._trouble = None
 
     def _record_success(self) -> None:
-        """Not after a list alone: where that is too old at once, it is not to be asked for all the time."""
+        """Reset the back-off. Call it only after a watch: if each list expires at once, the back-off must grow."""
         self._log_recovery()
         self._failures = 0
 

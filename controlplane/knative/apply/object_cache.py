@@ -1,6 +1,6 @@
-"""What was last seen of a kind of object: whole objects (`ObjectCache`), or one call for each change (`follow`).
+"""Caches of a kind's observed objects: whole objects (`ObjectCache`), or only uids with a call per change (`follow`).
 
-A `ObjectCache` takes no older state of an object for a newer one.
+An `ObjectCache` never replaces an object's state by an older one.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ from kelvin.process.loops import isolated
 
 
 class ObjectCache:
-    """By name. Empty and unsynced until the first `Synced`."""
+    """Observed objects by name. Empty and not `synced` until the first `Synced`."""
 
     def __init__(self) -> None:
         self.synced = False
         self.objects: dict[Ref, Json] = {}
-        self._deleted_versions: dict[
-            Ref, str
-        ] = {}  # of what is being asked for: up to which version it is known to be gone
+        # By object with a call in flight: the version at which it was last known to be deleted.
+        self._deleted_versions: dict[Ref, str] = {}
 
     def take(self, change: Change) -> set[Ref]:
-        """Take it in; gives the names that it may have changed."""
+        """Apply a change. Return the names whose objects may have changed."""
         match change:
             case Synced(objects, version):
                 before, self.synced = self.objects, True
@@ -39,17 +38,17 @@ class ObjectCache:
                     self._deleted_versions[ref] = version
                 held = self.objects.get(ref)
                 if held is None or (uid and held["metadata"].get("uid") != uid):
-                    return set()  # another one bears its name by now
+                    return set()  # the name belongs to another object by now
                 del self.objects[ref]
                 return {ref}
 
     @contextmanager
     def expecting_response(self, ref: Ref) -> Iterator[Callable[[Json], bool]]:
-        """Open a block around a call whose answer is the object. Yield a function that takes the answer in, and returns
-        False if a newer state is known.
+        """Open a block around a call whose response is the object. Yield a function that stores the response, and
+        returns False if a newer state is known.
 
-        Inside the block the view also remembers at which version the object was gone. So an answer is not taken
-        in if the object's deletion has overtaken it.
+        Inside the block the cache remembers at which version the object was deleted. So a response that the deletion
+        has overtaken is not stored.
         """
         self._deleted_versions[ref] = ""
         try:
@@ -58,7 +57,7 @@ class ObjectCache:
             del self._deleted_versions[ref]
 
     def _accept(self, obj: Json) -> bool:
-        """An object as somebody says that it is now."""
+        """Store the object unless a newer state or deletion is known. Return whether it was stored."""
         ref = Ref.of(obj)
         held = self.objects.get(ref)
         if held is not None and _is_older(obj, _version(held)):
@@ -69,20 +68,20 @@ class ObjectCache:
         return True
 
     def mark_deleting(self, ref: Ref, uid: str) -> None:
-        """It was just asked to go, and may take its time."""
+        """Mark an object as being deleted, before the watch says so. The deletion may take time."""
         held = self.objects.get(ref)
         if held is not None and held["metadata"].get("uid") == uid:
             self.objects[ref] = {**held, "metadata": {**held["metadata"], "deletionTimestamp": "just now"}}
 
 
 class UidTracker:
-    """A view that keeps only uids, for kinds of which there are too many objects to keep."""
+    """A cache that keeps only uids, for kinds with too many objects to keep."""
 
     def __init__(self) -> None:
         self._known: dict[Ref, str] = {}
 
     def take(self, change: Change) -> Iterator[tuple[Ref, Json | None]]:
-        """Take it in; gives what is now under the names that it may have changed: None where nothing is."""
+        """Apply a change. Yield each name that may have changed, with its object; None if it is gone."""
         match change:
             case Synced(objects):
                 before, self._known = self._known, {Ref.of(each): _uid(each) for each in objects}
@@ -92,7 +91,7 @@ class UidTracker:
                 self._known[Ref.of(obj)] = _uid(obj)
                 yield Ref.of(obj), obj
             case Deleted(ref, uid):
-                if not uid or self._known.get(ref, uid) == uid:  # else another one bears its name by now
+                if not uid or self._known.get(ref, uid) == uid:  # otherwise the name belongs to another object by now
                     self._known.pop(ref, None)
                     yield ref, None
 
@@ -107,10 +106,10 @@ async def follow(
     known: UidTracker | None = None,
 ) -> None:
     """Call `take` for each change of an object; None means that it is gone. Runs until cancelled, and keeps no objects.
-    `known` are those that were taken before.
+    `known` has the objects of an earlier run.
 
-    Set `first` once all objects were taken. An object for which `take` raises is skipped, and the error recorded.
-    Anybody may write such objects, and one of them must not hide the others.
+    Sets `first` once all objects were taken. If `take` raises, the error is recorded and the object skipped: anyone may
+    write such objects, and a broken one must not hide the others.
     """
     known = known or UidTracker()
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
@@ -130,8 +129,8 @@ def _version(obj: Json) -> str:
 
 
 def _is_older(obj: Json, other: str) -> bool:
-    """Versions of one kind are compared as numbers since Kubernetes 1.35, and were numbers before. An object made anew
-    has a newer one than the one before it.
+    """Return whether the object's version is older. Versions of one kind compare as numbers, officially since
+    Kubernetes 1.35. A recreated object has a newer version than its predecessor.
     """
     one, two = parse_whole_number(_version(obj), 40), parse_whole_number(other, 40)
     return one is not None and two is not None and one < two

@@ -1,7 +1,7 @@
-"""HTTP to an API server, by the `kubernetes` library: where it is, who we are, and what goes wrong in our own words.
+"""HTTP to an API server with the `kubernetes` library: address, credentials, and errors as `ClusterError`.
 
-Nothing is repeated here but what met a connection that the server had just closed, and what it refused because it did
-not know us: credentials on disk are read again for that.
+A request is repeated in two cases only: the server had just closed the connection, or it answered 401. After a 401, the
+credentials are read from disk again.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from kelvin.contracts.wire import BadJson, decode_any
 
 USER_AGENT: Final = "kelvin-controlplane"
 JSON: Final = "application/json"
-LINE_BYTES: Final = 16 << 20  # one object; it is at most some MiB where it is stored
+LINE_BYTES: Final = 16 << 20  # one object; stored objects have at most some MiB
 ANSWER_BYTES: Final = 128 << 20  # one page of a list
 CONNECTION_FIELDS: Final = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
-RELOAD_S: Final = 10.0  # credentials that are not known there are not read again sooner
+RELOAD_S: Final = 10.0  # shortest time between two reloads of rejected credentials
 
 Query = list[tuple[str, str]]
 LoadConfiguration = Callable[[Configuration], Awaitable[None]]
@@ -41,7 +41,7 @@ class _Request:
 
 
 class Transport:
-    """One API server. `load` fills in where it is and who we are, and is asked again when we are not known there."""
+    """Connection to one API server. `load` fills in address and credentials; it is called again after a 401."""
 
     def __init__(self, load: LoadConfiguration) -> None:
         self._load = load
@@ -53,11 +53,11 @@ class Transport:
         return f"<Transport {'unconnected' if self._client is None else self._client.configuration.host}>"
 
     async def connect(self) -> None:
-        """Read the configuration; nothing is sent. Raises ClusterError where there is none."""
+        """Read the configuration without sending anything. Raises ClusterError if there is none."""
         await self._ensure_client()
 
     async def close(self) -> None:
-        """End its connections. It may be used again."""
+        """Close the connections. The transport can be used again."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -73,15 +73,15 @@ class Transport:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> Json:
-        """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
+        """Return the response's object. Raises ClusterError. If cancelled, the request may have been carried out."""
         request = _Request(method, path, query or [], body, content_type, accept)
-        timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
+        timeout = aiohttp.ClientTimeout(total=None)  # `limit_s` covers all, a configuration and a second try included
         async with api_timeout(limit_s), self._open_response(request, timeout) as answer:
             return _object(await _read(answer))
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Lines of an answer that goes on, until it ends. Raises ClusterError, also when nothing comes for so long."""
+        """Yield the lines of a streaming response. Raises ClusterError, also after `silence_s` without data."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=dependencies.CLUSTER.timeout_s, sock_read=silence_s)
         async with self._open_response(_Request("GET", path, query), timeout) as answer:
             yield _lines(answer.content)
@@ -103,8 +103,8 @@ class Transport:
         finally:
             connection = answer.connection
             if connection is not None and connection.transport is not None:
-                # The answer is not complete, so the connection can't be used again. Over TLS, closing it would wait
-                # for the server, perhaps until our event loop has ended.
+                # The response is incomplete, so the connection can't be reused. Over TLS, closing it would wait for the
+                # server, perhaps until our event loop has ended.
                 connection.transport.abort()
             answer.release()
 
@@ -127,7 +127,7 @@ class Transport:
             try:
                 return await once()
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                if request.method != "PATCH":  # the others are repeated by aiohttp where that is safe
+                if request.method != "PATCH":  # aiohttp repeats the others where that is safe
                     raise
                 return await once()
 
@@ -145,17 +145,17 @@ class Transport:
         return configuration
 
     async def _reload(self) -> bool:
-        """With the credentials that are on disk by now. False where they were read a moment ago."""
+        """Read the credentials on disk again. Return False if they were read less than RELOAD_S ago."""
         async with self._loading:
             if self._client is None or asyncio.get_running_loop().time() - self._loaded_at < RELOAD_S:
                 return False
             new, old = await self._load_configuration(), self._client
             if all(getattr(new, each) == getattr(old.configuration, each) for each in CONNECTION_FIELDS):
-                old.configuration.api_key = new.api_key  # watches go on
+                old.configuration.api_key = new.api_key  # watches continue
                 old.configuration.refresh_api_key_hook = new.refresh_api_key_hook
                 return True
             self._client = _client(new)
-        await old.close()  # watches are begun again
+        await old.close()  # watches start again
         return True
 
 
@@ -189,7 +189,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The reader's own bound of a line is less than an object may have."""
+    """Split a stream into lines. aiohttp's own limit for a line is smaller than an object may be."""
     held = bytearray()
     while True:
         with _translate_errors():
@@ -208,9 +208,9 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def _object(raw: bytes) -> Json:
     try:
-        told = decode_any(raw)
+        decoded = decode_any(raw)
     except BadJson:
-        told = None
-    if not isinstance(told, dict):
+        decoded = None
+    if not isinstance(decoded, dict):
         raise ClusterError(Unreachable(one_line(f"not an object: {raw[:80].decode(errors='replace')}")))
-    return told
+    return decoded

@@ -1,7 +1,7 @@
-"""Watches the pods of versions for what they wait for, and tells activators when a start that waits for a node is
-expected to be over. What is made of it is `pending_replicas`'s.
+"""Watch versions' pods that wait for a node, and tell activators when their starts will probably be over.
 
-It also reports why pods are not ready: that is the start problem of their version.
+`knative/policy/pending_replicas.py` computes the forecasts. This module also reports why pods are not ready: the start
+problem of their version.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ from controlplane.registry.feed_hub import FeedHub
 from kelvin.contracts.serving.control_messages import Feed
 from kelvin.contracts.serving.start_forecast import Forecast
 
-FORECAST_INTERVAL_S: Final = 10.0  # between two words on one wait: it lasts longer than was said, and activators come
+FORECAST_INTERVAL_S: Final = 10.0  # between two forecasts of one wait: forecasts prove wrong, activators come
 
 
 class NodeForecasts:
-    """Of all versions. `service_at` returns the Service at a place. `on_problem_changed` is called with a Service, what
-    keeps its pods from being ready now, and what did before, whenever that changes. None is nothing.
+    """Forecasts and pod problems of all versions. `service_at` returns the Service at a place. Calls
+    `on_problem_changed(service, now, before)` when the reason changes why none of its pods is ready; None is no
+    problem.
     """
 
     def __init__(
@@ -36,9 +37,7 @@ class NodeForecasts:
     ) -> None:
         self._api = api
         self._on_problem_changed = on_problem_changed
-        self._reported: dict[
-            NamespacedName, tuple[Service, PodProblem]
-        ] = {}  # troubles that hold, as they were reported
+        self._reported: dict[NamespacedName, tuple[Service, PodProblem]] = {}  # present problems, as reported
         self._service_at = service_at
         self._feed = feed
         self._clock = clock
@@ -50,15 +49,15 @@ class NodeForecasts:
 
     @property
     def is_known(self) -> bool:
-        """Whether pods are seen at all, which a cluster may not allow."""
+        """Return whether pods can be watched. A cluster may not allow it."""
         return self._synced.is_set()
 
     def pending(self) -> tuple[Pending, ...]:
-        """Replicas that wait for a node, by what they ask of one."""
+        """Return the replicas that wait for a node, by the class of node that they need."""
         return self._pod_waits.pending()
 
     async def run(self) -> None:
-        """Until cancelled. It may be run again then: pods are seen anew, and what was measured is kept."""
+        """Watch and forecast until cancelled. A later run lists the pods again, and keeps the measured times."""
         self._synced.clear()
         self._pod_waits.forget()
         async with asyncio.TaskGroup() as tasks:
@@ -71,7 +70,7 @@ class NodeForecasts:
             for service in tuple(self._pod_waits.services()):
                 self._publish_forecast(service)
             if self._synced.is_set():
-                # The Service of a pod may not have been known before, or the pod may have gone while nobody watched.
+                # The Service of a pod may not have been known before, or the pod may have gone while no watch ran.
                 for service in {*self._pod_waits.services_with_problem(), *self._reported}:
                     self._report_problem_change(service)
 
@@ -85,7 +84,7 @@ class NodeForecasts:
                 self._report_problem_change(each)
 
     def _report_problem_change(self, place: NamespacedName) -> None:
-        """Report the trouble of the pods of the Service at `place` if it is another than was reported."""
+        """Report the problem of the pods of the Service at `place` if it changed."""
         now, service = self._pod_waits.problem(place), self._service_at(place)
         reported, before = self._reported.get(place, (None, None))
         if now == before:
@@ -99,7 +98,7 @@ class NodeForecasts:
             self._on_problem_changed(service, now, before)
 
     def _publish_forecast(self, place: NamespacedName) -> None:
-        """Of one whose version is not known yet, next time."""
+        """Publish the Service's forecast. If its version is not known yet, a later call publishes it."""
         service, left_s = self._service_at(place), self._pod_waits.forecast_ready_s(place, self._clock.wall_s())
         if service is None or left_s is None:
             return

@@ -1,4 +1,4 @@
-"""The pods that run versions, as the routes ask about what runs. Writers: `version_status.py`, `pool_actuator.py`."""
+"""The pods that run versions, as the routes look replicas up. Writers: `version_status.py` and `pool_actuator.py`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +11,8 @@ from kelvin.contracts.serving.control_messages import ReplicaRow
 
 
 class PodTable:
-    """All pods, by name and by version. `device_class` is what their seconds are billed as. `slots` is how many devices
-    all of them may use together; None is no limit.
+    """All pods, by name and by version. `device_class` decides the price of their seconds. `slots` bounds the devices
+    of all pods together; None is no bound.
     """
 
     def __init__(self, clock: Clock, device_class: str, slots: int | None = None) -> None:
@@ -29,7 +29,7 @@ class PodTable:
         return iter(tuple(self._pods.values()))
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
-        """Pods of a version in any state, the one that was seen first before others."""
+        """Return the version's pods in any state, the one seen first before others."""
         return tuple(self._pods[name] for name in self._by_key.get(key, ()))
 
     def active_versions(self) -> tuple[VersionKey, ...]:
@@ -37,23 +37,23 @@ class PodTable:
         return tuple(self._by_key)
 
     def ready(self, key: VersionKey) -> int:
-        """Those that the cluster calls ready."""
+        """Return how many pods the cluster calls ready."""
         return sum(pod.state in SERVING for pod in self.of(key))
 
     def live(self, key: VersionKey) -> int:
-        """Those that are ready or will be."""
+        """Return how many pods are ready or will be."""
         return sum(pod.state in LIVE for pod in self.of(key))
 
     def sleepers(self, key: VersionKey) -> tuple[Replica, ...]:
-        """None: a pod runs, or is not there."""
+        """Return nothing: pods never sleep."""
         return ()
 
     def is_present(self, key: VersionKey) -> bool:
-        """Never in the way: pods leave with the Service of their version."""
+        """Return False: pods end with their version's Service, so they never prevent a deletion."""
         return False
 
     def put(self, row: ReplicaRow) -> Replica | None:
-        """A pod as it is now; the replica where it is ready and was not before."""
+        """Store a pod's present state. Return the replica if it became ready just now."""
         key = VersionKey(row.tenant, row.model, row.version)
         state = _state(row)
         before = self._pods.get(row.runtime_id)
@@ -71,7 +71,7 @@ class PodTable:
         return pod if is_new else None
 
     def remove(self, name: str) -> None:
-        """It is gone. One that is unknown is fine."""
+        """Remove a pod that is gone. An unknown name is no error."""
         pod = self._pods.pop(name, None)
         if pod is not None and pod.key is not None:
             names = self._by_key[pod.key]

@@ -1,6 +1,6 @@
-"""Choose what each version's Service is to be while a new rendering is rolled out in waves.
+"""Choose the wanted state of each version's Service while a new rendering is rolled out in waves.
 
-`policy/rollout.py` decides whose turn it is. `applier.py` writes the Services.
+`policy/rollout_waves.py` decides which Services are next. `applier.py` writes them.
 """
 
 import logging
@@ -35,14 +35,14 @@ from kelvin.process.loops import record_error
 
 log = logging.getLogger(__name__)
 
-_LASTING_REASONS: Final = {each.reason for each in (Denied, Invalid, Missing)}  # other refusals pass by themselves
+_LASTING_REASONS: Final = {each.reason for each in (Denied, Invalid, Missing)}  # other refusals may pass by themselves
 
 
 class Rollout:
-    """The roll-out of one leader. Call `render` with every change of what is wanted, and `choose` often: each call
-    reads only the Services that changed since the last one. `chosen` is the result.
+    """The roll-out under one leader; `chosen` is the result. Call `render` after every change of the wanted Services,
+    and `choose` often: each call reads only Services that changed.
 
-    Only the writes under way, and since when each version is behind, are remembered here. Another leader reads the rest
+    Only the writes in progress, and since when each version is behind, are kept here. The next leader reads the rest
     from the cluster's objects.
     """
 
@@ -64,11 +64,9 @@ class Rollout:
         self._allows_zero = ZERO_INITIAL_SCALE in features
         self._rendered: dict[Ref, tuple[VersionKey, Json]] = {}
         self._entries: dict[Ref, _Entry] = {}
-        self._held_services: dict[Ref, Json] = {}  # Services that wait, as they are to stay until their turn
+        self._held_services: dict[Ref, Json] = {}  # waiting Services, in their state until their turn
         self._admitted: dict[Ref, Json] = {}  # Services whose turn has come
-        self._last_explained: tuple[bool, bool] | None = (
-            None  # whether it is proven, whether some failed; None: explain anew
-        )
+        self._last_explained: tuple[bool, bool] | None = None  # (is proven, has failures); None: explain again
         self.chosen: dict[Ref, Json] = {}
         self.behind: dict[VersionKey, ImageBehind] = {}
         self.is_moving = False  # some version's turn has come: call `choose` again soon
@@ -77,7 +75,7 @@ class Rollout:
         return f"<Rollout behind={len(self.behind)} writing={len(self._admitted)}>"
 
     def render(self, rendered: Iterable[Json], places: Mapping[NamespacedName, VersionKey]) -> None:
-        """Take over all Services as they are rendered now. Call `choose` next."""
+        """Replace all rendered Services. Call `choose` next."""
         found = {Ref.of(obj): obj for obj in rendered}
         self._rendered = {ref: (places[ref.place], obj) for ref, obj in found.items()}
         for table in (self._entries, self._held_services, self._admitted, self.chosen):
@@ -86,7 +84,7 @@ class Rollout:
         self._last_explained = None
 
     def choose(self, refusals: Mapping[Ref, Refusal]) -> bool:
-        """Bring `chosen` and `behind` up to date. Return whether a Service was looked at again."""
+        """Update `chosen` and `behind`. Return whether some Service was chosen again."""
         now_s = self._clock.wall_s()
         changed = self._read_changed(refusals, now_s)
         entries = {**self._entries, **changed}
@@ -97,7 +95,7 @@ class Rollout:
         for ref in dict.fromkeys((*changed, *due)):
             self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
         explained = (is_proven, any(each.is_failure for each in every))
-        has_failed = any(each.stage is RolloutStage.FAILED for each in every)  # its Revision may say why only later
+        has_failed = any(each.stage is RolloutStage.FAILED for each in every)  # its Revision may show why later
         if changed or due or has_failed or explained != self._last_explained:
             self._explain(entries, *explained, int(now_s))
             self._last_explained = explained
@@ -130,7 +128,7 @@ class Rollout:
         obj, seen, has_pods, is_admitted, refusal = sources
         if seen is None or not self._is_ours(seen):
             return None
-        owned_part(seen)  # read here, so that an error costs only this Service
+        owned_part(seen)  # read here, so that an error affects only this Service
         refused_at_s = None
         if is_admitted and refusal is not None and refusal.reason in _LASTING_REASONS:
             refused_at_s = now_s if before is None or before.stage is not RolloutStage.REFUSED else before.failed_at_s
@@ -160,7 +158,7 @@ class Rollout:
             return unchanged_service(seen)
         if service_rollout is None or seen is None:
             return obj
-        # A Revision without a pod is ready at once: only for a version that has shown before that it starts.
+        # A Revision without a pod is ready at once. So allow it only for a version that has proven that it starts.
         zero = "0" if self._allows_zero and not service_rollout.is_awake and service_rollout.is_sound else None
         if service_rollout.stage in OUTDATED:
             before = self._admitted.get(ref)
@@ -196,8 +194,8 @@ class Rollout:
     def _explain_delay(
         self, entry: "_Entry", is_written: bool, is_proven: bool, has_failed: bool
     ) -> tuple[str, str] | None:
-        """Return reason and sentence why a version is behind; None if it is not. The version's tenant reads it, so it
-        names no other tenant.
+        """Return reason and sentence why a version is behind; None if it is not. Its tenant reads it, so it names no
+        other tenant.
         """
         service_rollout, seen, refusal = entry.service_rollout, entry.sources.seen, entry.sources.refusal
         if not entry.is_readable:
@@ -227,9 +225,9 @@ class Rollout:
 
 
 class _Sources(NamedTuple):
-    """What a Service's facts are read from."""
+    """The inputs from which a Service's facts are read."""
 
-    obj: Json  # as it is rendered
+    obj: Json  # as rendered
     seen: Json | None  # as the cluster has it
     has_pods: bool
     is_admitted: bool  # its turn has come
@@ -238,8 +236,8 @@ class _Sources(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The facts of a version's Service. `service_rollout` is None if the cluster has no Service of ours there: then it
-    is written as it is rendered.
+    """The facts of a version's Service. If the cluster has no Service of ours there, `service_rollout` is None, and the
+    Service is written as rendered.
     """
 
     key: VersionKey
@@ -249,8 +247,8 @@ class _Entry:
 
 
 def unchanged_service(seen: Json) -> Json:
-    """Return what to want of a Service so that the cluster keeps it as it is."""
+    """Return a wanted state with which the cluster keeps the Service as it is."""
     try:
         return owned_part(seen)
-    except Exception:  # `managedFields` can't be read: the object as it is seen differs from itself in nothing
+    except Exception:  # `managedFields` can't be read; the whole object as wanted state differs in nothing
         return dict(seen)

@@ -1,4 +1,4 @@
-"""Choose the versions of the registry that have a Knative Service, and render it. `applier.py` writes the Services."""
+"""Choose the versions that have a Knative Service, and render them. `applier.py` writes the Services."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def namespaced_service_name(key: VersionKey, cluster: ClusterSpec) -> NamespacedName:
-    """Where the version's Service is. Raises Refused(InvalidRequest)."""
+    """Return namespace and name of the version's Service. Raises Refused(InvalidRequest)."""
     return namespace_of(key.tenant, cluster), service_name(key.model, key.version)
 
 
@@ -28,14 +28,13 @@ def versions_with_service(
     has_ready_pod: Callable[[VersionKey], bool],
     is_takeover_over: Callable[[Model], bool],
 ) -> Iterator[tuple[Model, Version]]:
-    """Yield the versions that are to have a Service: those that a name or a split names, and some old versions.
+    """Yield the versions that should have a Service: those with an alias or split, and some old versions.
 
     An old version keeps its Service
 
     1. until every named version was ready once;
-    2. then, while it has pods, as long as it answers in the place of a named version, so that it ends what it began;
-    3. while it has pods and a control plane that took over has not settled in: activators that have not reconnected
-       may still send requests to it.
+    2. then, while it has pods and takes requests in place of a named version, so that it finishes its work;
+    3. while it has pods and a takeover is not over: activators that have not reconnected may still send it requests.
     """
     for model in models:
         named = [version for version in model.live_versions if version.registration.version in model.named]
@@ -49,7 +48,7 @@ def versions_with_service(
 
 
 def device_claims(every: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClaim[VersionKey]]:
-    """What each may take of the devices: the oldest model first, and of a model the version that came first."""
+    """Yield each version's claim to devices: the oldest model first, and within a model the earliest version."""
 
     def age_order(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
         model, version = each
@@ -62,15 +61,15 @@ def device_claims(every: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClai
 
 @dataclass(slots=True)
 class ServiceRenderer:
-    """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs, `devices` how
-    many there are for all of them, where that is a bound.
+    """Renders Services, again only if their facts changed. `own` is Kelvin's own namespace. `devices` bounds all
+    versions together, if it is set.
     """
 
     cluster: ClusterSpec
     own: str
     kv_bytes: int
     devices: int | None = None
-    places: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of what was rendered last
+    places: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of the last rendering
     _last_rendered: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
 
     def objects(
@@ -93,14 +92,14 @@ class ServiceRenderer:
                     raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
             except Refused as refused:
                 failed[key] = refused.failure
-            except Exception as error:  # a defect in one version's affairs must not stop the others'
+            except Exception as error:  # a defect in one version must not stop the others
                 record_error(error, key)
                 failed[key] = Internal()
         self._last_rendered, self.places = found, places
         return [each for _, each in found.values()], failed
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
-        """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
+        """Raise Refused(InvalidRequest) if a cluster can't scale the model that way."""
         if scale.idle != "zero":
             raise Refused(InvalidRequest("idle", scale.idle, "must be zero on a cluster; `min` keeps replicas"))
         if self.devices is not None and scale.min > self.devices:

@@ -1,8 +1,8 @@
-"""Watch whether tenants' namespaces hold all that `knative/policy/namespace_requirements.py` requires.
+"""Watch whether tenants' namespaces hold everything that `knative/policy/namespace_requirements.py` requires.
 
-Namespaces and network policies are watched. Secrets and config maps are probed for by name, because the control plane
-may not list them; only the status of the answer counts. A complete namespace is not probed again: if a secret is
-deleted later, the pods that mount it report that.
+Namespaces and network policies are watched. Secrets and config maps are probed by name, because the control plane may
+not list them; only the status of the response counts. A complete namespace is not probed again: if a secret is deleted
+later, the pods that mount it report that.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PROBE_AGAIN_S: Final = 5.0  # while something is missing
 
 @dataclass(slots=True)
 class _Probe:
-    """The result of probing a namespace of this uid."""
+    """The result of probing the namespace with this uid."""
 
     uid: str
     may_write: bool
@@ -53,14 +53,14 @@ class _Policies:
 
 
 class TenantNamespaces:
-    """All namespaces that versions are to run in. Calls `changed` when an answer may have changed."""
+    """All namespaces in which versions should run. Calls `changed` when an answer may have changed."""
 
     def __init__(
         self, api: ClusterApi, requirements: NamespaceRequirements, clock: Clock, changed: Callable[[], None]
     ) -> None:
         self._api, self._requirements, self._clock, self._changed = api, requirements, clock, changed
         self.synced = asyncio.Event()  # namespaces and policies were listed
-        self._learned = asyncio.Event()  # set when something is learned
+        self._learned = asyncio.Event()  # set after each new fact
         self._begin()
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class TenantNamespaces:
         self._namespaces: dict[str, _Namespace] = {}
         self._policies: dict[str, _Policies] = {}
         self._probes: dict[str, _Probe] = {}
-        self._wanted: set[str] = set()  # namespaces that are asked about
+        self._wanted: set[str] = set()  # namespaces that were asked about
         self._probe_due = asyncio.Event()
 
     def failure(self, namespace: str, tenant: str) -> StartFailed | None:
@@ -80,14 +80,14 @@ class TenantNamespaces:
         return policy.failure(namespace, tenant, lacking) if lacking else None
 
     def is_complete(self, namespace: str, tenant: str) -> bool:
-        """Return whether the namespace is known to hold all that it needs. The first call has it probed."""
+        """Return whether the namespace is known to hold all requirements. The first call starts to probe it."""
         if namespace not in self._wanted:
             self._wanted.add(namespace)
             self._probe_due.set()
         return self.synced.is_set() and self._has_current_probe(namespace) and not self._find_missing(namespace, tenant)
 
     async def wait_until_known(self, namespace: str, tenant: str) -> None:
-        """Return once it is known what the namespace holds. Give it a timeout."""
+        """Return once the contents of the namespace are known. Use it with a timeout."""
         self.is_complete(namespace, tenant)
         while not (self.synced.is_set() and self._has_current_probe(namespace)):
             self._learned.clear()
@@ -145,7 +145,7 @@ class TenantNamespaces:
             await first(self._probe_due.wait(), self._clock.sleep(PROBE_AGAIN_S))
 
     async def _probe(self, namespace: str, uid: str) -> None:
-        """Probe one namespace. If the cluster does not answer, what was known stays."""
+        """Probe one namespace. If the cluster does not answer, keep the last result."""
         absent, may_write = [], True
         named = [("Secret", "the secret", each) for each in self._requirements.secrets]
         named += [("ConfigMap", "the config map", each) for each in self._requirements.config_maps]
@@ -176,7 +176,7 @@ class TenantNamespaces:
         else:
             about = obj["metadata"]
             labels = about.get("labels")
-            # Labels that can't be read count as none, so that nothing starts there.
+            # Labels that can't be read count as none, so nothing starts there.
             self._namespaces[name] = _Namespace(str(about.get("uid", "")), labels if isinstance(labels, dict) else {})
         if name in self._wanted:
             self._probe_due.set()

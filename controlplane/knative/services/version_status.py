@@ -1,6 +1,6 @@
-"""Take in what is seen of versions on a cluster: tell activators, keep the table of pods, record outcomes of starts.
+"""Process the observed state of versions on a cluster: tell activators, update the pod table, record start outcomes.
 
-`knative/policy/watch_cache.py` decides what is news. `knative_controller.py` decides which Services there should be.
+`knative/policy/watch_cache.py` decides what is new. `knative_controller.py` decides which Services should exist.
 """
 
 import logging
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class VersionStatusPublisher:
-    """Services, Revisions and pods of versions, and since when each Service has been ready. Use it from one loop."""
+    """Services, Revisions and pods of versions, and since when each Service is ready. Use it from one event loop."""
 
     def __init__(
         self,
@@ -53,22 +53,20 @@ class VersionStatusPublisher:
         self._cluster = cluster
         self._clock = clock
         self._watch_cache = WatchCache()
-        self._ready_since_s: dict[
-            NamespacedName, float
-        ] = {}  # Services that are ready, and since when, as far as was seen
+        self._ready_since_s: dict[NamespacedName, float] = {}  # ready Services, and since when they were seen ready
         self.node_forecasts = NodeForecasts(api, self._watch_cache.service_at, self._record_problem, feed, clock)
 
     def __repr__(self) -> str:
         return f"<VersionStatusPublisher {self._watch_cache!r}>"
 
     def places(self) -> tuple[NamespacedName, ...]:
-        """Return where Services of versions were seen last."""
+        """Return the places of versions' Services, as last seen."""
         return self._watch_cache.places()
 
-    # -- what there is
+    # -- lookups
 
     def find(self, key: VersionKey) -> Service | None:
-        """Return the version's own Service, unless that is being deleted."""
+        """Return the version's own Service, unless it is being deleted."""
         with suppress(Refused):
             found = self._watch_cache.service_at(namespaced_service_name(key, self._cluster))
             if found is not None and not found.is_going and found.of == key:
@@ -76,24 +74,24 @@ class VersionStatusPublisher:
         return None
 
     def ready_since_s(self, key: VersionKey) -> float | None:
-        """Return since when the version's Service has been ready; None for one that never was."""
+        """Return since when the version's Service has been ready; None if it never was."""
         found = self.find(key)
         if found is None or not found.ready:
             return None
         return self._ready_since_s.get(namespaced_service_name(key, self._cluster), self._now_s())
 
     def failure_of(self, revision: NamespacedName) -> RevisionFailure | None:
-        """Return why that Revision failed; None where it did not."""
+        """Return why that Revision failed; None if it did not."""
         return self._watch_cache.failure_of(revision)
 
-    # -- what comes in. None is an object that is gone
+    # -- observed objects; None is an object that is gone
 
     def service(
         self, place: NamespacedName, obj: Json | None, *, is_new: bool
     ) -> tuple[Service | None, Service | None]:
-        """Take a Knative Service in. Return the version's Service that was at `place` before, and the one there now.
+        """Process a Knative Service. Return the version's Service that was at `place` before, and the one there now.
 
-        `is_new`: it was created after this process began to watch. For an older one it is not known since when it has
+        `is_new`: it was created after this process began to watch. For an older one it is unknown since when it has
         been ready, so it counts as ready since long ago.
         """
         before = self._watch_cache.service_at(place)
@@ -106,11 +104,11 @@ class VersionStatusPublisher:
         return before, found
 
     def revision(self, place: NamespacedName, obj: Json | None) -> None:
-        """Take a Revision in."""
+        """Process a Revision, whose failure may be new."""
         self._publish(self._watch_cache.revision(place, None if obj is None else parse_revision_failure(obj)))
 
     def slice(self, place: NamespacedName, found: SlicePods | None) -> None:
-        """Take the pods of an EndpointSlice in."""
+        """Process the pods of an EndpointSlice."""
         self._publish(self._watch_cache.slice(place, found))
 
     def fail(self, key: VersionKey, failure: Failure) -> None:
@@ -119,8 +117,8 @@ class VersionStatusPublisher:
         self._feed.publish(Feed(failures=(self._failure(key, failure),)))
 
     def _if_ours(self, place: NamespacedName, found: Service | None) -> Service | None:
-        """Return the Service if it is at the place where we would write it, else None. Otherwise anybody who may make a
-        Service in some namespace could have another tenant's requests sent to their own pods.
+        """Return the Service if it is at the place where Kelvin writes it, else None. Otherwise anyone who may create a
+        Service in some namespace could receive another tenant's requests.
         """
         with suppress(Refused):
             if found is not None and place == namespaced_service_name(found.of, self._cluster):
@@ -130,8 +128,8 @@ class VersionStatusPublisher:
     def _publish(self, news: FeedChanges) -> None:
         if not news:
             return
-        # Without a node a version still waits: `NodeForecasts` says for how long. Its Revision fails if none comes in
-        # time.
+        # A version without a node still waits, and `NodeForecasts` says for how long. Its Revision fails if no node
+        # comes in time.
         failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.node_forecasts.is_known]
         failures = tuple(self._failure(key, start_failure(why.reason)) for key, why in failed)
         for key, why in failed:
@@ -152,7 +150,7 @@ class VersionStatusPublisher:
             self._pods.remove(name)
 
     def _record_problem(self, service: Service, now: PodProblem | None, before: PodProblem | None) -> None:
-        """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
+        """Record why pods of a version are not ready. This is not a failed start: they may still start."""
         key = service.of
         if now is not None:
             self._outcomes.set_problem(key, problem_from_failure(start_failure(now.reason, now.exit_status)))
