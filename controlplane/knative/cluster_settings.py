@@ -118,14 +118,18 @@ def _read_pools(env: Mapping[str, str], pods: ClusterSpec) -> PoolSettings:
     found = tuple(_parse_pool(part) for part in _read_list(env, name, lambda part: _parse_pool(part) is not None, rule))
     pools = tuple(each for each in found if each is not None)
     if len({each.name for each in pools}) < len(pools):
-        raise BadSetting(name, env[name], "each NAME must be there once")
+        raise BadSetting(name, env[name], "each NAME must be unique")
     if not pools:
         return PoolSettings()
     if pods.control is None:
-        raise BadSetting(name, env[name], "needs KELVIN_CLUSTER_CONTROL: pods are told what to serve by who proves it")
+        raise BadSetting(
+            name,
+            env[name],
+            "needs KELVIN_CLUSTER_CONTROL: pods obey only a known certificate",
+        )
     if not env.get("KELVIN_CONTROL_LISTEN"):
         raise BadSetting(
-            name, env[name], "needs KELVIN_CONTROL_LISTEN, with which the certificate is read that pods ask for"
+            name, env[name], "needs KELVIN_CONTROL_LISTEN: without it, the certificate that pods require is not read"
         )
     models = _read_list(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
     if not models:

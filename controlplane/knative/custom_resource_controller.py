@@ -121,7 +121,7 @@ class CustomResourceController:
             self._failing[what] = failures
             if should_log(failures) and self._lines < MAX_LOG_LINES:
                 self._lines += 1
-                log.warning("%s was not seen to: %s", what, error, extra={"failures": failures})
+                log.warning("%s was not reconciled: %s", what, error, extra={"failures": failures})
         except Exception as error:  # a defect in one object must not stop the others
             record_error(error, what)
 

@@ -148,7 +148,7 @@ async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative:
         assert it.failures == []
         it.fails("ImagePullBackOff")
         await it.told(lambda line: line.failures)
-        assert it.failures == ["no replica could be started: its image is not to be had"]
+        assert it.failures == ["no replica could be started: its image can't be pulled"]
         # What an activator makes of it: who has less time is refused at once, and told when to come again.
         starts = StartForecasts()
         key = VersionKey("default", "m", digest("a"))

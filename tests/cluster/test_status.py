@@ -75,7 +75,7 @@ async def test_what_runs_and_what_does_not(knative: FakeKnative, tmp_path: Path)
                 assert f"\n{version}: no node has room for it\n" in text
                 it.fails("ImagePullBackOff")
                 text = await status(url, lambda said: "image" in said)
-                assert f"\n{version}: its image is not to be had\n" in text
+                assert f"\n{version}: its image can't be pulled\n" in text
                 knative.pods("two")
                 text = await status(url, lambda said: re.search("│ ready +│ 1 ", said))
                 assert "no replica" not in text

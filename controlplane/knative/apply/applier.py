@@ -192,7 +192,7 @@ class Applier:
 
     def _record_foreign(self, ref: Ref, owner: str) -> None:
         wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
-        refusal = Refusal(FOREIGN, f"it is of the installation in {owner}")
+        refusal = Refusal(FOREIGN, f"it belongs to the installation in {owner}")
         if (memory.refusal, memory.wanted_digest) != (refusal, policy.digest_of(wanted)):
             self._states[ref] = policy.after_refusal(wanted, refusal, memory, self._now(), self._luck())
             _LOG.warning("%s is left alone: %s", ref, refusal.message)

@@ -145,7 +145,7 @@ class ListWatch:
 
     async def _back_off(self, api_failure: ApiFailure) -> None:
         if isinstance(api_failure, Expired):
-            _LOG.info("%s: %s; all of them are listed again", self._path, api_failure)
+            _LOG.info("%s: %s; all objects are listed again", self._path, api_failure)
             self._version = ""
         elif self._trouble is None and self._failures > 0:
             _LOG.warning("%s is not watched: %s", self._path, api_failure)

@@ -1,8 +1,9 @@
-"""Decide what to do to one object of a cluster so that it is as we want it. Pure; `applier.py` does it.
+"""Decide the next step for one object of a cluster, so that it becomes as wanted. Pure; `applier.py` carries it out.
 
-The API server compares, not we. An object is applied where our labels and annotations, a digest of what we want among
-them, are otherwise than our last apply left them; where its spec has changed since (`metadata.generation`); and else
-each `CHECK_S`. An apply of what is there already changes nothing. Times are in seconds of any clock that does not step.
+The API server compares objects, not Kelvin. Kelvin applies an object again if our labels or annotations (which include
+a digest of the wanted state) differ from what the last apply left, if the spec has changed since
+(`metadata.generation`), or after CHECK_S. An apply without changes has no effect. Times are seconds of a clock that
+never steps.
 """
 
 import hashlib
@@ -20,16 +21,16 @@ SpecVersion = tuple[str, int]  # uid and `metadata.generation` of an object
 MetadataDrift = tuple[tuple[str, str, str | None], ...]  # "labels" or "annotations", name, value; None: it is missing
 
 RETRY_BACKOFF: Final = ExponentialBackoff(1.0, 300.0)
-REPAIR_RESET_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
-CHECK_S: Final = 1800.0  # an object that seems to be as it should is applied again after so long
-MAX_DIFFERENCES: Final = 8  # differences of one object
-FOREIGN: Final = "Foreign"  # the reason of what another installation wrote
-DIFFERS: Final = "Differs"  # the reason of what the cluster took and made otherwise
+REPAIR_RESET_S: Final = 120.0  # after this time without a change, the next repair comes at once
+CHECK_S: Final = 1800.0  # an object that seems as wanted is applied again after this time
+MAX_DIFFERENCES: Final = 8  # reported for one object
+FOREIGN: Final = "Foreign"  # reason: another installation wrote the object
+DIFFERS: Final = "Differs"  # reason: the cluster accepted the object and changed it
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an object is not as it should be, for somebody to read."""
+    """Why an object is not as wanted: one word, and a message for operators."""
 
     reason: str
     message: str
@@ -37,56 +38,56 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ApplyState:
-    """What was tried for one object. Forgotten as soon as something else is wanted of it."""
+    """The attempts for one object. Forgotten as soon as its wanted state changes."""
 
-    wanted_digest: str = ""  # of what was tried; empty: of its deletion
-    tries: int = 0  # refusals, or repairs soon after one another
+    wanted_digest: str = ""  # of the attempted state; empty: of a deletion
+    tries: int = 0  # refusals, or repairs in quick succession
     not_before: float = 0.0
     tried_at: float = 0.0
-    applied: SpecVersion | None = None  # what our apply made of the object; None: it was not taken
+    applied: SpecVersion | None = None  # the object after our apply; None: the cluster refused it
     refusal: Refusal | None = None
-    metadata_drift: MetadataDrift = ()  # those that it wrote otherwise than our apply
+    metadata_drift: MetadataDrift = ()  # our metadata that the cluster changed in our apply
 
     @property
     def is_failing(self) -> bool:
-        """Whether it was not taken when it was last tried."""
+        """Return whether the cluster refused the last attempt."""
         return self.refusal is not None and self.applied is None
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Write all of it."""
+    """Apply the whole object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Write all of it when there is time: it is probably as it should be already."""
+    """Apply the whole object when there is time. It is probably as wanted already."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete that very object."""
+    """Delete the object with this uid only."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Too early to try again."""
+    """It is too early to try again before `until`."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """There is nothing to do until something changes, or until then."""
+    """There is nothing to do until something changes, or until `until`."""
 
     until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Another installation's, to be left as it is."""
+    """The object belongs to another installation and is left alone."""
 
     owner: str
 
@@ -95,24 +96,34 @@ ApplyStep = Apply | Check | DeleteObject | Wait | Settled | Foreign
 
 
 def decide(wanted: Json | None, seen: Json | None, memory: ApplyState, now: float, installation: str) -> ApplyStep:
-    """The next step. `wanted` is stamped; None for both of them is nothing to do.
+    """Return the next step. `wanted` has its digest; it is None for an object that is not wanted.
 
-    What is being deleted is left alone until it is gone. What does not bear our label, or was not written here, is
-    never deleted: somebody may have applied what `kelvin models render` prints. What the control plane of another
-    installation wrote is neither deleted nor written over.
+    1. The object is as wanted, or is being deleted: do nothing.
+    2. It is not wanted: delete it if this installation wrote it. It stays if it lacks our marks: an operator may have
+       applied the output of `kelvin models render`.
+    3. It does not exist: apply it.
+    4. Another installation wrote it: leave it alone.
+    5. Otherwise compare it with the last apply.
+    6. After a refusal or repair of the same wanted state: wait for the back-off.
     """
+    # (1)
     if wanted == seen or (seen is not None and "deletionTimestamp" in seen["metadata"]):
         return Settled()
+    # (2)
     if wanted is None:
         if seen is None or not is_managed_by(seen, installation):
             return Settled()
         step: ApplyStep = DeleteObject(seen["metadata"]["uid"])
+    # (3)
     elif seen is None:
         step = Apply()
+    # (4)
     elif (owner := owner_of(seen)) not in (None, installation):
         return Foreign(str(owner))
+    # (5)
     else:
         step = _compare(wanted, seen, memory, now)
+    # (6)
     if memory.wanted_digest == digest_of(wanted) and memory.not_before > now:
         return step if isinstance(step, Settled) else Wait(memory.not_before)
     return step
@@ -120,9 +131,8 @@ def decide(wanted: Json | None, seen: Json | None, memory: ApplyState, now: floa
 
 def _compare(wanted: Json, seen: Json, memory: ApplyState, now: float) -> ApplyStep:
     metadata_drift = _metadata_drift(wanted, seen)
-    if memory.wanted_digest != digest_of(
-        wanted
-    ):  # who led before may have applied it: what came after that is not known
+    # An earlier leader may have applied this state. Later changes to the object are unknown.
+    if memory.wanted_digest != digest_of(wanted):
         return Apply() if metadata_drift else Check()
     if memory.applied != spec_version(seen) or memory.metadata_drift != metadata_drift:
         return Apply()
@@ -131,7 +141,7 @@ def _compare(wanted: Json, seen: Json, memory: ApplyState, now: float) -> ApplyS
 
 
 def after_success(wanted: Json | None, answer: Json | None, memory: ApplyState, now: float, luck: float) -> ApplyState:
-    """After a step that the cluster took. `answer` is the object as it says it is, `luck` in [0, 1)."""
+    """Return the state after a successful step. `answer` is the object in the response; `luck` is in [0, 1)."""
     again = memory.wanted_digest == digest_of(wanted) and memory.tries > 0 and now - memory.tried_at < REPAIR_RESET_S
     again = again and not memory.is_failing
     tries = memory.tries + 1 if again else 1
@@ -148,31 +158,31 @@ def after_success(wanted: Json | None, answer: Json | None, memory: ApplyState, 
 
 
 def after_refusal(wanted: Json | None, refusal: Refusal, memory: ApplyState, now: float, luck: float) -> ApplyState:
-    """Return the memory after a step that the cluster refused."""
+    """Return the state after a step that the cluster refused."""
     tries = memory.tries + 1 if memory.is_failing and memory.wanted_digest == digest_of(wanted) else 1
     return ApplyState(digest_of(wanted), tries, now + RETRY_BACKOFF.after(tries, luck), now, refusal=refusal)
 
 
 def delay_until(memory: ApplyState, until: float) -> ApplyState:
-    """Return the memory with no attempt before `until`, because the cluster asked for that."""
+    """Return the state with no attempt before `until`, because the cluster asked for that."""
     return replace(memory, not_before=max(memory.not_before, until))
 
 
 def is_managed_by(obj: Json, installation: str) -> bool:
-    """Whether it bears our label, and was written by a control plane of this installation, as far as is known."""
+    """Return whether the object has our label, and this installation's control plane wrote it, as far as is known."""
     labels, notes = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
     return labels.get(MANAGED_BY) == MANAGER and APPLIED in notes and owner_of(obj) in (None, installation)
 
 
 def owner_of(obj: Json) -> str | None:
-    """The installation whose control plane wrote it; None where nobody said that."""
+    """Return the installation whose control plane wrote the object; None if it is not marked."""
     noted = (obj["metadata"].get("annotations") or {}).get(INSTALLATION)
     return None if noted is None else str(noted)
 
 
 def with_digest(obj: Json, installation: str) -> dict[str, Any]:
-    """A copy that says whose it is and what it was rendered as, so that a later rendering without some field differs
-    from it. What has a stamp already (`owned_part`) keeps it.
+    """Return a copy with the installation and a digest of its content, so that a later rendering without some field
+    differs. An object that has a digest already (`owned_part`) keeps it.
     """
     if APPLIED in (obj["metadata"].get("annotations") or {}):
         return dict(obj)
@@ -185,17 +195,17 @@ def with_digest(obj: Json, installation: str) -> dict[str, Any]:
 
 
 def digest_of(wanted: Json | None) -> str:
-    """Of a stamped object; empty for one that is not wanted."""
+    """Return the digest of a wanted object; empty if it is not wanted."""
     return "" if wanted is None else str(wanted["metadata"]["annotations"][APPLIED])
 
 
 def spec_version(obj: Json) -> SpecVersion:
-    """Return which object it is and how often its spec has changed; 0 for a kind that does not count it."""
+    """Return the object's uid and how often its spec has changed; 0 for a kind that does not count changes."""
     return obj["metadata"]["uid"], obj["metadata"].get("generation", 0)
 
 
 def _metadata_drift(wanted: Json, obj: Json) -> MetadataDrift:
-    """Return our labels and annotations that the object has otherwise."""
+    """Return our labels and annotations whose values differ in the object."""
     found: list[tuple[str, str, str | None]] = []
     for kind in ("labels", "annotations"):
         noted = obj["metadata"].get(kind) or {}
@@ -205,7 +215,7 @@ def _metadata_drift(wanted: Json, obj: Json) -> MetadataDrift:
 
 
 def _field_drift(wanted: Any, answer: Any, path: str) -> Iterator[str]:
-    """Yield the fields that the cluster made otherwise than they were applied, each as a line says it."""
+    """Yield the fields that the cluster changed when it accepted the object, each as one line of text."""
     if isinstance(wanted, Mapping) and isinstance(answer, Mapping):
         for key, value in wanted.items():
             yield from _field_drift(value, answer.get(key), f"{path}.{key}" if path else str(key))
@@ -217,7 +227,7 @@ def _field_drift(wanted: Any, answer: Any, path: str) -> Iterator[str]:
 
 
 def _managed_fields(seen: Json) -> Json:
-    """The fields of an object that our applies own."""
+    """Return the fields of an object that our applies own."""
     for entry in seen["metadata"].get("managedFields") or ():
         if (entry.get("manager"), entry.get("operation"), entry.get("subresource", "")) == (MANAGER, "Apply", ""):
             fields: Json = entry.get("fieldsV1") or {}
@@ -226,7 +236,7 @@ def _managed_fields(seen: Json) -> Json:
 
 
 def owned_part(seen: Json) -> dict[str, Any]:
-    """Return what our last apply said of an object, its stamp included. To apply that again changes nothing."""
+    """Return the state that our last apply set, including its digest. Applying it again changes nothing."""
     head = {"apiVersion": seen["apiVersion"], "kind": seen["kind"]}
     part = _select_owned(
         {key: value for key, value in seen.items() if key not in (*head, "status")}, _managed_fields(seen)
@@ -236,7 +246,7 @@ def owned_part(seen: Json) -> dict[str, Any]:
 
 
 def _select_owned(obj: Json, fields: Json) -> dict[str, Any]:
-    """Lists are taken whole."""
+    """Return the owned part of a mapping. Lists are taken as a whole."""
     found: dict[str, Any] = {}
     for key, value in obj.items():
         mine = fields.get(f"f:{key}")

@@ -1,7 +1,7 @@
-"""What a cluster's objects declare of models and tenants, and what they are told in return. Pure.
+"""Parse the specs of Model and Tenant objects, and compute their statuses. Pure.
 
-An object's `spec` is done once for each of its generations, so that the admin API and the objects are two doors to one
-state: who wrote last holds, and an object whose fields were changed elsewhere since says so (`InSync`).
+A spec is applied once per generation. So the admin API and the objects write one state, and the last writer wins. If a
+field was changed through the admin API since, the object's condition `InSync` says so.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ MODEL, MODEL_VERSION, TENANT = "Model", "ModelVersion", "Tenant"
 FINALIZER: Final = f"{GROUP}/deletion"
 
 READY, FAILED, REFUSED = "Ready", "Failed", "Refused"  # reasons of Events
-_EVENT_STATES: Final = {"ready": (READY, "it can be asked"), "faulty": (FAILED, "it is faulty")}  # of a ModelVersion
+_EVENT_STATES: Final = {"ready": (READY, "it takes requests"), "faulty": (FAILED, "it is faulty")}  # of a ModelVersion
 
 _MAX_RULE: Final = 400
-_UNIT_NAMES: Final = {"_s": "Seconds"}  # units at the end of a name, as Kubernetes spells them
+_UNIT_NAMES: Final = {"_s": "Seconds"}  # suffixes of names, and the words that Kubernetes uses for them
 
 DeletionPolicy = Literal["Retain", "Delete"]
 Weight = Annotated[int, Meta(ge=1, le=1000)]  # as the admin API takes them
@@ -36,7 +36,7 @@ Prefix = Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")]
 
 
 def camel(name: str) -> str:
-    """`window_s` is `windowSeconds`, `store_bytes` is `storeBytes`."""
+    """Convert a name to camel case with a spelled-out unit: `window_s` becomes `windowSeconds`."""
     for end, unit in _UNIT_NAMES.items():
         if name.endswith(end):
             return camel(name[: -len(end)]) + unit
@@ -45,22 +45,22 @@ def camel(name: str) -> str:
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename=camel):
-    """Base of what is declared: what is left out is not the object's to say."""
+    """Base of specs. A field that is left out is not managed by the object."""
 
 
 if TYPE_CHECKING:
     Scale = Patch
     Limits = Patch
 else:
-    # Bounds are checked when a generation is done, so that an object beyond them is still told what holds, and can go.
-    # A cluster has no sleeping replicas, and so nothing that the price of waiting decides.
+    # Bounds are checked when a generation is applied, so an object outside of them still gets a status and can be
+    # deleted. A cluster has no sleeping replicas, so `idle` and `wait_price` have no effect there.
     _SPEC = {"bounded": False, "rename": camel}
     Scale = patch_of(ScaleSettings, "Scale", "How the model scales.", without=("idle", "wait_price"), **_SPEC)
     Limits = patch_of(TenantLimits, "Limits", "The tenant's own limits.", **_SPEC)
 
 
 class ModelSpec(_Spec, frozen=True):
-    """A model that is pushed, or will be. `prod` and the names of `split` are versions, or beginnings of theirs."""
+    """Spec of a model that is pushed, or will be. `prod` and the keys of `split` are versions, or prefixes of them."""
 
     tenant: str
     prod: Prefix | None = None
@@ -70,7 +70,7 @@ class ModelSpec(_Spec, frozen=True):
 
 
 class TenantSpec(_Spec, frozen=True):
-    """A tenant, which is made where there is none of that name."""
+    """Spec of a tenant, which is created if it does not exist."""
 
     suspended: bool | None = None
     limits: Limits = Limits()
@@ -79,19 +79,19 @@ class TenantSpec(_Spec, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What holds of a model. `scale` is by the field names of `Scale`."""
+    """Present state of a model. `scale` has the field names of `Scale`."""
 
     prod: str
     split: Mapping[str, int]
     scale: Mapping[str, float | str | None]
-    is_servable: bool  # `prod` is, at zero too
+    is_servable: bool  # `prod` can serve requests, also while at zero
     versions: int
     replicas: int
 
 
 @dataclass(frozen=True, slots=True)
 class TenantFacts:
-    """What holds of a tenant. `limits` is by the field names of `Limits`."""
+    """Present state of a tenant. `limits` has the field names of `Limits`."""
 
     suspended: bool
     limits: Mapping[str, object]
@@ -119,7 +119,7 @@ def _spec(obj: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
-    """Fields of the spec that do not hold, by their paths in the object."""
+    """Return the fields of the spec that do not hold, as paths in the object."""
     found = []
     if spec.prod is not None and not facts.prod.startswith(spec.prod):
         found.append("prod")
@@ -129,7 +129,7 @@ def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
-    """Return the fields of the spec that do not hold, by their paths in the object."""
+    """Return the fields of the spec that do not hold, as paths in the object."""
     suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
     return (*suspended, *_differing_fields("limits", spec.limits.given(), facts.limits))
 
@@ -147,7 +147,7 @@ def _is_split(wanted: Mapping[str, int], held: Mapping[str, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One of a status. `reason` is one word."""
+    """One condition of a status. `reason` is one word."""
 
     type: str
     is_true: bool
@@ -156,7 +156,7 @@ class Condition:
 
 
 def applied_condition(failure: Failure | None) -> Condition:
-    """Whether this generation was done."""
+    """Return the condition that tells whether this generation was applied."""
     if failure is None:
         return Condition("Applied", is_true=True, reason="Applied")
     reason = "".join(word.title() for word in failure.code.split("_"))
@@ -164,23 +164,23 @@ def applied_condition(failure: Failure | None) -> Condition:
 
 
 def in_sync_condition(drift: Sequence[str]) -> Condition:
-    """Whether what the object says is what holds."""
+    """Return the condition that tells whether all fields of the spec hold."""
     if not drift:
         return Condition("InSync", is_true=True, reason="InSync")
-    return Condition("InSync", is_true=False, reason="ChangedElsewhere", message=f"otherwise: {', '.join(drift)}")
+    return Condition("InSync", is_true=False, reason="ChangedElsewhere", message=f"differs: {', '.join(drift)}")
 
 
 def model_ready_condition(facts: ModelFacts | None) -> Condition:
-    """Whether it can be asked; at zero it can."""
+    """Return the condition that tells whether the model can serve requests. It can while at zero."""
     if facts is None:
-        return Condition("Ready", is_true=False, reason="NotPushed", message="no version of it was pushed yet")
+        return Condition("Ready", is_true=False, reason="NotPushed", message="no version was pushed yet")
     if not facts.is_servable:
         return Condition("Ready", is_true=False, reason="Faulty", message="its version prod is faulty")
     return Condition("Ready", is_true=True, reason="Servable")
 
 
 def tenant_ready_condition(facts: TenantFacts | None) -> Condition:
-    """Whether its keys are good."""
+    """Return the condition that tells whether the tenant's keys are accepted."""
     if facts is None:
         return Condition("Ready", is_true=False, reason="NotMade")
     if facts.suspended:
@@ -189,25 +189,25 @@ def tenant_ready_condition(facts: TenantFacts | None) -> Condition:
 
 
 def generation_of(obj: Mapping[str, Any]) -> int:
-    """Of its spec."""
+    """Return the generation of the object's spec; 0 if it has none."""
     return int(obj["metadata"].get("generation") or 0)
 
 
 def applied_generation(obj: Mapping[str, Any]) -> int:
-    """The last generation that was done, as its status says; 0 for none."""
+    """Return the last generation that was applied, from the object's status; 0 for none."""
     return int((obj.get("status") or {}).get("appliedGeneration") or 0)
 
 
 def status(
     obj: Mapping[str, Any], done: int, conditions: Iterable[Condition], now: str, **rest: object
 ) -> dict[str, object]:
-    """Of the object, at `now` (RFC 3339). A condition that is as it was keeps its time."""
+    """Return the object's status at `now` (RFC 3339). An unchanged condition keeps its transition time."""
     generation = generation_of(obj)
     before = {each.get("type"): each for each in (obj.get("status") or {}).get("conditions") or ()}
-    told = []
+    condition_rows = []
     for each in conditions:
         word, held = "True" if each.is_true else "False", before.get(each.type) or {}
-        told.append(
+        condition_rows.append(
             {
                 "type": each.type,
                 "status": word,
@@ -217,29 +217,29 @@ def status(
                 "lastTransitionTime": held.get("lastTransitionTime") if held.get("status") == word else now,
             }
         )
-    return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": told}
+    return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": condition_rows}
 
 
 def model_status(facts: ModelFacts | None) -> dict[str, object]:
-    """What a status shows of it beside its conditions."""
+    """Return the fields of a model's status beside its conditions."""
     if facts is None:
         return {"versions": 0, "readyReplicas": 0}
     return {"prod": facts.prod, "versions": facts.versions, "readyReplicas": facts.replicas}
 
 
 def is_going(obj: Mapping[str, Any]) -> bool:
-    """Whether its deletion was asked for."""
+    """Return whether the object is being deleted."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def has_finalizer(obj: Mapping[str, Any]) -> bool:
-    """Whether it bears our finalizer."""
+    """Return whether the object has our finalizer."""
     return FINALIZER in (obj["metadata"].get("finalizers") or ())
 
 
 def finalizer_patch(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
-    """What of an object is ours to apply: its finalizer, or no longer that. With its uid, an object that went meanwhile
-    is not made anew.
+    """Return our part of an object, with or without the finalizer. Its uid prevents recreating an object that was
+    deleted meanwhile.
     """
     about = {name: obj["metadata"][name] for name in ("name", "namespace", "uid") if obj["metadata"].get(name)}
     return {
@@ -251,21 +251,21 @@ def finalizer_patch(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ResourceEvent:
-    """An Event that is worth telling: the object is ready, has failed, or was refused."""
+    """An Event worth reporting: the object is ready, has failed, or was refused."""
 
     reason: str  # READY, FAILED or REFUSED
     message: str
 
     @property
     def is_warning(self) -> bool:
-        """Whether somebody should look."""
+        """Return whether an operator should look at it."""
         return self.reason != READY
 
 
 def new_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ResourceEvent, ...]:
     """Return the Events of an object whose status was `before` (empty for none) and is `after` now.
 
-    A state that holds already is not told again. `scaling/knative/events.py` bounds how often the same is told.
+    A state that held before is not reported again. `knative/apply/events.py` limits repetitions.
     """
     known = set(_events_of(before))
     return tuple(found for found in _events_of(after) if found not in known)
@@ -275,12 +275,12 @@ def _events_of(status: Mapping[str, Any]) -> Iterator[ResourceEvent]:
     if (of := _EVENT_STATES.get(str(status.get("state")))) is not None:
         yield ResourceEvent(*of)
     conditions = status.get("conditions") or ()
-    if any(each.get("reason") == "NotPushed" for each in conditions):  # it may be declared before; it is no refusal
+    if any(each.get("reason") == "NotPushed" for each in conditions):  # no refusal: a model may be declared first
         return
     for each in conditions:
         match each.get("type"), each.get("status"), each.get("reason"):
             case "Ready", "True", _:
-                yield ResourceEvent(READY, "it can be asked")
+                yield ResourceEvent(READY, "it takes requests")
             case "Ready", "False", "Faulty":
                 yield ResourceEvent(FAILED, str(each.get("message")))
             case "Applied", "False", reason:

@@ -1,7 +1,7 @@
-"""A version as a Knative Service: what makes an unmodified Knative run it, scaled as one machine would.
+"""Render a version as a Knative Service, so that an unmodified Knative scales it as one machine would.
 
-Which fields a cluster takes is what the webhook of knative/serving (98e5ef9) was seen to answer. Some need a flag of
-its ConfigMap `config-features`; some, a grace for termination or hooks of a life among them, don't exist there.
+The fields were tested against the webhook of knative/serving (98e5ef9). Some need a flag in its ConfigMap
+`config-features`. Others, such as a termination grace period or lifecycle hooks, are not supported there.
 """
 
 import hashlib
@@ -22,27 +22,26 @@ PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
 INNER_TLS_DIRECTORY: Final = "/etc/kelvin/inner"
 CACHE: Final = "/run/kelvin-cache"
-PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and what an answer takes
+PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and buffers of responses
 SCRATCH_BYTES: Final = 1 << 30  # sockets, records, temporary files
-TIMEOUT_S: Final = 600  # Knative's default for the longest timeout of a revision (config-defaults)
-PULL_S: Final = 300  # for an image that no node has yet
-QUEUE_PROXY_WAIT_S: Final = (
-    30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
-)
-FINAL_FLUSH_S: Final = 25  # for what a process does beyond its drain: last frames, last records
-SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
-NODE_S: Final = 1800  # within which a start may end whose node has to come first, with its image
+TIMEOUT_S: Final = 600  # Knative's default for a revision's longest timeout (config-defaults)
+PULL_S: Final = 300  # to pull an image that the node does not have
+# When a pod is deleted, queue-proxy first waits this long for requests. The runtime gets no signal before.
+QUEUE_PROXY_WAIT_S: Final = 30
+FINAL_FLUSH_S: Final = 25  # for a process's work after its drain: last frames, last records
+SLOWEST_BYTES_S: Final = 50 << 20  # per second; starts from slower stores fail
+NODE_S: Final = 1800  # longest start of a pod whose node must be created first, image included
 TRUST: Final = "/etc/kelvin/trust"
 CACHE_NODE: Final = {"kelvin.dev/cache": "true"}  # the label of nodes that have a cache agent
 LABEL_CHARS: Final = 63
-EXTRA_CONCURRENCY: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
-MAX_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
+EXTRA_CONCURRENCY: Final = 8  # cancellations and receipts that pass queue-proxy while all streams of a pod are taken
+MAX_CONCURRENCY: Final = 1000  # Knative's default for a revision's highest concurrency (config-defaults)
 
-# An answer may begin before queue-proxy has seen its request's end, and is not cut for it (golang/go#40747).
+# Without it, a response that begins before queue-proxy has read the whole request may be cut (golang/go#40747).
 FULL_DUPLEX: Final = {"features.knative.dev/http-full-duplex": "Enabled"}
 
 AUTOSCALING: Final = "autoscaling.knative.dev"
-# Annotations of the template that say how a version is scaled, which operators and tenants decide.
+# Annotations of the template that say how a version is scaled. Operators and tenants decide them.
 SCALE: Final = frozenset(
     f"{AUTOSCALING}/{name}"
     for name in (
@@ -53,7 +52,7 @@ SCALE: Final = frozenset(
 STORE_RULE: Final = "must be s3://BUCKET/PREFIX, which pods can reach; push to an S3 store and name that one here"
 IMAGE_RULE: Final = "must be an image's name, such as REGISTRY/NAME@sha256:DIGEST"
 DEVICE_RULE: Final = "must be nvidia.com/gpu, or another resource of nvidia.com/"
-ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
+ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # in config-autoscaler: a Revision may begin without a pod
 
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
@@ -63,7 +62,7 @@ _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A field of the pod and the key of `config-features` that allows it."""
+    """A field of the pod, and the key of `config-features` that allows it."""
 
     field: str
     flag: str
@@ -79,7 +78,7 @@ FEATURES: Final = (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD, HOST_PATH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodVersion:
-    """What is to run. Bytes are of the version's weights and of a replica's KV memory."""
+    """The version to run. Bytes are of its weights and of a replica's KV memory."""
 
     tenant: str
     model: str
@@ -89,7 +88,7 @@ class PodVersion:
     max_streams: int
     min_scale: int = 0
     max_scale: int = 1
-    target: float | None = None  # concurrency of a replica; None: by its streams
+    target: float | None = None  # concurrency of a replica; None: its streams
     window_s: float = 60.0
     grace_s: float = 30.0
     average: AverageKind = "linear"
@@ -97,7 +96,7 @@ class PodVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEndpoints:
-    """Where pods find the rest of Kelvin, and the secret in a tenant's namespace by which they are runtimes to it."""
+    """URLs of the rest of Kelvin, and the secret in tenants' namespaces with which pods authenticate as runtimes."""
 
     url: str
     snapshotter_url: str
@@ -106,10 +105,10 @@ class ControlEndpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Where it is to run. `device` is a resource of the nodes, `nvidia.com/gpu` or a slice of one, None: processors.
+    """The cluster that pods are rendered for. `device` is `nvidia.com/gpu` or a slice of one; None: CPUs.
 
-    `features` are the keys of `config-features` that are on there, and `ZERO_INITIAL_SCALE` where that is. `timeout_s`
-    is the longest timeout that it takes.
+    `features` are the enabled keys of `config-features`, and `ZERO_INITIAL_SCALE` if it is enabled. `timeout_s` is the
+    longest timeout that the cluster accepts.
     """
 
     image: str
@@ -120,15 +119,15 @@ class ClusterSpec:
     device_class: str | None = None
     features: frozenset[str] = frozenset()
     timeout_s: int = TIMEOUT_S
-    secret: str | None = None  # whose keys are the environment of the store's client
+    secret: str | None = None  # its keys become the environment of the store's client
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, str], ...] = ()
     priority_class: str | None = None
     control: ControlEndpoints | None = None
     cache: str | None = None  # a directory of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT
-    verify: str = "off"  # what becomes of a version that no trust root signed: KELVIN_VERIFY of its pods
-    trust: str | None = None  # a config map in a tenant's namespace that holds the trust roots
-    notice_s: int | None = None  # what a node is given from the word that it goes; None: as long as a pod
+    verify: str = "off"  # KELVIN_VERIFY of its pods: what to do with a version that no trust root signed
+    trust: str | None = None  # a config map in each tenant's namespace that holds the trust roots
+    notice_s: int | None = None  # seconds between a node's notice and its end; None: as long as a pod has
 
 
 def is_cluster_store(url: str) -> bool:
@@ -139,12 +138,12 @@ def is_cluster_store(url: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Return whether an image's name has no character that none may have. A tag is as good as a digest here."""
+    """Return whether all characters are allowed in an image's name. A tag is as good as a digest here."""
     return _IMAGE.fullmatch(name) is not None
 
 
 def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
-    """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it."""
+    """Return the Service object, without a status. Raises Refused(InvalidRequest) if the cluster would refuse it."""
     obj: _Json = {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
@@ -164,13 +163,13 @@ def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
             }
         },
     }
-    # On the Service alone: an annotation of the template would be a new Revision by itself.
+    # Only on the Service: on the template, a new annotation alone would make a new Revision.
     obj["metadata"]["annotations"][RENDERING] = _digest(obj)
     return obj
 
 
 def _digest(obj: _Json) -> str:
-    """Return the digest of a rendered Service without its scale: the same as long as Kelvin renders it the same."""
+    """Return the digest of a rendered Service without its scale. It stays the same while Kelvin renders the same."""
     template = obj["spec"]["template"]
     notes = {name: value for name, value in template["metadata"]["annotations"].items() if name not in SCALE}
     whole = {**obj, "spec": {"template": {**template, "metadata": {**template["metadata"], "annotations": notes}}}}
@@ -178,43 +177,43 @@ def _digest(obj: _Json) -> str:
 
 
 def service_name(model: str, version: str) -> str:
-    """A DNS label that names the version within its tenant's namespace; a long model gives up its end."""
+    """Return a DNS label that is unique for the version in its tenant's namespace. A long model name is cut."""
     digits = version[:12]
     return f"{model[: LABEL_CHARS - 1 - len(digits)].rstrip('-')}-{digits}"
 
 
 def namespace_of(tenant: str, cluster: ClusterSpec) -> str:
-    """A namespace for each tenant, unless the cluster names one. Raises `Refused`."""
+    """Return the tenant's own namespace, or the one that the cluster names. Raises Refused."""
     return require_dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
 
 
 def memory_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
-    """What the pod may take: weights are counted to it, unless its node's cache agent holds them."""
+    """Return the memory limit of the pod. It includes the weights unless its node's cache agent holds them."""
     return _private_weight_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
 
 
 def _private_weight_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
-    """Of weights that its own cache agent keeps, in memory and on disk."""
+    """Return the bytes of weights that the pod's own cache agent keeps, in memory and on disk."""
     return version.weight_bytes if cluster.cache is None else 0
 
 
 def start_limit_s(version: PodVersion) -> int:
-    """Within what a start ends, one way or the other: its image, its bytes, and as much again."""
+    """Return the seconds after which a start has failed: time to pull the image, and twice the time for the bytes."""
     return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
 
 
 def progress_deadline_s(version: PodVersion) -> int:
-    """Return after how many seconds Knative gives a revision up of which no pod is ready.
+    """Return after how many seconds Knative gives up a revision without a ready pod.
 
-    A start may begin with a node that has to be made. Knative's own 600 s, or what bytes alone take, would end it.
+    A start may need a new node. Knative's own 600 s, or the time for the bytes alone, would be too short.
     """
     return max(NODE_S, start_limit_s(version))
 
 
 def drain_s(cluster: ClusterSpec) -> int:
-    """What a drain may take. A pod's time to end is its revision's timeout, counted from its deletion; what outlives
-    the drain is ended with an error and recorded, what outlives the pod is not. A node that may be taken away gives its
-    pods less, and they don't know why they end: a drain is never longer than that.
+    """Return the longest drain in seconds. A pod's time to end is its revision's timeout, counted from its deletion.
+    Requests that outlive the drain end with an error and are recorded; those that outlive the pod are not. A node that
+    goes away gives its pods less time (`notice_s`). Pods don't know why they end, so no drain is longer than that.
     """
     given_s = cluster.timeout_s if cluster.notice_s is None else min(cluster.timeout_s, cluster.notice_s)
     return max(1, given_s - QUEUE_PROXY_WAIT_S - FINAL_FLUSH_S)
@@ -229,28 +228,28 @@ def _labels(version: PodVersion) -> dict[str, str]:
 
 
 def _scaling(version: PodVersion) -> dict[str, str]:
-    """As one machine scales it: `scaled.scaling_spec`. What is not said is Knative's default there, too. Raises
-    `Refused(InvalidRequest)`.
+    """Return the annotations that scale the version as one machine would (`version_scaler.scaling_spec`). Other
+    settings are Knative's defaults in both cases. Raises Refused(InvalidRequest).
     """
     if version.target is not None and version.target < TARGET_MIN:
         rule = f"must be {TARGET_MIN} or more on a cluster"
         raise Refused(InvalidRequest("target", format(version.target, "g"), rule))
-    told: dict[str, object] = {
+    settings: dict[str, object] = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
         "min-scale": version.min_scale,
         "max-scale": version.max_scale,
         "window": _whole_seconds("window_s", version.window_s),
-        "target-burst-capacity": -1,  # our activator is in the path always, and what it reports is all that counts
+        "target-burst-capacity": -1,  # the activator is always in the path, so only its reports count
         "scale-to-zero-pod-retention-period": _whole_seconds("grace_s", version.grace_s),
     }
-    if version.average == "weighted":  # said then alone: where it is not, Knative's own is linear
-        told["metric-aggregation-algorithm"] = "weighted-exponential"
-    # Said always, and never over the streams: Knative itself would bound it by what queue-proxy lets through.
+    if version.average == "weighted":  # only then: Knative's default is linear
+        settings["metric-aggregation-algorithm"] = "weighted-exponential"
+    # Always set, and never above the streams: Knative would bound it by queue-proxy's limit, which is higher.
     target = version.max_streams if version.target is None else min(version.target, version.max_streams)
-    told["target"] = format(target, "g")
+    settings["target"] = format(target, "g")
     return {
-        **{f"{AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        **{f"{AUTOSCALING}/{name}": str(value) for name, value in settings.items()},
         "serving.knative.dev/progress-deadline": f"{progress_deadline_s(version)}s",
         **FULL_DUPLEX,
     }
@@ -263,11 +262,11 @@ def _whole_seconds(name: str, seconds: float) -> str:
 
 
 def pod_spec(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
-    """Of one that serves it. Raises `Refused(InvalidRequest)`."""
+    """Return the spec of a pod that serves the version. Raises Refused(InvalidRequest)."""
     return {
         "containerConcurrency": min(version.max_streams + EXTRA_CONCURRENCY, MAX_CONCURRENCY),
         "timeoutSeconds": cluster.timeout_s,
-        "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
+        "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt sends nothing for a long time
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [_container(version, cluster)],
@@ -299,10 +298,10 @@ def _container(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
             *(each for _, _, settings in _shared_volumes(version, cluster) for each in settings),
         ],
         "resources": _resources(version, cluster),
-        # With a port each: where none is given the webhook refuses a start-up probe.
+        # Each probe names a port: without one, the webhook refuses a start-up probe.
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": PORT}, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 10, "timeoutSeconds": 5},
-        # Imports come before its port: it is not asked whether it lives until it listens.
+        # Imports come before the port, so liveness is not probed until the runtime listens.
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": PORT},
             "periodSeconds": 1,
@@ -322,26 +321,26 @@ def _container(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
         ],
     }
     if cluster.secret is not None:
-        # Where the service account is a role of the store's there is none.
+        # Optional: if the service account has rights in the store, there is no such secret.
         container["envFrom"] = [{"secretRef": {"name": cluster.secret, "optional": True}}]
     return container
 
 
 def _shared_volumes(version: PodVersion, cluster: ClusterSpec) -> Iterator[tuple[_Json, _Json, list[_Json]]]:
-    """What others keep for it: a volume, where it is mounted, and the settings that say so. All of it is read alone, so
-    that no pod can put another socket in the place of its agent's.
+    """Yield the pod's volumes from outside: volume, mount, and settings that name it. All are mounted read-only, so no
+    pod can replace the socket of its agent.
     """
     if (control := cluster.control) is not None:
         volume = {"name": "inner", "secret": {"secretName": control.secret}}
-        told = {
+        settings = {
             "KELVIN_CONTROL": control.url,
             "KELVIN_SNAPSHOTTER": control.snapshotter_url,
             "KELVIN_INNER_TLS": INNER_TLS_DIRECTORY,
         }
         mount = {"name": "inner", "mountPath": INNER_TLS_DIRECTORY, "readOnly": True}
-        yield volume, mount, [{"name": name, "value": value} for name, value in told.items()]
+        yield volume, mount, [{"name": name, "value": value} for name, value in settings.items()]
     if cluster.trust is not None:
-        # Not optional: a pod that finds no trust roots must not start as if it had been told of none.
+        # Not optional: a pod without its trust roots must not start as if none were required.
         volume = {"name": "trust", "configMap": {"name": cluster.trust}}
         mount = {"name": "trust", "mountPath": TRUST, "readOnly": True}
         yield volume, mount, [{"name": "KELVIN_TRUST_ROOTS", "value": TRUST}]
@@ -354,14 +353,14 @@ def _shared_volumes(version: PodVersion, cluster: ClusterSpec) -> Iterator[tuple
 
 
 def _disk_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
-    """A copy of the weights, unless its node has one, and what is kept beside it."""
+    """Return the disk space for a copy of the weights, unless the node has one, and for scratch files."""
     return _private_weight_bytes(version, cluster) + SCRATCH_BYTES
 
 
 def _resources(version: PodVersion, cluster: ClusterSpec) -> dict[str, dict[str, str]]:
     memory, disk = _amount(memory_bytes(version, cluster)), _amount(_disk_bytes(version, cluster) + SCRATCH_BYTES)
     needed = {"cpu": _amount(cluster.cores), "memory": memory, "ephemeral-storage": disk}
-    limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
+    limits = {"memory": memory, "ephemeral-storage": disk}  # no CPU limit: idle cores may be used
     if cluster.device is not None:
         if not cluster.device.startswith(_NVIDIA):
             raise Refused(InvalidRequest("device", cluster.device, DEVICE_RULE))
@@ -370,7 +369,7 @@ def _resources(version: PodVersion, cluster: ClusterSpec) -> dict[str, dict[str,
 
 
 def _amount(number: int) -> str:
-    """Return a quantity as Kubernetes itself writes it, so that a cluster keeps it as it is: 8000 as `8k`."""
+    """Return a quantity in Kubernetes' own notation (8000 is `8k`), so that the cluster keeps it unchanged."""
     for suffix in ("", "k", "M", "G", "T"):
         if number == 0 or number % 1000:
             return f"{number}{suffix}"
@@ -379,9 +378,9 @@ def _amount(number: int) -> str:
 
 
 def _placement(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
-    """What was asked for must be allowed; replicas are spread over zones where that is."""
+    """Return the fields that choose nodes. They must be allowed. Replicas are spread over zones if that is allowed."""
     asked: list[tuple[Feature, Any]] = []
-    # A pod that takes its weights from its node's agent starts on no other node.
+    # A pod that reads weights from its node's agent can start on no other node.
     nodes = {**cluster.node_selector, **(CACHE_NODE if cluster.cache is not None else {})}
     if nodes:
         asked.append((NODE_SELECTOR, nodes))
@@ -405,7 +404,7 @@ def _placement(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
 
 
 def _allow(cluster: ClusterSpec, feature: Feature, value: object) -> None:
-    """Raises `Refused` where the cluster does not allow that field."""
+    """Raise Refused if the cluster does not allow that field."""
     if feature.flag not in cluster.features:
         rule = f"needs {feature.flag} in config-features, which is not on"
         raise Refused(InvalidRequest(feature.field, str(value)[:80], rule))

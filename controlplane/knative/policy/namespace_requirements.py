@@ -1,8 +1,8 @@
-"""Decide whether a tenant's namespace on a cluster has all that its versions need, and render one that has.
+"""Decide whether a tenant's namespace has all that its versions need, and render such a namespace. Pure.
 
-An operator makes the namespace: the control plane may neither make one nor give itself rights in it.
-`render_namespace` returns the objects that an operator applies, and `find_missing` names what a namespace still lacks.
-`scaling/knative/tenant_spaces.py` watches the cluster.
+An operator creates the namespace: the control plane may neither create one nor give itself rights in it.
+`render_namespace` returns the objects that an operator applies, and `find_missing` names what a namespace lacks.
+`knative/services/tenant_namespaces.py` watches the cluster.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRequirements:
-    """What each tenant's namespace must hold: secrets and config maps by name, and a Pod Security level."""
+    """Contents that each tenant's namespace needs: secrets and config maps by name, and a Pod Security level."""
 
     secrets: tuple[str, ...] = ()
     config_maps: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class NamespaceRequirements:
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> "NamespaceRequirements":
-        """Return the needs of pods that are rendered for this cluster."""
+        """Return the requirements of pods that are rendered for this cluster."""
         secrets = [] if cluster.control is None else [cluster.control.secret]
         secrets += [] if cluster.secret is None else [cluster.secret]
         # A stricter level refuses pods that mount a directory of their node.
@@ -56,14 +56,14 @@ class ObservedNamespace:
     """A namespace as the cluster shows it."""
 
     labels: Mapping[str, str] | None  # None: there is no such namespace
-    denies_all: bool  # by default: some NetworkPolicy does
-    opens_replicas: bool  # some NetworkPolicy does
-    may_write: bool  # whether the control plane has rights in it; without them `absent` is unknown, and empty
-    absent: tuple[str, ...]  # needed secrets and config maps that are not there
+    denies_all: bool  # some NetworkPolicy denies all traffic by default
+    opens_replicas: bool  # some NetworkPolicy admits requests to replicas
+    may_write: bool  # the control plane has rights in it; without them `absent` is unknown and empty
+    absent: tuple[str, ...]  # required secrets and config maps that don't exist
 
 
 def find_missing(tenant: str, requirements: NamespaceRequirements, seen: ObservedNamespace) -> tuple[str, ...]:
-    """Return what the namespace lacks, each in words; nothing if versions can run there.
+    """Return what the namespace lacks, in words; nothing if versions can run there.
 
     An empty tenant stands for the namespace of pooled pods, which mount no directory of their node.
     """
@@ -90,7 +90,8 @@ def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)
     what = "does not exist" if lacking == (_NO_NAMESPACE,) else f"lacks {', '.join(lacking)}"
     if is_equipment:
-        # The command prints none of these, and without the options of before its objects would differ from those there.
+        # `kelvin cluster tenant` prints neither secrets nor config maps. Run without its earlier options, it would
+        # print other objects than those that exist.
         return StartFailed(
             f"the namespace {namespace} {what}; an operator has to create what is missing", "missing_secret"
         )
@@ -129,7 +130,7 @@ def store_port(url: str | None) -> int:
 def render_namespace(
     tenant: str, requirements: NamespaceRequirements, installation: str, store_port: int = STORE_PORT
 ) -> list[Json]:
-    """Return a tenant's namespace and all objects in it but its secrets. Raises `Refused`.
+    """Return a tenant's namespace and all objects in it but its secrets. Raises Refused.
 
     `manifests/tenant` holds the same objects for the tenant `default`.
     """

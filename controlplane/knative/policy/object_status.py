@@ -1,7 +1,7 @@
-"""What a cluster's objects say of versions: which revision serves one, which pods, and why none starts.
+"""Parse the status of a version's cluster objects: its serving revision, its pods, and why none starts.
 
-Of a Knative Service, its Revisions, and the EndpointSlices of their private services, where every pod is with the port
-of its queue-proxy. Nothing of an object's messages is told further: they name pods, images and nodes.
+Reads Knative Services, their Revisions, and the EndpointSlices of their private services, which list every pod with the
+port of its queue-proxy. Messages of objects are not passed on: they name pods, images and nodes.
 """
 
 import re
@@ -17,18 +17,18 @@ from kelvin.contracts.traffic_errors import StartFailed, StartReason
 
 Json = Mapping[str, Any]
 
-PRIVATE_SLICES: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
+PRIVATE_SLICES: Final = "networking.internal.knative.dev/serviceType=Private"  # selector of the slices that name pods
 
-UNSCHEDULABLE: Final = "Unschedulable"  # a pod's, and its Revision's: no node has room for it
+UNSCHEDULABLE: Final = "Unschedulable"  # reason of a pod, and of its Revision: no node has room for it
 
-_PORTS: Final = ("http", "http2")  # as Knative names the way in
+_PORTS: Final = ("http", "http2")  # Knative's names of the port for requests
 _DESCRIPTIONS: Final = {
-    "ContainerMissing": "its image is not to be had",
-    "ErrImagePull": "its image is not to be had",
-    "ImagePullBackOff": "its image is not to be had",
-    "InvalidImageName": "its image is not to be had",
+    "ContainerMissing": "its image can't be pulled",
+    "ErrImagePull": "its image can't be pulled",
+    "ImagePullBackOff": "its image can't be pulled",
+    "InvalidImageName": "its image can't be pulled",
     "CreateContainerConfigError": "a secret or a config map that its pod needs is missing",
-    "FailedCreate": "the cluster takes no pod of it",
+    "FailedCreate": "the cluster refuses its pods",
     "ProgressDeadlineExceeded": "none was ready in time",
     UNSCHEDULABLE: "no node has room for it",
 }
@@ -47,24 +47,24 @@ POD_PROBLEM_REASONS: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE,
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A Knative Service that was made for a version. Revisions are "" before there is one."""
+    """A version's Knative Service. A revision is "" if there is none yet."""
 
     of: VersionKey
     max_streams: int
     latest_created: str  # its latest revision
-    ready: str  # the latest of them that was ready
-    refused: str = ""  # why not even a revision could be made
+    ready: str  # the latest revision that was ready
+    refused: str = ""  # why not even a revision could be created
     is_going: bool = False  # it is being deleted, and its pods with it
 
     @property
     def serving(self) -> str:
-        """The revision that requests are for, or will be."""
+        """Return the revision that serves requests, or will."""
         return self.ready or self.latest_created
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionFailure:
-    """Why no replica of a revision came up: one word, and since when that is so."""
+    """Why no replica of a revision came up: one word, and the time of that condition."""
 
     reason: str
     since: str
@@ -72,7 +72,7 @@ class RevisionFailure:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A replica, and where it is reached."""
+    """A replica and its URL."""
 
     name: str
     url: str
@@ -82,14 +82,14 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class SlicePods:
-    """Those in one slice, and the Service whose they are."""
+    """The pods of one slice, and the Service that they belong to."""
 
     service: str
     pods: tuple[Pod, ...]
 
 
 def parse_service(obj: Json) -> Service | None:
-    """None for one that does not say of which version it is."""
+    """Parse a Knative Service. Return None if its labels don't name a version."""
     about = obj["metadata"]
     labels, notes = about.get("labels") or {}, about.get("annotations") or {}
     if not (labels.get(TENANT) and labels.get(MODEL) and notes.get(VERSION)):
@@ -109,12 +109,12 @@ def parse_service(obj: Json) -> Service | None:
 
 
 def _count(note: object) -> int:
-    """What somebody else wrote there is put right; until then it is none."""
+    """Parse a count; 0 if it is malformed. Our next apply corrects a value that someone else wrote."""
     return int(note) if isinstance(note, str) and re.fullmatch(r"[0-9]{1,6}", note) else 0
 
 
 def parse_revision_failure(obj: Json) -> RevisionFailure | None:
-    """Why a Revision has failed; None where it has not."""
+    """Return why a Revision has failed; None if it has not."""
     ready = condition(obj, "Ready")
     if ready.get("status") != "False":
         return None
@@ -122,7 +122,7 @@ def parse_revision_failure(obj: Json) -> RevisionFailure | None:
 
 
 def parse_slice_pods(obj: Json) -> SlicePods | None:
-    """Of an EndpointSlice; None for one that is not of a Knative Service."""
+    """Return the pods of an EndpointSlice; None if it does not belong to a Knative Service."""
     service = (obj["metadata"].get("labels") or {}).get("serving.knative.dev/service")
     if not service:
         return None
@@ -133,20 +133,20 @@ def parse_slice_pods(obj: Json) -> SlicePods | None:
 
 
 def condition(obj: Json, kind: str) -> Json:
-    """That condition of its status; empty where it has none."""
+    """Return the status condition of that type; empty if there is none."""
     of = (obj.get("status") or {}).get("conditions") or ()
     return next((each for each in of if each.get("type") == kind), {})
 
 
 def describe_reason(reason: str) -> str:
-    """Why none came up, for who waits."""
+    """Return why no replica came up, in words for callers."""
     if (status := re.fullmatch(r"ExitCode([0-9]{1,3})", reason)) is not None:
         return f"its process ended with {status[1]}"
     return _DESCRIPTIONS.get(reason, "the cluster could not start it")
 
 
 def start_failure(reason: str, exit_status: int | None = None) -> StartFailed:
-    """Return the failure of a version of which none came up, by a word of the cluster's."""
+    """Return the failure of a version without a replica, from the cluster's reason (one word)."""
     if reason == CRASH_LOOP:
         return crash_loop(exit_status)
     if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
@@ -155,12 +155,12 @@ def start_failure(reason: str, exit_status: int | None = None) -> StartFailed:
 
 
 def exit_status_of(code: int) -> int:
-    """Return a container's exit code as `Popen.returncode` has it: above 128 it is a signal."""
+    """Convert a container's exit code to `Popen.returncode`: above 128 it is a signal."""
     return 128 - code if 128 < code < 255 else code
 
 
 def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
-    """Where Knative's autoscaler hears of the version; None where there is no revision, or not for long."""
+    """Return the revision for which Knative's autoscaler takes reports; None if there is none, or not for long."""
     if service.is_going or not service.serving:
         return None
     of = service.of
@@ -168,7 +168,7 @@ def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
 
 
 def replica_row(service: Service, pod: Pod) -> ReplicaRow:
-    """What activators are told of a pod."""
+    """Return the feed row of a pod: what activators know of it."""
     return ReplicaRow(
         runtime_id=pod.name,
         tenant=service.of.tenant,
@@ -191,7 +191,7 @@ def _pods(endpoints: Any, port: int) -> Iterator[Pod]:
         is_so = each.get("conditions") or {}
         address = each["addresses"][0]
         host = f"[{address}]" if ":" in address else address
-        # What is not said of readiness is read as true (EndpointConditions, k8s.io/api/discovery/v1).
+        # Missing readiness means true (EndpointConditions, k8s.io/api/discovery/v1).
         yield Pod(
             target["name"], f"http://{host}:{port}", is_so.get("ready") is not False, is_so.get("terminating") is True
         )

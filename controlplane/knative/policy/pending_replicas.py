@@ -1,9 +1,9 @@
-"""Replicas that wait for a node: how many by what they ask of one, how long nodes took to come, and how long a start
-that waits for one still takes, as far as that is known. Pure but for its own state.
+"""Track replicas that wait for a node: their number by class of node, how long nodes took, and forecasts of their
+starts.
 
-All times are the cluster's own, as its objects have them: seconds since 1970. https://kubernetes.io/docs/reference/
-kubernetes-api/workload-resources/pod-v1/#PodStatus: `PodScheduled` is False with `Unschedulable` while no node has
-room, and True from the moment in which one was chosen.
+Pure but for its own state. All times are the cluster's own, as its objects have them: seconds since 1970. See
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: `PodScheduled` is False with
+reason `Unschedulable` while no node has room, and True from the moment when a node was chosen.
 """
 
 from collections import OrderedDict
@@ -24,17 +24,17 @@ from controlplane.knative.policy.object_status import (
 )
 from controlplane.scaling.policy.eta import RunningMean
 
-GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
-START_GUESS_S: Final = 30.0  # on a node that has come, where none was seen: its image and its bytes
-OVERDUE_RATIO: Final = 0.5  # of a wait that is longer than others were, and so long again
+GUESS_S: Final = 180.0  # seconds until a node comes, before any was measured
+START_GUESS_S: Final = 30.0  # seconds of a start on a new node (image and bytes), before any was measured
+OVERDUE_RATIO: Final = 0.5  # remaining part of a wait that is already longer than earlier ones
 MAX_CLASSES: Final = 256
 MAX_STARTS: Final = 4096
 ANY_ZONE: Final = "any"  # zone
-CRASH_LOOP_RESTARTS: Final = 2  # restarts of a container that was never ready: one may be bad luck
+CRASH_LOOP_RESTARTS: Final = 2  # restarts of a container that was never ready; one may be bad luck
 
 _ZONE: Final = "topology.kubernetes.io/zone"
 _DEVICES: Final = "nvidia.com/"
-# Labels and taints by which capacity is told that may be taken away: ours, Karpenter's, and those of three clouds.
+# Labels and taints of capacity that may be taken away: ours, Karpenter's, and those of three clouds.
 _SPOT: Final = {
     CAPACITY: "spot",
     "karpenter.sh/capacity-type": "spot",
@@ -46,8 +46,8 @@ _SPOT: Final = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeClass:
-    """What a pod asks of a node: `device` is `cpu`, `gpu` or a slice (`mig-1g.10gb`), `zone` one or `any`, `spot`
-    whether it is for such capacity alone (`only`), bears it (`may`), or does not (`no`).
+    """The kind of node that a pod needs. `device` is `cpu`, `gpu` or a slice (`mig-1g.10gb`); `zone` is a zone or
+    `any`. `spot` says whether it needs capacity that may be taken away (`only`), tolerates it (`may`), or not (`no`).
     """
 
     device: str
@@ -57,7 +57,7 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:
-    """Why a pod does not become ready, in a word of the cluster's, and how its process ended last, if it did."""
+    """Why a pod does not become ready (one word of the cluster's), and its last exit status, if any."""
 
     reason: str
     exit_status: int | None = None
@@ -65,7 +65,7 @@ class PodProblem:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod of a Knative Service. None of what has not been so."""
+    """A pod of a Knative Service. A time is None if that state was not reached."""
 
     service: str
     node: NodeClass
@@ -80,8 +80,8 @@ class ObservedPod:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Replicas of one class that wait for a node: the first of them since `since_s`; a wait is `node_s` in all, as
-    `measured` of them were (0: a guess).
+    """Replicas of one class that wait for a node, the first of them since `since_s`. `node_s` is the mean length of a
+    whole wait, from `measured` waits (0: a guess).
     """
 
     node: NodeClass
@@ -93,21 +93,20 @@ class Pending:
 
 @dataclass(slots=True)
 class PodWaits:
-    """All pods of versions. Each call takes one in, None where it is gone."""
+    """All pods of versions, and measured waits for nodes. Memory is bounded."""
 
     _pods: dict[NamespacedName, ObservedPod] = field(default_factory=dict)
-    _of: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods, by Service
+    _of: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods by Service
     _waited: OrderedDict[NodeClass, RunningMean] = field(default_factory=OrderedDict)
-    _starts: OrderedDict[NamespacedName, RunningMean] = field(
-        default_factory=OrderedDict
-    )  # of a Service, from its node to ready
-    _start: RunningMean = field(default_factory=lambda: RunningMean(START_GUESS_S))  # of any
+    # By Service: seconds from a node until ready.
+    _starts: OrderedDict[NamespacedName, RunningMean] = field(default_factory=OrderedDict)
+    _start: RunningMean = field(default_factory=lambda: RunningMean(START_GUESS_S))  # of all Services
 
     def __repr__(self) -> str:
         return f"<PodWaits pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
 
     def pod(self, place: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
-        """The Service whose start it says something new of: it waits for a node, or waits no more."""
+        """Store a pod's state; None if it is gone. Return its Service if the pod began or ended a wait for a node."""
         before = self._pods.pop(place, None)
         if before is not None:
             self._forget(place, before)
@@ -126,12 +125,12 @@ class PodWaits:
         return place[0], of.service
 
     def forget(self) -> None:
-        """All pods, but not how long nodes took."""
+        """Forget all pods, but not the measured times."""
         self._pods.clear()
         self._of.clear()
 
     def pending(self) -> tuple[Pending, ...]:
-        """By class. One for which something waited lately has a row of none."""
+        """Return waiting replicas by class. A class with a recent wait has a row even without replicas."""
         since: dict[NodeClass, list[float]] = {node: [] for node in self._waited}
         for seen in self._pods.values():
             if _is_waiting(seen) and seen.unschedulable_since_s is not None:
@@ -141,38 +140,38 @@ class PodWaits:
         )
 
     def services(self) -> Iterator[NamespacedName]:
-        """Those of which a pod waits for a node."""
+        """Yield the Services that have a pod waiting for a node."""
         for service, places in self._of.items():
             if any(_is_waiting(self._pods[place]) for place in places):
                 yield service
 
     def service_of(self, place: NamespacedName) -> NamespacedName | None:
-        """Return the Service of a pod; None where there is no such pod."""
+        """Return the Service of a pod; None if there is no such pod."""
         seen = self._pods.get(place)
         return None if seen is None else (place[0], seen.service)
 
     def services_with_problem(self) -> Iterator[NamespacedName]:
-        """Return the Services of which a pod is in trouble."""
+        """Yield the Services whose pods have a problem."""
         for service in self._of:
             if self.problem(service) is not None:
                 yield service
 
     def problem(self, service: NamespacedName) -> PodProblem | None:
-        """Return why none of its pods is ready; None where one is, or nothing is in the way."""
+        """Return why none of the Service's pods is ready; None if one is, or there is no problem."""
         pods = [self._pods[place] for place in self._of.get(service, ())]
         if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
             return None
         if any(map(_is_waiting, pods)):
             return PodProblem(UNSCHEDULABLE)
-        # Restarts of a pod that was ready may be long ago. Its trouble counts only while the kubelet holds a container.
+        # Restarts of a pod that was ready may be long ago. They count only while the kubelet holds a container back.
         held = (
             seen for seen in pods if not seen.is_leaving and (seen.is_container_waiting or not seen.has_become_unready)
         )
         return next((seen.problem for seen in held if seen.problem is not None), None)
 
     def forecast_ready_s(self, service: NamespacedName, now_s: float) -> float | None:
-        """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
-        ready, or none is awaited.
+        """Return the seconds until the first of the Service's pods is ready: the wait for a node, and the start on it.
+        None if a pod was ready already, or none is expected.
         """
         start_s = self._starts.get(service, self._start).value
         left = []
@@ -190,7 +189,7 @@ class PodWaits:
         return min(left, default=None)
 
     def check_integrity(self) -> None:
-        """Assert that the index is of those that are there, and bounded what is remembered."""
+        """Assert that the index matches the pods, and that memory is bounded."""
         indexed = {(service, place) for service, places in self._of.items() for place in places}
         assert indexed == {((place[0], seen.service), place) for place, seen in self._pods.items()}
         assert all(self._of.values())
@@ -198,7 +197,7 @@ class PodWaits:
         assert len(self._starts) <= MAX_STARTS
 
     def _node(self, node: NodeClass) -> tuple[float, int]:
-        """A wait for such a node in all, and of how many."""
+        """Return the mean length of a wait for such a node, and the number of samples."""
         mean = self._waited.get(node)
         return (GUESS_S, 0) if mean is None else (mean.value, mean.count)
 
@@ -220,7 +219,7 @@ class PodWaits:
 
 
 def parse_pod(obj: Json) -> ObservedPod | None:
-    """Of a Pod; None for one that is no replica's."""
+    """Parse a Pod; None if it is no replica of a Service."""
     about, spec = obj["metadata"], obj.get("spec") or {}
     service = (about.get("labels") or {}).get("serving.knative.dev/service")
     if not service:
@@ -244,11 +243,11 @@ def _containers(obj: Json) -> Iterable[Json]:
 
 
 def _parse_problem(obj: Json) -> PodProblem | None:
-    """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: containerStatuses."""
+    """Return the first container's problem that keeps the pod from being ready (containerStatuses); None without."""
     for status in _containers(obj):
         reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
         ended = (status.get("lastState") or {}).get("terminated") or {}
-        # Between two attempts it waits, during one it runs: it is the same loop.
+        # A crash loop alternates between waiting and running: both states count.
         if reason == CRASH_LOOP or (
             ended and not status.get("ready") and status.get("restartCount", 0) >= CRASH_LOOP_RESTARTS
         ):
@@ -260,7 +259,7 @@ def _parse_problem(obj: Json) -> PodProblem | None:
 
 
 def node_of(spec: Mapping[str, Any]) -> NodeClass:
-    """What a pod's spec asks of a node, as we write it: by resources, node selector and tolerations."""
+    """Return the node class that a pod's spec needs, from resources, node selector and tolerations as we write them."""
     asked = {
         name
         for container in spec.get("containers") or ()
@@ -279,12 +278,12 @@ def _is_waiting(seen: ObservedPod) -> bool:
 
 
 def _since_s(then_s: float, now_s: float) -> float:
-    """Seconds since a time of the cluster's clock. Our own clock may be behind: what is yet to come was just now."""
+    """Return the seconds since a time of the cluster's clock. Our clock may be behind: a future time is now."""
     return max(0.0, now_s - then_s)
 
 
 def _remaining_s(node_s: float, waited_s: float) -> float:
-    """Of a wait of so long. One that is longer than others were says that those say little of it."""
+    """Return the rest of a wait. A wait that is longer than the mean is estimated from its own length."""
     return node_s - waited_s if waited_s < node_s else OVERDUE_RATIO * waited_s
 
 
@@ -296,7 +295,7 @@ def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, most: i
 
 
 def _condition_time_s(of: Json, about: Json) -> float | None:
-    """Since when a condition is so; where it does not say, since there was the object."""
+    """Return when a condition changed last; if it does not say, when the object was created."""
     for said in (of.get("lastTransitionTime"), about.get("creationTimestamp")):
         with suppress(ValueError):
             return datetime.fromisoformat(str(said)).timestamp()

@@ -1,7 +1,7 @@
-"""Which version may run on a pod that anybody's may run on, and on which of those that wait. Pure.
+"""Decide which versions may run on pooled pods, and on which free pod. Pure.
 
-A pod holds one version, so packing is the choice of the smallest pod that has room: a large one is kept for what fits
-nowhere else.
+A pod holds one version, so packing means choosing the smallest pod with enough room. Large pods are kept for versions
+that fit nowhere else.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ WILDCARD: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """Pods of one kind: room for a version's weights, how many wait at least, and how many there are at most."""
+    """Pods of one kind: room for a version's weights, how many wait at least, and how many exist at most."""
 
     name: str
     weight_bytes: int
@@ -23,7 +23,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class FreePod:
-    """A pod that waits. `since_us`: from when on."""
+    """A pod that waits for a version since `since_us`."""
 
     pod: str
     weight_bytes: int
@@ -32,38 +32,41 @@ class FreePod:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """Whose versions share pods: `models` are TENANT/MODEL, each part a name or *; never those of tenants that are
-    `excluded_tenants`, which have processes on pods of their own.
+    """The models whose versions share pods. `models` are TENANT/MODEL, where each part is a name or *. Tenants in
+    `excluded_tenants` have pods of their own only.
     """
 
     models: tuple[str, ...] = ()
     excluded_tenants: frozenset[str] = frozenset()
 
     def is_pooled(self, tenant: str, model: str) -> bool:
-        """Whether the model's versions do."""
+        """Return whether versions of the model share pods."""
         if tenant in self.excluded_tenants:
             return False
         return any(_fits(pattern, tenant, model) for pattern in self.models)
 
 
 def pool_for(weight_bytes: int, pools: Iterable[PoolSpec]) -> PoolSpec | None:
-    """The one whose pods have the least room that is enough; None where none has."""
+    """Return the pool whose pods have the least room that is enough; None if no pool has enough."""
     found = (each for each in pools if each.weight_bytes >= weight_bytes)
     return min(found, key=lambda each: (each.weight_bytes, each.name), default=None)
 
 
 def choose_pod(weight_bytes: int, waiting: Iterable[FreePod]) -> FreePod | None:
-    """The best fit, of equals the one that has waited for longest; None where none has room."""
+    """Return the smallest pod that fits, of equals the one that has waited longest; None if none fits."""
     found = (each for each in waiting if each.weight_bytes >= weight_bytes)
     return min(found, key=lambda each: (each.weight_bytes, each.since_us, each.pod), default=None)
 
 
-def pool_concurrency(pools: Collection[PoolSpec], taken: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
-    """By pool what its autoscaler is told as its concurrency, for one of it a pod: pods that are `taken`, starts that
-    wait for one, and as many again as are to wait for the next.
+def pool_concurrency(
+    pools: Collection[PoolSpec], taken: Mapping[str, int], waiting_starts: Mapping[str, int]
+) -> dict[str, int]:
+    """Return by pool the concurrency to report to its autoscaler, which makes one pod for each: pods that are `taken`,
+    starts that wait for a pod, and pods that should wait.
     """
     return {
-        each.name: min(each.most, taken.get(each.name, 0) + asked.get(each.name, 0) + each.waiting) for each in pools
+        each.name: min(each.most, taken.get(each.name, 0) + waiting_starts.get(each.name, 0) + each.waiting)
+        for each in pools
     }
 
 

@@ -1,8 +1,8 @@
-"""The pods that wait for versions as a Knative Service: one for each kind of pod, which Knative keeps as many of as it
-is told are wanted.
+"""Render the Knative Service of a pool: pods that wait for versions. Knative keeps as many as are reported as
+concurrency.
 
-Their concurrency is what activators report (`placement.reported`): one for each pod, so that the target is one, and all
-of it. What is not said here is as with a version's own pods (`knative_service`).
+Activators report one unit of concurrency per wanted pod (`pod_placement.pool_concurrency`), so the target is one, fully
+used. Everything else is as for a version's own pods (`knative_service.py`).
 """
 
 from dataclasses import replace
@@ -19,27 +19,27 @@ from controlplane.knative.policy.knative_service import (
 from controlplane.knative.policy.object_labels import POOL, RUNTIME, NamespacedName
 from controlplane.knative.policy.pod_placement import PoolSpec
 
-LISTEN_PORT: Final = 7510  # where a pod is told which version to take
-NAMESPACE: Final = "kelvin--pools"  # no tenant's: none has a name that begins with a hyphen
+LISTEN_PORT: Final = 7510  # port on which a pod is told which version to take
+NAMESPACE: Final = "kelvin--pools"  # no tenant's: tenant names don't begin with a hyphen
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-BOUND_DELETION_COST: Final = "1000"  # who has a version is ended after all that wait
-_FAILURES: Final = 12  # of a liveness probe: between two lives nobody listens
+BOUND_DELETION_COST: Final = "1000"  # pods with a version are ended after all pods that wait
+_FAILURES: Final = 12  # of a liveness probe: between two lives of a pod nothing listens
 _AUTOSCALING: Final = "autoscaling.knative.dev"
 
 
 def pool_place(pool: PoolSpec, cluster: ClusterSpec) -> NamespacedName:
-    """Namespace and name, which is no version's: those have one hyphen before their digits."""
+    """Return namespace and name. No version's Service has this name: those have one hyphen before their digits."""
     return cluster.namespace or NAMESPACE, f"kelvin-pool--{pool.name}"
 
 
 def device_class_of(cluster: ClusterSpec) -> str:
-    """What pods compute on."""
+    """Return the device class of pods on this cluster."""
     return cluster.device_class or f"cpu-{cluster.cores}"
 
 
 def pool_service(pool: PoolSpec, cluster: ClusterSpec, kv_bytes: int) -> dict[str, Any]:
-    """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it. `cluster` has a
-    `control`.
+    """Return the Service object, without a status. `cluster` must have `control`. Raises Refused(InvalidRequest) if the
+    cluster would refuse it.
     """
     template = PodVersion(
         tenant="", model="", version="", weight_bytes=pool.weight_bytes, kv_bytes=kv_bytes, max_streams=1
@@ -64,26 +64,26 @@ def pool_service(pool: PoolSpec, cluster: ClusterSpec, kv_bytes: int) -> dict[st
 
 
 def _scaling(pool: PoolSpec, template: PodVersion) -> dict[str, str]:
-    told: dict[str, object] = {
+    settings: dict[str, object] = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
-        "min-scale": pool.waiting,  # also while nobody reports
+        "min-scale": pool.waiting,  # also while nothing is reported
         "max-scale": pool.most,
         "target": 1,
         "target-utilization-percentage": 100,
-        "target-burst-capacity": -1,  # what is reported is all that counts
+        "target-burst-capacity": -1,  # only reports count
     }
     return {
-        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in settings.items()},
         "serving.knative.dev/progress-deadline": f"{progress_deadline_s(template)}s",
         **FULL_DUPLEX,
     }
 
 
 def _pod(pool: PoolSpec, template: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
-    """A cache that is one tenant's is none of theirs: they have an agent each."""
+    """Return the pod's spec. Pooled pods have an agent each, because a node's cache belongs to one tenant."""
     spec = pod_spec(template, replace(cluster, cache=None))
-    spec["containerConcurrency"] = 0  # by version: activators know
+    spec["containerConcurrency"] = 0  # unlimited: activators limit it by version
     (container,) = spec["containers"]
     container["args"] = [
         "runtime", "--standby", device_class_of(cluster), "--threads", str(cluster.cores),

@@ -1,7 +1,7 @@
-"""Decide which Services get the wanted rendering now: the wanted image and the other fields that Kelvin chooses.
+"""Decide which Services get the new rendering now: a new image, or other fields that Kelvin chooses.
 
 A new rendering makes Knative start a new Revision, so it is rolled out in waves. A change of scale is not part of it:
-it is written at once, with the rendering that the Service has. Every decision follows from the cluster's objects, so a
+it is written at once, with the Service's present rendering. Every decision follows from the cluster's objects, so a
 control plane that takes over continues the roll-out.
 """
 
@@ -22,28 +22,27 @@ from kelvin.contracts.wire import Wire
 Json = Mapping[str, Any]
 
 WAVE_SIZE: Final = 5  # Services whose new Revision may be starting at the same time
-FAILURE_PAUSES: Final = ExponentialBackoff(600.0, 21_600.0)  # after a new Revision failed, until the next one is tried
+FAILURE_PAUSES: Final = ExponentialBackoff(600.0, 21_600.0)  # from a failed Revision until the next one is tried
 INITIAL_SCALE: Final = f"{AUTOSCALING}/initial-scale"
 
 
 class RolloutStage(StrEnum):
-    """How far a Service is with the wanted rendering."""
+    """How far a Service is with the new rendering."""
 
-    WAITING = "waiting"  # it has another rendering, and its turn has not come
-    WRITING = "writing"  # its turn has come, and it still has another rendering
-    REFUSED = "refused"  # as WRITING, but the cluster does not take the wanted rendering
-    STARTING = "starting"  # Knative has not said yet what became of its newest Revision
+    WAITING = "waiting"  # it has an older rendering, and its turn has not come
+    WRITING = "writing"  # its turn has come, but it still has an older rendering
+    REFUSED = "refused"  # as WRITING, but the cluster refuses the new rendering
+    STARTING = "starting"  # Knative has not decided yet whether its newest Revision works
     READY = "ready"
-    FAILED = "failed"  # its newest Revision never was ready; an older one serves
-    NEUTRAL = "neutral"  # it has the rendering and tells nothing about it: it is new, or failed after it was ready
+    FAILED = "failed"  # its newest Revision was never ready; an older one serves
+    NEUTRAL = "neutral"  # it has the rendering but proves nothing: it is new, or failed after it was ready
 
 
 OUTDATED: Final = frozenset({RolloutStage.WAITING, RolloutStage.WRITING, RolloutStage.REFUSED})
 
 
 class ImageBehind(Wire, frozen=True):
-    """Why a version on a cluster still runs an earlier image, or earlier settings of Kelvin's own, and since when the
-    leader knows.
+    """Why a version on a cluster still has an earlier image or earlier settings of Kelvin's own, and since when.
 
     `reason` is `waiting` (for its turn), `starting`, `failed` (its new revision), `refused` (by the cluster), or
     `unreadable` (its Service).
@@ -51,7 +50,7 @@ class ImageBehind(Wire, frozen=True):
 
     reason: str
     message: str
-    since_s: int  # Unix time
+    since_s: int  # Unix time at which the leader noticed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +61,14 @@ class ServiceRollout:
     stage: RolloutStage
     is_sound: bool = True  # its newest Revision is ready, whatever its rendering
     was_ready: bool = True  # some Revision of it was ready once
-    is_awake: bool = False  # it has pods, or keeps some
-    is_proof: bool = False  # its newest Revision started a pod: being ready, it proves the rendering
-    attempts: int = 0  # Revisions that were made for the wanted rendering
+    is_awake: bool = False  # it has pods, or has a minimum
+    is_proof: bool = False  # its newest Revision started a pod, so its readiness proves the rendering
+    attempts: int = 0  # Revisions that were made for the new rendering
     failed_at_s: float | None = None  # Unix time, in FAILED and REFUSED
 
     @property
     def is_failure(self) -> bool:
-        """Whether it speaks against the rendering. A Service that never was ready does not."""
+        """Return whether it speaks against the rendering. A Service that was never ready does not."""
         return self.failed_at_s is not None and self.was_ready
 
 
@@ -107,7 +106,7 @@ def parse_service_rollout(
 ) -> ServiceRollout:
     """Return the facts of one Service.
 
-    `is_admitted`: its turn has come. `refused_at_s`: since when the cluster refuses the wanted rendering, else None.
+    `is_admitted`: its turn has come. `refused_at_s`: since when the cluster refuses the new rendering, else None.
     """
     newest, status = _newest_revision_stage(seen), seen.get("status") or {}
     ready = status.get("latestReadyRevisionName")
@@ -135,7 +134,7 @@ def parse_service_rollout(
 
 
 def _newest_revision_stage(seen: Json) -> RolloutStage:
-    """Return what became of the newest Revision: STARTING, READY or FAILED."""
+    """Return the stage of the newest Revision: STARTING, READY or FAILED."""
     status = seen.get("status") or {}
     if status.get("observedGeneration") != seen["metadata"].get("generation"):
         return RolloutStage.STARTING
@@ -148,7 +147,7 @@ def _newest_revision_stage(seen: Json) -> RolloutStage:
 
 
 def _since_s(of: Json, now_s: float) -> float:
-    """Return when a condition changed last, in Unix time; `now_s` where it does not say."""
+    """Return when a condition changed last, in Unix time; `now_s` if it does not say."""
     try:
         return datetime.fromisoformat(str(of.get("lastTransitionTime"))).timestamp()
     except (ValueError, OverflowError):
@@ -156,7 +155,7 @@ def _since_s(of: Json, now_s: float) -> float:
 
 
 def rendering_of(obj: Json) -> str | None:
-    """Return the digest of a Service's rendering; None if the build that wrote it noted none."""
+    """Return the digest of a Service's rendering; None if it was written by a build without digests."""
     noted = (obj["metadata"].get("annotations") or {}).get(RENDERING)
     return None if noted is None else str(noted)
 

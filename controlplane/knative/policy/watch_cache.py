@@ -1,7 +1,7 @@
-"""Keep what is seen of a cluster, and decide what of it is news to activators. Pure but for its own state.
+"""Keep the observed state of a cluster, and decide which of it is news for activators. Pure but for its own state.
 
-Objects come in any order, and any number of times. A pod is news once its Service is known, and again whenever it has
-changed. A failed start is news once each time it happens, and not while another replica serves.
+Objects may come in any order, and repeatedly. A pod is news once its Service is known, and again after each change. A
+failed start is news once each time it happens, unless another replica serves.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ VersionName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class FeedChanges:
-    """What activators have not been told yet. `failed` names versions of which no replica came up, and why."""
+    """Facts that activators don't know yet. `failed` are versions without a replica, and why."""
 
     revisions: tuple[RevisionRow, ...] = ()
     removed_revisions: tuple[VersionName, ...] = ()
@@ -31,7 +31,7 @@ class FeedChanges:
 
 @dataclass(slots=True)
 class _Published:
-    """What activators were told of one Service."""
+    """Facts of one Service that were published to activators."""
 
     revision: RevisionRow | None = None
     replicas: dict[str, ReplicaRow] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class _Published:
 
 
 class WatchCache:
-    """All Services, revisions that failed, and pods. Each call takes one object in, None where it is gone."""
+    """All Services, failed revisions, and pods. Each call takes one object; None if it is gone."""
 
     def __init__(self) -> None:
         self._services: dict[NamespacedName, Service] = {}
@@ -61,7 +61,7 @@ class WatchCache:
         return self._failed.get(revision)
 
     def service(self, place: NamespacedName, found: Service | None) -> FeedChanges:
-        """Take in a version's Knative Service; None if there is none at `place` any more."""
+        """Store a version's Knative Service; None if there is none at `place` any more."""
         before = self._services.pop(place, None)
         if before is not None:
             self._service_of.pop((place[0], before.serving), None)
@@ -71,7 +71,7 @@ class WatchCache:
         return self._update(place)
 
     def revision(self, place: NamespacedName, failed: RevisionFailure | None) -> FeedChanges:
-        """Take in a Revision's failure; None if it has not failed, or is gone."""
+        """Store a Revision's failure; None if it has not failed, or is gone."""
         if failed is None:
             self._failed.pop(place, None)
         else:
@@ -80,7 +80,7 @@ class WatchCache:
         return FeedChanges() if service is None else self._update(service)
 
     def slice(self, place: NamespacedName, found: SlicePods | None) -> FeedChanges:
-        """Take in the pods of an EndpointSlice; None if it is gone."""
+        """Store the pods of an EndpointSlice; None if it is gone."""
         before = self._slices.pop(place, None)
         if before is not None:
             owner = (place[0], before.service)
@@ -98,7 +98,7 @@ class WatchCache:
         return tuple(self._services)
 
     def check_integrity(self) -> None:
-        """Assert that indexes agree and that nothing is told of what is not there."""
+        """Assert that indexes agree, and that nothing is published about missing Services."""
         assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)
         assert all(self._slices_of.values())
         for place, told in self._told.items():
@@ -129,7 +129,7 @@ class WatchCache:
         found: dict[str, ReplicaRow] = {}
         for slice_place in sorted(self._slices_of.get(place, ())):
             for pod in self._slices[slice_place].pods:
-                found.setdefault(pod.name, replica_row(service, pod))  # of two addresses of a pod one is enough
+                found.setdefault(pod.name, replica_row(service, pod))  # a pod may have two addresses; one is enough
         return found
 
     def _failure(self, place: NamespacedName, service: Service) -> tuple[str, RevisionFailure] | None:

@@ -1,5 +1,4 @@
 """Pods that wait for any version: find them, bind and release versions, report how many are wanted.
 
-How many replicas a version has is decided in `scaling/kpa`, how many pods there are by Knative. Begin with
-`pool_controller.py`.
+`scaling/kpa` decides how many replicas a version has, Knative how many pods there are. Begin with `pool_controller.py`.
 """

@@ -1,4 +1,4 @@
-"""What a pod that waits is told over mutual TLS, and what it says of itself. See `runtime/api/control_api.py`."""
+"""Calls to a pooled pod over mutual TLS: bind, release, state. See `runtime/api/control_api.py`."""
 
 from typing import Final, TypeVar
 
@@ -15,21 +15,21 @@ CALL_S: Final = dependencies.POOL.timeout_s
 
 
 class PodClient:
-    """Each call is a connection of its own: between two pods' lives there is nobody at the other end."""
+    """Opens a new connection for each call: between two lives of a pod nothing listens."""
 
     def __init__(self, connector_factory: ConnectorFactory) -> None:
         self._ways = connector_factory
 
     async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
-        """Returns when it serves. The same again is harmless. Raises Refused."""
+        """Bind a version to the pod; return when it serves. Idempotent. Raises Refused."""
         return await self._call(url, "POST", "/control/bind", BindResponse, take, RESTORE_S)
 
     async def release(self, url: str, take: BindPodRequest) -> None:
-        """It drains, ends and waits anew: returns before that. Raises Refused."""
+        """Tell the pod to drain its version and wait for another. Returns before that is done. Raises Refused."""
         await self._call(url, "POST", "/control/release", type(None), take, CALL_S)
 
     async def state(self, url: str) -> RuntimeReport:
-        """Raises Refused."""
+        """Return the pod's report of its state. Raises Refused."""
         return await self._call(url, "GET", "/control/state", RuntimeReport, None, CALL_S)
 
     async def _call(self, url: str, method: str, path: str, kind: type[T], body: object, timeout_s: float) -> T:

@@ -1,7 +1,7 @@
-"""Replicas of versions on pods that wait: the autoscaler's actuator where a pool has room for a version.
+"""Replicas of versions on pooled pods: the autoscaler's actuator for versions that fit a pool.
 
-`apply` decides and marks at once; what can wait is done beside it. What a pod says of itself counts over what is
-remembered: so a bind that was cut, or that another control plane began, is found and gone on with.
+`apply` decides and changes state at once, and does the rest in the background. A pod's own report counts more than
+remembered state. So a bind that was interrupted, or that another control plane began, is found and continued.
 """
 
 import logging
@@ -30,8 +30,8 @@ from kelvin.process.loops import notify
 
 log = logging.getLogger(__name__)
 
-POD_WAIT_S: Final = float(NODE_S)  # for a pod, where none waits: a node may have to come first
-MAX_ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
+POD_WAIT_S: Final = float(NODE_S)  # for a free pod: a node may have to come first
+MAX_ATTEMPTS: Final = 3  # in a row, if the pod is lost during the bind
 _HELD: Final = (PodState.BINDING, PodState.BOUND)
 
 
@@ -44,8 +44,8 @@ class _Start:
 
 
 class PoolActuator:
-    """`slots` is how many pods there may be at most. `build_take` says what a pod is told of a version, None where it
-    may not be on one.
+    """Binds versions to pooled pods and releases them. `slots` bounds the number of pods. `build_take` returns the bind
+    request of a version; None if it may not be on a pooled pod.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class PoolActuator:
         return f"<PoolActuator starts={len(self._starts)} {self._pods.count_taken()}>"
 
     def add_listener(self, listener: ReplicaListener) -> None:
-        """Tell it what becomes of replicas from now on."""
+        """Call `listener` on replica state changes from now on."""
         self._listeners.append(listener)
 
     # -- as the autoscaler's actuator --
 
     @property
     def slots(self) -> int:
-        """The number of pods that all pools together may have. The cluster may have room for fewer."""
+        """Return the number of pods that all pools together may have. The cluster may have room for fewer."""
         return self._slots
 
     def ready(self, key: VersionKey) -> int:
@@ -107,10 +107,10 @@ class PoolActuator:
         return sum(pod.state is PodState.LEAVING and not pod.is_ending for pod in self._pods)
 
     def sleep(self, key: VersionKey, level: Level) -> None:
-        """Nothing sleeps on a cluster (`wanted.Rendering.check`)."""
+        """Do nothing: replicas never sleep on a cluster (`ServiceRenderer.check`)."""
 
     def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
-        """Have `replicas` of the version. Idempotent; accepted on return, not done."""
+        """Scale the version to `replicas`. Idempotent. On return the order is accepted, not carried out."""
         live = self.live(key)
         for _ in range(replicas - live):
             if (take := self._build_take(key)) is None:
@@ -133,11 +133,11 @@ class PoolActuator:
     # -- starts --
 
     def waiting(self) -> Collection[BindPodRequest]:
-        """What is asked for and has no pod yet."""
+        """Return the bind requests of starts that have no pod yet."""
         return [start.take for start in self._starts]
 
     def assign_pods(self) -> None:
-        """Give pods that wait to starts, in their order; a start that has waited for too long fails."""
+        """Give free pods to starts, first come, first served. A start that has waited too long fails."""
         now_us = self._clock.monotonic_us()
         for start in tuple(self._starts):
             if (free_pod := choose_pod(start.take.weight_bytes, self._pods.free_pods())) is not None:
@@ -145,10 +145,10 @@ class PoolActuator:
                 self._bind_to(self._pods.parked(free_pod), start)
             elif now_us >= start.deadline_us:
                 self._starts.remove(start)
-                self._fail(start.key, StartFailed("no pod was there in time", "no_room"))
+                self._fail(start.key, StartFailed("no pod was free in time", "no_room"))
 
     def _bind_to(self, pod: PoolPod, start: _Start) -> None:
-        """Mark it before anything else can run."""
+        """Mark the pod before anything else can run, then bind in the background."""
         pod.state, pod.key, pod.take, pod.since_us = PodState.BINDING, start.key, start.take, self._now()
         log.info("a pod takes a version", extra={"version": str(start.key), "pod": pod.name})
         self._tasks.start(self._bind(pod, start), f"bind {start.key}")
@@ -159,7 +159,7 @@ class PoolActuator:
         except Refused as refused:
             self._handle_failed_bind(pod, start, refused.failure)
         except Exception:
-            log.exception("a bind failed in a way of ours", extra={"version": str(start.key)})
+            log.exception("a bind failed unexpectedly", extra={"version": str(start.key)})
             self._handle_failed_bind(pod, start, Internal())
         else:
             if pod.is_ending:
@@ -176,7 +176,7 @@ class PoolActuator:
         log.warning("a bind failed", extra=why)
         was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"
         if not was_ours:
-            return  # it was to leave, or is gone: the autoscaler makes up for it
+            return  # it was released, or is gone: the autoscaler replaces it
         if was_lost and start.attempts < MAX_ATTEMPTS:
             self._starts.insert(0, start)
             self.assign_pods()
@@ -191,7 +191,7 @@ class PoolActuator:
         notify(self._listeners, lambda listener: listener.ready(replica))
 
     def _publish(self, pod: PoolPod, restore: tuple[StageSpan, ...] = ()) -> int:
-        """Activators, and whoever asks what runs. The feed's revision that says so."""
+        """Publish the replica to activators and the pod table. Return the feed revision."""
         assert pod.key is not None
         row = ReplicaRow(
             runtime_id=pod.runtime_id,
@@ -215,7 +215,7 @@ class PoolActuator:
     # -- ends --
 
     def release(self, pod: PoolPod) -> None:
-        """Have it finish what it has, and wait for another version."""
+        """Release the pod in the background: it finishes its requests, and waits for another version."""
         was_told, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
         revision = self._publish(pod) if was_told else 0
         self._tasks.start(self._release(pod, revision), f"release {pod.name}")
@@ -226,11 +226,11 @@ class PoolActuator:
         try:
             if pod.take is not None:
                 await self._calls.release(pod.control_url, pod.take)
-        except Refused as refused:  # whoever looks at it next tells it again
+        except Refused as refused:  # the next probe of the pod releases it again
             log.warning("a pod was not released", extra={"pod": pod.name, "why": refused.failure.message})
 
     def on_terminating(self, pod: PoolPod) -> None:
-        """The cluster ends it: it drains by itself."""
+        """Handle a pod that the cluster is ending. It drains by itself."""
         if pod.is_ending:
             return
         pod.is_ending = True
@@ -239,12 +239,12 @@ class PoolActuator:
             self._publish(pod)
 
     def on_deleted(self, pod: PoolPod) -> None:
-        """There is no such pod any more."""
+        """Remove a pod that no longer exists."""
         self._pods.drop(pod)
         self._lose_replica(pod)
 
     def _lose_replica(self, pod: PoolPod) -> None:
-        """What it had is over."""
+        """Report that the pod's replica has ended, if it had one."""
         key, was, runtime_id = pod.key, pod.state, pod.runtime_id
         self._reset(pod)
         if key is None or not runtime_id:
@@ -259,11 +259,11 @@ class PoolActuator:
         pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
         pod.since_us = self._now()
 
-    # -- what pods say --
+    # -- reports of pods --
 
     def on_report(self, pod: PoolPod, report: RuntimeReport) -> None:
-        """A pod was asked. One that has another life than it had is begun with anew; one that has a version which
-        nobody gave it here has it from a control plane before us.
+        """Process a pod's report. If the pod restarted, its old replica is lost. If it has a version that is unknown
+        here, an earlier control plane bound it.
         """
         if not self._pods.has(pod):
             return
@@ -274,7 +274,7 @@ class PoolActuator:
         match report.state:
             case RuntimeState.STANDBY if pod.state in (PodState.UNKNOWN, PodState.LEAVING):
                 if pod.state is PodState.LEAVING:
-                    self._reset(pod)  # it was told to let go before it had begun
+                    self._reset(pod)  # it was released before it had begun
                 pod.state = PodState.PARKED
             case RuntimeState.RESTORING | RuntimeState.READY:
                 self._adopt(pod, report)
@@ -290,7 +290,7 @@ class PoolActuator:
             self._tasks.start(self._release(pod, 0), f"release {pod.name}")
         elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
             if (take := self._build_take(key)) is not None:
-                self._bind_to(pod, self._start(key, take))  # it answers as it did, or will
+                self._bind_to(pod, self._start(key, take))  # the pod answers as before, or will
             else:
                 unwanted = BindPodRequest(
                     tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0

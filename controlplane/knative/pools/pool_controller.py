@@ -1,7 +1,7 @@
-"""Pods that wait for versions, on a cluster: has the Services that keep them, finds and asks them, and has the
-autoscaler of one machine decide about the versions that run on them.
+"""Control pooled pods on a cluster: write their Services, find and probe the pods, and scale the versions on them.
 
-How many pods there are Knative decides, by what activators report for us (`placement.pool_concurrency`).
+An `Autoscaler`, the same as on one machine, scales the versions. Knative decides how many pods there are, from the
+concurrency that activators report for us (`pod_placement.pool_concurrency`).
 """
 
 import asyncio
@@ -50,16 +50,16 @@ from kelvin.process.loops import Loops
 log = logging.getLogger(__name__)
 
 TICK_INTERVAL_S: Final = 1.0
-IDLE_PROBE_TICKS: Final = 5  # between two looks at a pod that does what it is known to do
-MAX_CONCURRENT_PROBES: Final = 16  # pods that are asked at once
-ADOPTION_S: Final = 8.0  # for what runs to be found, before activators are told what there is
-NO_POD: Final = problem_from_failure(StartFailed("it waits for a pod that is free; none is", "no_room"))
+IDLE_PROBE_TICKS: Final = 5  # between two probes of a pod in a settled state
+MAX_CONCURRENT_PROBES: Final = 16  # pods that are probed at once
+ADOPTION_S: Final = 8.0  # longest time to find running replicas before activators get their feed
+NO_POD: Final = problem_from_failure(StartFailed("it waits for a free pod", "no_room"))
 _KNOWN: Final = (PodState.PARKED, PodState.BOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Kinds of pods, whose versions may be on them, and the port at which they take orders."""
+    """Pools, the models that use them, and the port on which pods take orders."""
 
     pools: tuple[PoolSpec, ...] = ()
     sharing: PoolingRule = field(default_factory=PoolingRule)
@@ -67,14 +67,14 @@ class PoolSettings:
 
 
 class PooledModels:
-    """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
+    """The models whose versions are on pooled pods, as the autoscaler reads them."""
 
     def __init__(self, models: VersionLookup, settings: PoolSettings) -> None:
         self._models = models
         self._settings = settings
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None:
-        """Return None also for what has a Service of its own. `idle` is zero, whatever one machine stored before."""
+        """Return None also for a version with a Service of its own. `idle` is always zero, whatever is stored."""
         found = self._models.find(key)
         if found is None or found[1].is_deleted or not self.is_pooled(*found):
             return None
@@ -82,23 +82,23 @@ class PooledModels:
         return replace(model, scale=structs.replace(model.scale, idle="zero")), version
 
     def every_model(self) -> tuple[Model, ...]:
-        """Those that share pods, if a version of theirs fits one."""
+        """Return the models that share pods, including those without a version that fits one."""
         is_pooled = self._settings.sharing.is_pooled
         return tuple(model for model in self._models.every_model() if is_pooled(model.tenant, model.model))
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
-        """See `autoscaler.VersionLookup`."""
+        """Record that a version that was stopped at `stopped_at_s` is requested again. Raises Refused."""
         await self._models.resume(key, stopped_at_s)
 
     def is_pooled(self, model: Model, version: Version) -> bool:
-        """Whether there may be such pods for it."""
+        """Return whether the version runs on pooled pods: its model is pooled, and its weights fit some pool."""
         if not self._settings.sharing.is_pooled(model.tenant, model.model):
             return False
         return pool_for(version.registration.total_bytes, self._settings.pools) is not None
 
 
 class PoolController:
-    """One per installation, of whoever leads. Without pools it has no pods and no versions."""
+    """Controls the pools, in the process that leads. Without pools it has no pods and no versions."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class PoolController:
         self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[NamespacedName, str] = {}
         self._slices: dict[NamespacedName, tuple[NamespacedName, SlicePods]] = {}
-        self._knows_slices = False  # whether all of them were seen
+        self._knows_slices = False  # all slices were seen
         self._rows: tuple[PoolRow, ...] = ()
         self._probe_permits = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
         self.pooled_models = PooledModels(models, settings)
@@ -134,7 +134,7 @@ class PoolController:
         self._tasks = tasks
         most = sum(each.most for each in settings.pools)
         self._actuator = PoolActuator(most, self.pods, calls, self._build_take, feed, table, clock, tasks)
-        # Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays.
+        # No warmth levels: on a cluster the last replica goes to zero, or stays.
         self._autoscaler = Autoscaler(self.pooled_models, self._actuator, clock, tasks, lambda *_: (), feed)
         self._autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, NO_POD)
         self._actuator.add_listener(self._autoscaler)
@@ -143,39 +143,39 @@ class PoolController:
     def __repr__(self) -> str:
         return f"<PoolController {len(self._specs)} {self._actuator!r}>"
 
-    # -- what is wanted and seen, for the plane --
+    # -- wanted and observed objects, for `KnativeController` --
 
     def begin(self) -> None:
-        """All that there is will be seen again. What was told stands until then."""
+        """Prepare for a new view of all objects. Published facts stay until then."""
         self._slices.clear()
         self._knows_slices = False
 
     def objects(self) -> list[Json]:
-        """Return the Services. An operator creates their namespace."""
+        """Return the pools' Services. An operator creates their namespace."""
         return self._objects
 
     def places(self) -> Iterable[NamespacedName]:
-        """Return where the Services are."""
+        """Return where the pools' Services are."""
         return self._specs.keys()
 
-    def service(self, assign_pods: NamespacedName, obj: Json | None) -> bool:
-        """A Knative Service as it is now; whether it is one of ours."""
-        if assign_pods not in self._specs:
+    def service(self, place: NamespacedName, obj: Json | None) -> bool:
+        """Process a Knative Service. Return whether it belongs to a pool."""
+        if place not in self._specs:
             return False
         status = {} if obj is None else obj.get("status") or {}
         revision = status.get("latestReadyRevisionName") or status.get("latestCreatedRevisionName") or ""
         if revision:
-            self._revisions[assign_pods] = revision
+            self._revisions[place] = revision
         else:
-            self._revisions.pop(assign_pods, None)
+            self._revisions.pop(place, None)
         return True
 
-    def slice(self, assign_pods: NamespacedName, found: SlicePods | None) -> None:
-        """An EndpointSlice; None where it is gone. Others' are no matter."""
-        before = self._slices.pop(assign_pods, None)
-        owner = (assign_pods[0], found.service) if found is not None else None
+    def slice(self, place: NamespacedName, found: SlicePods | None) -> None:
+        """Process an EndpointSlice; None if it is gone. Slices of other Services are ignored."""
+        before = self._slices.pop(place, None)
+        owner = (place[0], found.service) if found is not None else None
         if found is not None and owner in self._specs:
-            self._slices[assign_pods] = owner, found
+            self._slices[place] = owner, found
         if not self._knows_slices:
             return  # a slice that was not seen yet may have more pods
         for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
@@ -186,7 +186,7 @@ class PoolController:
         pods = [pod for whose, found in self._slices.values() if whose == owner for pod in found.pods]
         every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
         for known in self.pods:
-            # After its node has booted again a pod has its name still, and another address.
+            # After its node has rebooted, a pod keeps its name but has another address.
             if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
                 self._actuator.on_deleted(known)
         for pod in every.values():
@@ -201,30 +201,30 @@ class PoolController:
                 self._actuator.on_terminating(known_pod)
 
     def counts(self) -> dict[tuple[str, ...], float]:
-        """Pods by pool and state, and how many of each pool are wanted."""
+        """Return the number of pods by pool and state, and the wanted number of each pool."""
         found: dict[tuple[str, ...], float] = {(name, "wanted"): count for name, count in self._wanted().items()}
         for pod in self.pods:
             found[pod.pool, pod.state] = found.get((pod.pool, pod.state), 0) + 1
         return found
 
-    # -- as the decider, of what shares pods --
+    # -- as `Scaler`, for pooled versions --
 
     def observe(self, stats: Stats) -> None:
-        """See `running.Decider`."""
+        """Record an activator's reports. Versions with a Service of their own are ignored."""
         self._autoscaler.observe(stats)
 
     def tick(self) -> None:
-        """See `running.Decider`."""
+        """Decide now, because models or tenants have changed."""
         self._autoscaler.tick()
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """See `running.Decider`. Versions with a Service of their own are passed over."""
+        """End the replicas of these versions now. Versions with a Service of their own are skipped."""
         self._autoscaler.stop(
             tuple(key for key in keys if self._actuator.process_count(key) or self.pooled_models.find(key))
         )
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
+        """Raise Refused(InvalidRequest) if pooled pods can't keep the minimum. Models without pools pass."""
         if any(self.pooled_models.is_pooled(model, each) for each in model.live_versions):
             self._autoscaler.check_scale(model, scale)
 
@@ -244,31 +244,31 @@ class PoolController:
     # -- loops --
 
     async def adopt(self) -> None:
-        """What runs already is found, and told, or ADOPTION_S are over. All slices are known by then."""
+        """Find and publish running replicas, for ADOPTION_S at most. Call it once all slices are known."""
         self._knows_slices = True
         for owner in self._specs:
             self._update_pods(owner)
         deadline_us = self._clock.monotonic_us() + int(ADOPTION_S * 1e6)
-        looks = [asyncio.create_task(self._probe(pod), name=f"look at {pod.name}") for pod in self.pods]
+        probes = [asyncio.create_task(self._probe(pod), name=f"look at {pod.name}") for pod in self.pods]
         try:
             while self._clock.monotonic_us() < deadline_us and (
-                not all(look.done() for look in looks) or any(pod.state is PodState.BINDING for pod in self.pods)
+                not all(probe.done() for probe in probes) or any(pod.state is PodState.BINDING for pod in self.pods)
             ):
                 await self._clock.sleep(0.05)
         finally:
-            for look in looks:
-                look.cancel()
-            await asyncio.gather(*looks, return_exceptions=True)
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled. Errors of one loop do not end the other."""
         async with Loops() as loops:
             loops.start("pool autoscaler", self._autoscaler.run)
             loops.start("pool pods", self._tick_forever)
             await loops.wait()
 
     async def _tick_forever(self) -> None:
-        """Who answers late holds up nobody else, and no report."""
+        """Probe pods and publish, once a second. Probes run in the background, so a slow pod delays nothing."""
         beat = 0
         while True:
             every = beat % IDLE_PROBE_TICKS == 0
@@ -282,7 +282,7 @@ class PoolController:
             beat += 1
 
     async def _probe(self, pod: PoolPod) -> None:
-        """Ask what it does, and have its cost be what it is worth; unless somebody does already."""
+        """Ask the pod for its state, and update its deletion cost. Does nothing while another probe of it runs."""
         if pod.is_probing:
             return
         pod.is_probing = True
@@ -295,25 +295,24 @@ class PoolController:
             pod.is_probing = False
 
     async def _write_deletion_cost(self, pod: PoolPod) -> None:
-        """Where there are to be fewer, those that wait go first (KEP-2255)."""
-        written_deletion_cost = _deletion_cost(pod)
-        if pod.written_deletion_cost == written_deletion_cost or pod.is_ending:
+        """Write a changed deletion cost: when a pool shrinks, pods without a version go first (KEP-2255)."""
+        cost = _deletion_cost(pod)
+        if pod.written_deletion_cost == cost or pod.is_ending:
             return
-        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: written_deletion_cost}}
+        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: cost}}
         try:
             await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         except ClusterError as error:
             pod.refusals += 1
             if should_log(pod.refusals):
                 why = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
-                log.warning("what a pod is worth is not written", extra=why)
+                log.warning("a pod's deletion cost can't be written", extra=why)
         else:
-            pod.written_deletion_cost, pod.refusals = written_deletion_cost, 0
+            pod.written_deletion_cost, pod.refusals = cost, 0
 
     def _explain(self) -> None:
         """Record for each version without a pod that it waits for one."""
-        is_pooled = self._actuator.waiting()
-        waiting = {VersionKey(take.tenant, take.model, take.version) for take in is_pooled}
+        waiting = {VersionKey(take.tenant, take.model, take.version) for take in self._actuator.waiting()}
         waiting = {key for key in waiting if not self._actuator.started_count(key)}
         for key in sorted(waiting):
             self._outcomes.set_problem(key, NO_POD)
@@ -322,26 +321,26 @@ class PoolController:
         self._explained = waiting
 
     def _publish_pool_rows(self) -> None:
-        """To activators, who tell Knative's autoscaler, each its share."""
+        """Publish the wanted concurrency. Each activator reports its share to Knative's autoscaler."""
         counts = self._wanted()
         readers = max(1, self._feed.readers)
         rows = tuple(
-            PoolRow(namespace=assign_pods[0], name=revision, share=wanted / readers, wanted=wanted)
-            for assign_pods, revision in sorted(self._revisions.items())
-            for wanted in (counts[self._specs[assign_pods].name],)
+            PoolRow(namespace=place[0], name=revision, share=wanted / readers, wanted=wanted)
+            for place, revision in sorted(self._revisions.items())
+            for wanted in (counts[self._specs[place].name],)
         )
         if rows and rows != self._rows:
             self._rows = rows
             self._feed.publish(Feed(pools=rows))
 
     def _wanted(self) -> dict[str, int]:
-        asked: dict[str, int] = {}
+        waiting_starts: dict[str, int] = {}
         for take in self._actuator.waiting():
             if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
-                asked[spec.name] = asked.get(spec.name, 0) + 1
-        return pool_concurrency(self._settings.pools, self.pods.count_taken(), asked)
+                waiting_starts[spec.name] = waiting_starts.get(spec.name, 0) + 1
+        return pool_concurrency(self._settings.pools, self.pods.count_taken(), waiting_starts)
 
 
 def _deletion_cost(pod: PoolPod) -> str:
-    """To those that it serves."""
+    """Return how much it costs to delete the pod: high if it has a version."""
     return "0" if pod.key is None else BOUND_DELETION_COST

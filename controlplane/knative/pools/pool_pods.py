@@ -1,4 +1,4 @@
-"""The pods of pools, each with what it has and does as far as is known. Nothing here asks or tells anybody."""
+"""The table of pooled pods, with their versions and states as far as known. It makes no calls."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,20 +11,19 @@ from kelvin.contracts.artifacts.runtime_control import BindPodRequest
 
 
 class PodState(StrEnum):
-    """Of a pod, as the control plane knows it."""
+    """State of a pod, as the control plane knows it."""
 
-    UNKNOWN = "unknown"  # to be asked
+    UNKNOWN = "unknown"  # not probed yet
     PARKED = "parked"
     BINDING = "binding"
     BOUND = "bound"
-    LEAVING = "leaving"  # gives its version up, or is ended by the cluster
+    LEAVING = "leaving"  # releases its version, or is ended by the cluster
 
 
 @dataclass(slots=True)
 class PoolPod:
-    """`namespace` and `pool` are where it is from, `control_url` where it is told what to do, `url` where requests go.
-
-    From BINDING on `take` is what it was told, or found with.
+    """A pooled pod. `control_url` takes orders, `url` takes requests. `take` is the version's bind request, from
+    BINDING on.
     """
 
     name: str
@@ -35,14 +34,14 @@ class PoolPod:
     control_url: str
     since_us: int
     state: PodState = PodState.UNKNOWN
-    is_ending: bool = False  # by the cluster: nothing follows
+    is_ending: bool = False  # by the cluster: no new life follows
     runtime_id: str = ""
     key: VersionKey | None = None
     take: BindPodRequest | None = None
     max_streams: int = 0
-    written_deletion_cost: str | None = None  # of its deletion, as it was written
+    written_deletion_cost: str | None = None  # as last written; None: not yet
     refusals: int = 0  # in a row, of that write
-    is_probing: bool = False  # what it does, at this moment
+    is_probing: bool = False  # a probe is in flight
 
     def __repr__(self) -> str:
         return f"<PoolPod {self.pool}/{self.name} {self.state} {self.key or ''}>"
@@ -50,7 +49,7 @@ class PoolPod:
 
 @dataclass(slots=True)
 class PoolPods:
-    """All of them, by namespace and name."""
+    """All pooled pods, by namespace and name."""
 
     _pods: dict[NamespacedName, PoolPod] = field(default_factory=dict)
 
@@ -58,32 +57,32 @@ class PoolPods:
         return iter(tuple(self._pods.values()))
 
     def at(self, place: NamespacedName) -> PoolPod | None:
-        """That one."""
+        """Return the pod at `place`, or None."""
         return self._pods.get(place)
 
     def add(self, pod: PoolPod) -> None:
-        """It was seen first."""
+        """Add a pod that was not known before."""
         self._pods[pod.namespace, pod.name] = pod
 
     def drop(self, pod: PoolPod) -> None:
-        """It is gone."""
+        """Remove a pod that is gone; an unknown one is no error."""
         self._pods.pop((pod.namespace, pod.name), None)
 
     def has(self, pod: PoolPod) -> bool:
-        """Whether it is still there, and not another one of its name."""
+        """Return whether this very pod is in the table, not another one with its name."""
         return self._pods.get((pod.namespace, pod.name)) is pod
 
     def of(self, key: VersionKey, *states: PodState) -> list[PoolPod]:
-        """Those with that version, in these states, the one that has had it for longest first."""
+        """Return the pods with that version in these states. The one that has been in its state longest is first."""
         found = [pod for pod in self._pods.values() if pod.key == key and pod.state in states]
         return sorted(found, key=lambda pod: pod.since_us)
 
     def keys(self) -> set[VersionKey]:
-        """Versions that some pod has."""
+        """Return the versions that some pod has."""
         return {pod.key for pod in self._pods.values() if pod.key is not None}
 
     def free_pods(self) -> Iterable[FreePod]:
-        """Those that wait."""
+        """Return the pods that wait for a version."""
         return [
             FreePod(f"{pod.namespace}/{pod.name}", pod.weight_bytes, pod.since_us)
             for pod in self._pods.values()
@@ -91,12 +90,12 @@ class PoolPods:
         ]
 
     def parked(self, free_pod: FreePod) -> PoolPod:
-        """The pod that waits there."""
+        """Return the pod that `free_pod` describes."""
         namespace, _, name = free_pod.pod.partition("/")
         return self._pods[namespace, name]
 
     def count_taken(self) -> dict[str, int]:
-        """By pool, pods that have a version and don't end."""
+        """Return by pool how many pods have a version and are not ending."""
         found: dict[str, int] = {}
         for pod in self._pods.values():
             if pod.key is not None and not pod.is_ending:
@@ -104,7 +103,7 @@ class PoolPods:
         return found
 
     def check_integrity(self) -> None:
-        """Assert that a version and its order come and go together."""
+        """Assert that a pod has a version exactly if it has a bind request."""
         for place, pod in self._pods.items():
             assert place == (pod.namespace, pod.name)
             assert (pod.key is None) == (pod.take is None)

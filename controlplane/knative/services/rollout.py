@@ -188,7 +188,7 @@ class Rollout:
                 reason=why[0], message=why[1], since_s=now_s if known is None else known.since_s
             )
             if why[0] in ("failed", "refused") and (known is None or known.reason != why[0]):
-                log.warning("a version keeps its image of before", extra={"version": str(entry.key), "why": why[1]})
+                log.warning("a version keeps its previous image", extra={"version": str(entry.key), "why": why[1]})
         self.behind = behind
 
     def _explain_delay(
@@ -206,9 +206,9 @@ class Rollout:
             created = str((seen.get("status") or {}).get("latestCreatedRevisionName") or "")
             failed = self._failed((service_rollout.place[0], created))
             what = describe_reason("" if failed is None else failed.reason)
-            return "failed", f"its new revision did not start: {what}; the one of before serves"
+            return "failed", f"its new revision did not start: {what}; the previous one serves"
         if service_rollout.stage is RolloutStage.STARTING and is_written and service_rollout.was_ready:
-            return "starting", "its new revision is starting; the one of before serves"
+            return "starting", "its new revision is starting; the previous one serves"
         if service_rollout.stage is RolloutStage.REFUSED:
             is_zero = refusal is not None and "initial-scale=0 not allowed" in refusal.message
             rule = f": Knative's config-autoscaler needs {ZERO_INITIAL_SCALE}" if is_zero else ""

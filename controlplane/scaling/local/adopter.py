@@ -92,10 +92,10 @@ async def _probe(directory: SocketDirectory, name: str) -> ProbedRuntime | None:
             raise Refused(Conflict(name, f"is answered for {report.runtime_id}, process {report.pid}"))
     except Refused as refused:
         if isinstance(refused.failure, Unavailable):
-            log.warning("a runtime does not say what it is; asking again", extra={"socket": name, "pid": pid})
+            log.warning("a runtime is silent; it is asked again", extra={"socket": name, "pid": pid})
             os.close(pidfd)
             return None
-        log.error("a runtime gives no account of itself", extra={"socket": name, "pid": pid, "why": str(refused)})
+        log.error("a runtime gave a wrong answer; killing it", extra={"socket": name, "pid": pid, "why": str(refused)})
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)

@@ -376,7 +376,7 @@ class LocalActuator:
         except Refused as refused:
             await self._handle_failed_restore(process, pending, refused.failure, began_us)
         except Exception:
-            log.exception("a restore failed in a way of ours", extra={"version": str(key)})
+            log.exception("a restore failed unexpectedly", extra={"version": str(key)})
             await self._handle_failed_restore(process, pending, Internal(), began_us)
         else:
             own = (
@@ -421,7 +421,7 @@ class LocalActuator:
 
     async def _evict_sleeper(self, sleeper: RuntimeProcess) -> bool:
         """End a sleeping replica. Return whether its memory is free now."""
-        log.info("a sleeper gives its memory up", extra={"runtime_id": sleeper.runtime_id})
+        log.info("a sleeping replica is ended for its memory", extra={"runtime_id": sleeper.runtime_id})
         self._fleet.end(sleeper)
         return await sleeper.gone(EXIT_WAIT_S)
 

@@ -28,9 +28,12 @@ class RestoreMetrics:
         self._failures = 0
         page = telemetry.page
         self._times = page.histogram(
-            "kelvin_restore_seconds", "From asking for a replica to its readiness.", ("tier",), RESTORE_BUCKETS_S
+            "kelvin_restore_seconds",
+            "Seconds from a request until its replica is ready.",
+            ("tier",),
+            RESTORE_BUCKETS_S,
         )
-        self._failed = page.counter("kelvin_restore_failures_total", "Restores that came to nothing.", ("outcome",))
+        self._failed = page.counter("kelvin_restore_failures_total", "Restores that failed.", ("outcome",))
         page.read("kelvin_replicas", "Processes by state.", MetricKind.GAUGE, ("state",), lambda: _by_state(table))
         page.read(
             "kelvin_device_slots",
@@ -116,13 +119,13 @@ def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
         lambda: pool.state().size.probability,
     )  # fmt: skip
     page.gauge(
-        "kelvin_standby_replace_seconds", "Until a standby that was taken is made up for, on average.",
+        "kelvin_standby_replace_seconds", "Mean seconds until a taken standby is replaced.",
         lambda: pool.state().takes.replace_s,
     )  # fmt: skip
     page.read(
         "kelvin_platform_memory_bytes", "Memory of zygote and standbys.", MetricKind.GAUGE, ("of", "measure"), memory
     )
-    page.gauge("kelvin_standby_budget_bytes", "Standbys' memory, at most.", lambda: float(pool.sizing.budget_bytes))
+    page.gauge("kelvin_standby_budget_bytes", "Memory limit of all standbys.", lambda: float(pool.sizing.budget_bytes))
 
 
 def _of(name: str, seen: Footprint) -> dict[Labels, float]:

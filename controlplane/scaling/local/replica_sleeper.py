@@ -116,9 +116,9 @@ class ReplicaSleeper:
             return  # it wakes or ends
         if failure is None:
             self._table.move(runtime_id, ReplicaEvent.DROPPED, self._now())
-            log.info("a sleeper gave its weights back", extra={"runtime_id": runtime_id})
+            log.info("a sleeping replica released its weights", extra={"runtime_id": runtime_id})
         else:
-            log.warning("a sleeper kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
+            log.warning("a sleeping replica kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
             self._fleet.end(process)
 
     def _resume_serving(self, runtime_id: str, event: ReplicaEvent, **learned: Any) -> None:

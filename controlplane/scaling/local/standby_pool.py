@@ -230,7 +230,7 @@ class StandbyPool:
             self._failure = refused.failure
             self._record_failure()
             if should_log(self._failures):
-                log.warning("no standby was born", extra={"why": refused.failure.message, "failures": self._failures})
+                log.warning("no standby was forked", extra={"why": refused.failure.message, "failures": self._failures})
         else:
             self._failure = None
             if self._now() - self._failed_us > FAILURE_RESET_US:

@@ -31,7 +31,7 @@ class ScaleDownPlan:
 
 
 def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int) -> ScaleDownPlan:
-    """Return the starts and replicas to end so that `wanted` remain. `replicas` are in the order of their addition.
+    """Return the starts and replicas that must go until `wanted` remain. `replicas` are in the order of their addition.
 
     1. Above `wanted`, starts leave first, then restoring replicas, then serving ones. Of these the youngest leave,
        because the oldest has the warmest caches.

@@ -82,25 +82,36 @@ def clamp_scale(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
 
 
 def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> ScaleDecision:
-    """Return what to do about the desired scale. At 0, the version's activity and its duration decide."""
+    """Return the first that applies.
+
+    1. There is no data yet: hold.
+    2. The desired scale, within bounds, is above 0: apply it.
+    3. Scale to zero is off: keep one replica.
+    4. It is activating: hold; after the timeout the activation has failed, so apply 0.
+    5. It is active: keep one replica for the rest of the stable window, then deactivate.
+    6. It is inactive: hold; after the grace period apply 0.
+    """
+    # (1)
     if facts.desired < 0 and facts.activity is not Activity.ACTIVATING:
         return Hold(UNKNOWN)
+    # (2)
     desired = clamp_scale(spec, facts.desired, initialized=facts.initialized)
     if desired != 0:
         return Apply(desired)
+    # (3)
     if not spec.to_zero:
         return Apply(1)
     duration_s = now - facts.since_s
     match facts.activity:
-        case Activity.ACTIVATING:
+        case Activity.ACTIVATING:  # (4)
             if duration_s > spec.activation_timeout_s:
-                return Apply(0)  # the activation failed
+                return Apply(0)
             return Hold(UNKNOWN)
-        case Activity.ACTIVE:
+        case Activity.ACTIVE:  # (5)
             if duration_s >= spec.stable_window_s:
                 return Deactivate()
-            return Apply(1)  # one replica for the rest of the window
-        case Activity.INACTIVE:
+            return Apply(1)
+        case Activity.INACTIVE:  # (6)
             return Apply(0) if duration_s >= spec.grace_s else Hold(0)
 
 

@@ -57,6 +57,6 @@ class Prefetcher:
             await self._ask(request)
         except Refused as refused:
             seen = {"tenant": request.tenant, "version": request.version, "why": refused.failure.message}
-            log.info("the weight cache takes no prefetch", extra=seen)
+            log.info("the weight cache refused a prefetch", extra=seen)
         finally:
             self._in_flight.discard(request)

@@ -65,7 +65,7 @@ class StartForecaster:
         self._pending_idle_forecasts: dict[VersionKey, int] = {}
         self._idle_forecast_number = 0
         self._ratios = page.histogram(
-            "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
+            "kelvin_eta_ratio", "Actual over predicted duration of starts.", ("tier",), RATIOS
         )
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class StartForecaster:
         try:
             return await self._ask_whereabouts(key)
         except Refused as refused:
-            log.info("where a version's bytes are is not known", extra={"version": str(key), "why": str(refused)})
+            log.info("the location of a version's bytes is unknown", extra={"version": str(key), "why": str(refused)})
             return None
 
     def ready(self, replica: Replica) -> None:

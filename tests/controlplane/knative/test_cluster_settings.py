@@ -159,7 +159,7 @@ def test_all_cluster_settings_are_rendered() -> None:
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:3:2"}, "each must be NAME=BYTES:WAITING:MOST", id="more than most"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "NAME is 1 to 20 lower-case letters", id="a pool's name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:0:0"}, "MOST is 1 to 1000", id="a pool without pods"),
-        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be there once", id="two of a name"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be unique", id="two of a name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="pods that nobody tells"),
         pytest.param(
             {

@@ -206,7 +206,7 @@ async def test_failures_of_each_object_are_logged(tmp_path: Path, caplog: pytest
             await w.until(lambda: not w.cluster.refuse[other])
             await w.until(partial(_is_held, w, other, policy == "Delete"))
         told = [each.getMessage() for each in caplog.records if "kelvin-acme/other" in each.getMessage()]
-        assert told == [f"{other} was not seen to: Denied: no"] * 2
+        assert told == [f"{other} was not reconciled: Denied: no"] * 2
 
 
 async def test_delete_policy_deletes_the_model(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
             await it.let_pass()
         told = [row for line in await it.read_feed() for row in line.failures]
         assert [(row.code, row.status, row.retryable) for row in told] == [("start_failed", 503, True)]
-        assert told[0].message == "no replica could be started: its image is not to be had"
+        assert told[0].message == "no replica could be started: its image can't be pulled"
         last_attempt = it.outcomes.last_attempt(key())
         assert last_attempt is not None
         assert last_attempt.failure is not None

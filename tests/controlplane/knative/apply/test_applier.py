@@ -80,7 +80,7 @@ async def test_two_installations_do_not_interfere() -> None:
         it.want([service("m")])
         await clock.advance(3600)
         assert (world.calls, image(world)) == ([], "theirs")
-        assert it.refusals() == {M: Refusal("Foreign", "it is of the installation in kelvin-staging")}
+        assert it.refusals() == {M: Refusal("Foreign", "it belongs to the installation in kelvin-staging")}
         await world.delete(M)
         await clock.advance(1)
         assert (world.calls.pop(), image(world), it.refusals()) == (("apply", M), "one", {})

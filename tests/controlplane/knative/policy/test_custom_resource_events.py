@@ -15,7 +15,7 @@ from controlplane.knative.policy.custom_resources import (
 )
 
 MODEL = {"metadata": {"name": "m", "generation": 1}}
-READY = ResourceEvent("Ready", "it can be asked")
+READY = ResourceEvent("Ready", "it takes requests")
 FAILED = ResourceEvent("Failed", "its version prod is faulty")
 REFUSED = ResourceEvent("Refused", "NotFound: no such version")
 

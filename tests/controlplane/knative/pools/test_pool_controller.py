@@ -417,7 +417,7 @@ async def test_cost_that_is_refused_is_tried_again_and_seldom_logged(
         await it.run("small", "s1")
         await it.let_pass(100)
         assert it.cluster.cost("s1") == "0"
-        told = [record for record in caplog.records if "worth" in record.message]
+        told = [record for record in caplog.records if "deletion cost" in record.message]
         assert [record.failures for record in told] == [1, 2, 4, 8, 16, 32]  # type: ignore[attr-defined]
 
 

@@ -237,7 +237,7 @@ async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
             assert failed is not None
             assert waits is not None
             assert (failed.reason, failed.message) == (
-                "failed", "its new revision did not start: its image is not to be had; the one of before serves",
+                "failed", "its new revision did not start: its image can't be pulled; the previous one serves",
             )  # fmt: skip
             assert (waits.reason, waits.message) == (
                 "waiting", "it waits: the new image did not start for another version, and is tried again later",
