@@ -144,8 +144,8 @@ class CustomResourceController:
         await self._set_finalizer(obj, is_owned)
         facts, done = self._models.facts(spec.tenant, name), policy.applied_generation(obj)
         if facts is None:
-            told = (policy.applied_condition(NotFound("model", name)), policy.model_ready_condition(None))
-            await self._write_conditions(obj, done, told, **policy.model_status(None))
+            not_pushed = (policy.applied_condition(NotFound("model", name)), policy.model_ready_condition(None))
+            await self._write_conditions(obj, done, not_pushed, **policy.model_status(None))
             return
         drift = policy.model_drift(spec, facts)
         done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(by, spec, name, drift))
@@ -185,9 +185,9 @@ class CustomResourceController:
     async def _reconcile_version(self, wanted: Json) -> None:
         seen = self._mirror.seen(Ref.of(wanted))
         spec = wanted["spec"]
-        told = self._models.version(VersionKey(spec["tenant"], spec["model"], spec["version"]))
-        if seen is not None and told is not None:
-            await self._write_status(seen, told)
+        status = self._models.version(VersionKey(spec["tenant"], spec["model"], spec["version"]))
+        if seen is not None and status is not None:
+            await self._write_status(seen, status)
 
     # -- tenants --
 

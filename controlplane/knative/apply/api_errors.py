@@ -35,9 +35,9 @@ _TYPED: Final = "failed to create typed patch object"
 
 def failure_from_response(status: int, body: bytes, retry_after: str | None = None) -> ApiFailure:
     """Return the failure of an error status. `retry_after` is the header's value in seconds; a date is ignored."""
-    told = _status(body)
-    message = one_line(told.get("message") or body.decode(errors="replace") or f"status {status}")
-    details = told.get("details") or {}
+    answer = _status(body)
+    message = one_line(answer.get("message") or body.decode(errors="replace") or f"status {status}")
+    details = answer.get("details") or {}
     wait_s = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds"))
     if status == 429 or (wait_s is not None and status >= 500):
         return Busy(message, wait_s or 1.0)
@@ -52,9 +52,9 @@ def failure_from_response(status: int, body: bytes, retry_after: str | None = No
 
 def failure_from_event(event: Any) -> ApiFailure:
     """Return the failure of a watch's ERROR event, whose object is a Status."""
-    told = event if isinstance(event, dict) else {}
-    code = told.get("code")
-    return failure_from_response(code if isinstance(code, int) else 500, json.dumps(told).encode())
+    answer = event if isinstance(event, dict) else {}
+    code = answer.get("code")
+    return failure_from_response(code if isinstance(code, int) else 500, json.dumps(answer).encode())
 
 
 def one_line(text: str) -> str:
@@ -65,10 +65,10 @@ def one_line(text: str) -> str:
 
 def _status(body: bytes) -> dict[str, Any]:
     try:
-        told = decode_any(body)
+        answer = decode_any(body)
     except BadJson:
         return {}
-    return told if isinstance(told, dict) and told.get("kind") == "Status" else {}
+    return answer if isinstance(answer, dict) and answer.get("kind") == "Status" else {}
 
 
 def _seconds(value: Any) -> float | None:

@@ -128,9 +128,9 @@ def _version(obj: Json) -> str:
     return str(obj["metadata"].get("resourceVersion", ""))
 
 
-def _is_older(obj: Json, other: str) -> bool:
+def _is_older(obj: Json, version: str) -> bool:
     """Return whether the object's version is older. Versions of one kind compare as numbers, officially since
     Kubernetes 1.35. A recreated object has a newer version than its predecessor.
     """
-    one, two = parse_whole_number(_version(obj), 40), parse_whole_number(other, 40)
+    one, two = parse_whole_number(_version(obj), 40), parse_whole_number(version, 40)
     return one is not None and two is not None and one < two

@@ -96,7 +96,7 @@ class PodWaits:
     """All pods of versions, and measured waits for nodes. Memory is bounded."""
 
     _pods: dict[NamespacedName, ObservedPod] = field(default_factory=dict)
-    _of: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods by Service
+    _pods_by_service: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods by Service
     _waited: OrderedDict[NodeClass, RunningMean] = field(default_factory=OrderedDict)
     # By Service: seconds from a node until ready.
     _starts: OrderedDict[NamespacedName, RunningMean] = field(default_factory=OrderedDict)
@@ -115,7 +115,7 @@ class PodWaits:
                 found = replace(found, ready_s=before.ready_s, has_become_unready=found.ready_s is None)
         if found is not None:
             self._pods[place] = found
-            self._of.setdefault((place[0], found.service), {})[place] = None
+            self._pods_by_service.setdefault((place[0], found.service), {})[place] = None
             self._learn(place, before, found)
         waited, waits = (each is not None and _is_waiting(each) for each in (before, found))
         if waited == waits:
@@ -127,7 +127,7 @@ class PodWaits:
     def forget(self) -> None:
         """Forget all pods, but not the measured times."""
         self._pods.clear()
-        self._of.clear()
+        self._pods_by_service.clear()
 
     def pending(self) -> tuple[Pending, ...]:
         """Return waiting replicas by class. A class with a recent wait has a row even without replicas."""
@@ -141,7 +141,7 @@ class PodWaits:
 
     def services(self) -> Iterator[NamespacedName]:
         """Yield the Services that have a pod waiting for a node."""
-        for service, places in self._of.items():
+        for service, places in self._pods_by_service.items():
             if any(_is_waiting(self._pods[place]) for place in places):
                 yield service
 
@@ -152,13 +152,13 @@ class PodWaits:
 
     def services_with_problem(self) -> Iterator[NamespacedName]:
         """Yield the Services whose pods have a problem."""
-        for service in self._of:
+        for service in self._pods_by_service:
             if self.problem(service) is not None:
                 yield service
 
     def problem(self, service: NamespacedName) -> PodProblem | None:
         """Return why none of the Service's pods is ready; None if one is, or there is no problem."""
-        pods = [self._pods[place] for place in self._of.get(service, ())]
+        pods = [self._pods[place] for place in self._pods_by_service.get(service, ())]
         if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
             return None
         if any(map(_is_waiting, pods)):
@@ -175,7 +175,7 @@ class PodWaits:
         """
         start_s = self._starts.get(service, self._start).value
         left = []
-        for place in self._of.get(service, ()):
+        for place in self._pods_by_service.get(service, ()):
             seen = self._pods[place]
             if seen.is_leaving:
                 continue
@@ -190,9 +190,9 @@ class PodWaits:
 
     def check_integrity(self) -> None:
         """Assert that the index matches the pods, and that memory is bounded."""
-        indexed = {(service, place) for service, places in self._of.items() for place in places}
+        indexed = {(service, place) for service, places in self._pods_by_service.items() for place in places}
         assert indexed == {((place[0], seen.service), place) for place, seen in self._pods.items()}
-        assert all(self._of.values())
+        assert all(self._pods_by_service.values())
         assert len(self._waited) <= MAX_CLASSES
         assert len(self._starts) <= MAX_STARTS
 
@@ -213,9 +213,9 @@ class PodWaits:
 
     def _forget(self, place: NamespacedName, seen: ObservedPod) -> None:
         service = place[0], seen.service
-        del self._of[service][place]
-        if not self._of[service]:
-            del self._of[service]
+        del self._pods_by_service[service][place]
+        if not self._pods_by_service[service]:
+            del self._pods_by_service[service]
 
 
 def parse_pod(obj: Json) -> ObservedPod | None:

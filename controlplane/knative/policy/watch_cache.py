@@ -47,7 +47,7 @@ class WatchCache:
         self._slices: dict[NamespacedName, SlicePods] = {}
         self._slices_of: dict[NamespacedName, dict[NamespacedName, None]] = {}
         self._service_of: dict[NamespacedName, NamespacedName] = {}  # by revision
-        self._told: dict[NamespacedName, _Published] = {}
+        self._published: dict[NamespacedName, _Published] = {}
 
     def __repr__(self) -> str:
         return f"<WatchCache services={len(self._services)} slices={len(self._slices)} failed={len(self._failed)}>"
@@ -101,28 +101,30 @@ class WatchCache:
         """Assert that indexes agree, and that nothing is published about missing Services."""
         assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)
         assert all(self._slices_of.values())
-        for place, told in self._told.items():
+        for place, published in self._published.items():
             assert place in self._services, "a Service that is gone is still told of"
-            assert told.revision is not None or told.replicas or told.failed, "an empty row stays"
+            assert published.revision is not None or published.replicas or published.failed, "an empty row stays"
 
     def _update(self, place: NamespacedName) -> FeedChanges:
-        service, told = self._services.get(place), self._told.get(place, _Published())
+        service, published = self._services.get(place), self._published.get(place, _Published())
         revision = None if service is None else revision_row(service, place)
         replicas = {} if service is None else self._replicas(place, service)
         failed = None if service is None else self._failure(place, service)
         news = FeedChanges(
-            revisions=() if revision is None or revision == told.revision else (revision,),
+            revisions=() if revision is None or revision == published.revision else (revision,),
             removed_revisions=tuple(
-                _name(row) for row in (told.revision,) if row and (not revision or _name(revision) != _name(row))
+                _name(row) for row in (published.revision,) if row and (not revision or _name(revision) != _name(row))
             ),
-            replicas=tuple(row for name, row in replicas.items() if told.replicas.get(name) != row),
-            removed_replicas=tuple(name for name in told.replicas if name not in replicas),
-            failed=() if service is None or failed is None or failed == told.failed else ((service.of, failed[1]),),
+            replicas=tuple(row for name, row in replicas.items() if published.replicas.get(name) != row),
+            removed_replicas=tuple(name for name in published.replicas if name not in replicas),
+            failed=()
+            if service is None or failed is None or failed == published.failed
+            else ((service.of, failed[1]),),
         )
         if revision is None and not replicas and failed is None:
-            self._told.pop(place, None)
+            self._published.pop(place, None)
         else:
-            self._told[place] = _Published(revision, replicas, failed)
+            self._published[place] = _Published(revision, replicas, failed)
         return news
 
     def _replicas(self, place: NamespacedName, service: Service) -> dict[str, ReplicaRow]:
@@ -138,8 +140,8 @@ class WatchCache:
         if service.refused:
             return "", RevisionFailure(service.refused, "")
         found = self._failed.get((place[0], service.serving))
-        told = self._told.get(place)
-        if found is None or (told is not None and told.failed == (service.serving, found)):
+        published = self._published.get(place)
+        if found is None or (published is not None and published.failed == (service.serving, found)):
             return None if found is None else (service.serving, found)
         serves = any(not (row.unproven or row.draining) for row in self._replicas(place, service).values())
         return None if serves else (service.serving, found)

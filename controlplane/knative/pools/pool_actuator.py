@@ -216,8 +216,8 @@ class PoolActuator:
 
     def release(self, pod: PoolPod) -> None:
         """Release the pod in the background: it finishes its requests, and waits for another version."""
-        was_told, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
-        revision = self._publish(pod) if was_told else 0
+        was_bound, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
+        revision = self._publish(pod) if was_bound else 0
         self._tasks.start(self._release(pod, revision), f"release {pod.name}")
 
     async def _release(self, pod: PoolPod, revision: int) -> None:

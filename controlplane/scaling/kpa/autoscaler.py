@@ -86,8 +86,8 @@ class Autoscaler:
     - Stopped: an operator stopped it. Its minimum does not hold until it is requested again. Owner: the registry.
     - Taken away: its replicas made room for another version. Owner: `VersionScaler`, in memory only.
 
-    After a takeover the load is unknown, so no replica is removed for one stable window. Removal by break-even, or to
-    make room for a requested version, waits until every activator has reported. Starts are never delayed.
+    After a takeover the load is unknown, so no replica is removed for one stable window. A removal by break-even, or to
+    make room for a requested version, waits until every activator has reported. No start is delayed.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class Autoscaler:
             with isolated(key):
                 self._ensure_scaler(key)
         self._minimums.apply_bounds(self._tenants_at_zero())
-        for scaled in tuple(self._scalers.values()):
-            with isolated(scaled.key):
-                self._evaluate(scaled)
-            with isolated(scaled.key):
-                if not self._actuator.process_count(scaled.key) and scaled.is_forgettable(self._now_s()):
-                    self._cancel_slot_wait(scaled.key)
-                    del self._scalers[scaled.key]
+        for scaler in tuple(self._scalers.values()):
+            with isolated(scaler.key):
+                self._evaluate(scaler)
+            with isolated(scaler.key):
+                if not self._actuator.process_count(scaler.key) and scaler.is_forgettable(self._now_s()):
+                    self._cancel_slot_wait(scaler.key)
+                    del self._scalers[scaler.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """Scale versions to zero now. The registry and the tenants decide whether they may start again."""
@@ -178,17 +178,17 @@ class Autoscaler:
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """Record that a start failed. The next start waits for a new request, whatever the reason was."""
-        scaled = self._ensure_scaler(key)
-        scaled.requested_us = None
-        scaled.record_failed_start(self._now_s(), at_zero=self._actuator.live(key) == 0)
+        scaler = self._ensure_scaler(key)
+        scaler.requested_us = None
+        scaler.record_failed_start(self._now_s(), at_zero=self._actuator.live(key) == 0)
 
     def lost(self, replica: Replica) -> None:
         """Replace a replica that died, and give its slot to a version that waits for one."""
-        if replica.key is not None and (scaled := self._scalers.get(replica.key)) is not None:
-            scaled.record_exit(self._now_s(), served=replica.state is ReplicaState.READY)
+        if replica.key is not None and (scaler := self._scalers.get(replica.key)) is not None:
+            scaler.record_exit(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
-                with isolated(scaled.key):
-                    self._evaluate(scaled)
+                with isolated(scaler.key):
+                    self._evaluate(scaler)
         self.assign_free_slots()
 
     def assign_free_slots(self) -> None:
@@ -202,8 +202,8 @@ class Autoscaler:
 
     def check_integrity(self) -> None:
         """Assert that every version's windows add up, and that versions that wait for room are known."""
-        for scaled in self._scalers.values():
-            scaled.check_integrity()
+        for scaler in self._scalers.values():
+            scaler.check_integrity()
         assert set(self._waiting_for_slot) <= set(self._scalers)
         assert set(self._missing_replicas) <= set(self._scalers)
 
@@ -213,20 +213,20 @@ class Autoscaler:
         found = self._versions.find(key)
         if found is None or self._feed.is_suspended(key.tenant):
             return  # as Knative's collector drops reports about unknown revisions
-        scaled = self._ensure_scaler(key)
+        scaler = self._ensure_scaler(key)
         process_count = self._actuator.process_count(key)
-        asks = scaled.record(stat.concurrency, stat.requests, process_count, self._now_s())
-        if asks:
+        is_requested = scaler.record(stat.concurrency, stat.requests, process_count, self._now_s())
+        if is_requested:
             self.idle_gaps.record_request(key, self._now_s())
             if found[1].stopped_at_s is not None:
                 self._resume(key, found[1].stopped_at_s)
-        if asks and self._actuator.live(key) == 0:
-            if scaled.requested_us is None:
-                scaled.requested_us = self._clock.monotonic_us()
-            self._evaluate(scaled)
+        if is_requested and self._actuator.live(key) == 0:
+            if scaler.requested_us is None:
+                scaler.requested_us = self._clock.monotonic_us()
+            self._evaluate(scaler)
 
-    def _evaluate(self, scaled: VersionScaler) -> None:
-        found, key = self._versions.find(scaled.key), scaled.key
+    def _evaluate(self, scaler: VersionScaler) -> None:
+        found, key = self._versions.find(scaler.key), scaler.key
         now_us = self._clock.monotonic_us()
         if found is None or self._feed.is_suspended(key.tenant):
             self._cancel_slot_wait(key)
@@ -236,11 +236,11 @@ class Autoscaler:
         live, now = self._actuator.live(key), now_us / _US
         ready = self._actuator.ready(key)
         # End idle replicas of a tenant whose budget is spent. A version with running requests is reported each second.
-        is_idle = now - scaled.last_request_s >= MIN_IDLE_S and self._takeover.is_known_idle(model, now)
+        is_idle = now - scaler.last_request_s >= MIN_IDLE_S and self._takeover.is_known_idle(model, now)
         if is_idle and self._feed.is_spent(key.tenant) and self._actuator.process_count(key):
-            self._scale_to_zero(scaled)
+            self._scale_to_zero(scaler)
             return
-        want = scaled.decide(
+        want = scaler.decide(
             model,
             version,
             least=self._minimums.least(model, version),
@@ -261,12 +261,12 @@ class Autoscaler:
             return
         if want < live and not self._takeover.is_window_over(model, now):
             want = max(want, self._actuator.started_count(key))
-        if want > live and not scaled.may_start(now, least=self._minimums.least(model, version)):
-            self._evaluate_later(scaled, now)
+        if want > live and not scaler.may_start(now, least=self._minimums.least(model, version)):
+            self._evaluate_later(scaler, now)
             if key in self._missing_replicas and live == 0:
                 return  # there is still no device slot
             want = live
-        is_requested = scaled.requested_us is not None
+        is_requested = scaler.requested_us is not None
         if want > live == 0 and not self._actuator.has_room():
             self._record_slot_shortage(key, want)
             if self._make_room(key, now, is_requested=is_requested):
@@ -277,10 +277,10 @@ class Autoscaler:
             self._waiting_for_slot.pop(key, None)
             if is_requested:
                 self._actuator.apply(key, want, now_us)  # fails the waiting requests: there is no room
-                scaled.record_slot_refusal(now)
+                scaler.record_slot_refusal(now)
             return
         self._cancel_slot_wait(key)
-        self._actuator.apply(key, want, now_us if scaled.requested_us is None else scaled.requested_us)
+        self._actuator.apply(key, want, now_us if scaler.requested_us is None else scaler.requested_us)
         live = self._actuator.live(key)
         if want > live:
             self._missing_replicas[key] = want - live
@@ -298,13 +298,13 @@ class Autoscaler:
         if self._missing_replicas.pop(key, None) is not None:
             self.on_slot_shortage_changed(key, False)
 
-    def _evaluate_later(self, scaled: VersionScaler, now: float) -> None:
+    def _evaluate_later(self, scaler: VersionScaler, now: float) -> None:
         """After a failed start, evaluate the version again as soon as another start may be tried."""
-        key, retry_in_s = scaled.key, scaled.retry_in_s(now)
-        if scaled.requested_us is None or retry_in_s == 0.0 or key in self._scheduled_retries:
+        key, retry_in_s = scaler.key, scaler.retry_in_s(now)
+        if scaler.requested_us is None or retry_in_s == 0.0 or key in self._scheduled_retries:
             return
 
-        async def look() -> None:
+        async def evaluate_again() -> None:
             try:
                 await self._clock.sleep(retry_in_s + 0.001)  # clocks round, so sleep a little longer
             finally:
@@ -312,7 +312,7 @@ class Autoscaler:
             self._evaluate(self._ensure_scaler(key))
 
         self._scheduled_retries.add(key)
-        self._tasks.start(look(), f"look again at {key}")
+        self._tasks.start(evaluate_again(), f"evaluate {key} again")
 
     def _make_room(self, key: VersionKey, now: float, *, is_requested: bool) -> bool:
         """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended now."""
@@ -326,10 +326,10 @@ class Autoscaler:
         may_take_others = is_requested or self._minimums.is_below_share(key.tenant)
         # Look only at versions that serve: thousands may want a slot at once, and each of them runs this.
         holders = (
-            SlotHolder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaled.last_request_s)
+            SlotHolder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaler.last_request_s)
             for each in self._actuator.active_versions()
             if (may_take_others or each.tenant == key.tenant)
-            and (scaled := self._scalers.get(each)) is not None
+            and (scaler := self._scalers.get(each)) is not None
             and (ready := self._actuator.ready(each))
             and (found := self._versions.find(each)) is not None
             and self._takeover.is_known_idle(found[0], now)
@@ -347,11 +347,11 @@ class Autoscaler:
         """Return the tenants that wait for a version's first device slot, not for more of a minimum."""
         return {key.tenant for key in self._waiting_for_slot if self._actuator.live(key) == 0}
 
-    def _scale_to_zero(self, scaled: VersionScaler) -> None:
+    def _scale_to_zero(self, scaler: VersionScaler) -> None:
         """Scale the version to zero. New requests start it again if it may run."""
-        self._cancel_slot_wait(scaled.key)
-        scaled.reset_demand(self._now_s(), left=0)
-        self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
+        self._cancel_slot_wait(scaler.key)
+        scaler.reset_demand(self._now_s(), left=0)
+        self._actuator.apply(scaler.key, 0, self._clock.monotonic_us())
 
     def _resume(self, key: VersionKey, stopped_at_s: int) -> None:
         """Record that this stop is over. If that fails, the next report tries again."""
@@ -369,14 +369,14 @@ class Autoscaler:
             self._tasks.start(record(), f"resume {key}")
 
     def _ensure_scaler(self, key: VersionKey) -> VersionScaler:
-        scaled = self._scalers.get(key)
-        if scaled is None:
+        scaler = self._scalers.get(key)
+        if scaler is None:
             found = self._versions.find(key)
             window_s = found[0].scale.window_s if found is not None else 60.0
-            scaled = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready(key), self._now_s())
+            scaler = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready(key), self._now_s())
             if found is not None and found[1].stopped_at_s is not None:
-                scaled.reset_demand(self._now_s(), left=0)  # draining replicas are no demand
-        return scaled
+                scaler.reset_demand(self._now_s(), left=0)  # draining replicas are no demand
+        return scaler
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / _US

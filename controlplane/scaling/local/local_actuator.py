@@ -89,13 +89,13 @@ class LocalActuator:
         """Call `listener` on replica state changes from now on."""
         self._listeners.append(listener)
 
-    def add_start_listener(self, starting: StartListener) -> None:
-        """Call `starting` on each start that is accepted from now on."""
-        self._start_listeners.append(starting)
+    def add_start_listener(self, listener: StartListener) -> None:
+        """Call `listener` on each start that is accepted from now on."""
+        self._start_listeners.append(listener)
 
-    def on_slot_freed(self, roomy: Callable[[], None]) -> None:
-        """Call `roomy` on each device slot that a replica gives back without dying."""
-        self._sleeper.on_slot_freed(roomy)
+    def on_slot_freed(self, listener: Callable[[], None]) -> None:
+        """Call `listener` on each device slot that a replica gives back without dying."""
+        self._sleeper.on_slot_freed(listener)
 
     @property
     def drain_max_s(self) -> float:
@@ -307,7 +307,7 @@ class LocalActuator:
             self.on_start_waiting(key)
         notify(
             self._start_listeners,
-            lambda hear: hear(key, start.requested_us, parked=process is not None, wake_level=None),
+            lambda listener: listener(key, start.requested_us, parked=process is not None, wake_level=None),
         )
 
     def _try_wake(self, key: VersionKey, requested_us: int) -> bool:
@@ -319,7 +319,7 @@ class LocalActuator:
         self._table.wake(replica.runtime_id, self._now())
         self._waking[replica.runtime_id] = _PendingStart(Start(WAKE, key, requested_us), self._now())
         level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
-        notify(self._start_listeners, lambda hear: hear(key, requested_us, parked=True, wake_level=level))
+        notify(self._start_listeners, lambda listener: listener(key, requested_us, parked=True, wake_level=level))
         if replica.state in SLEEPING:
             self._resume(self._fleet[replica.runtime_id])
         return True
