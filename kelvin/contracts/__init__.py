@@ -1,5 +1,4 @@
-"""What all messages are made of: strict JSON, errors, names, numbers, settings, roles. Pure.
+"""Building blocks of all messages: strict JSON, errors, names, numbers, settings, roles. Pure, no I/O.
 
-Messages themselves are in `artifacts`, `serving` and `accounting`; nothing here does I/O. Begin with `wire.py` and
-`errors.py`.
+The messages themselves are in `artifacts`, `serving` and `accounting`. Begin with `wire.py` and `errors.py`.
 """

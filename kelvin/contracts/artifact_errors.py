@@ -1,4 +1,4 @@
-"""What can be wrong with an artifact: at the door, at rest, and when it computes."""
+"""Failures of artifacts: in an upload, in storage, and during computation."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from kelvin.contracts.errors import Failure
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRejected(Failure):
-    """An upload holds something that may not enter."""
+    """An upload contains something that is not allowed."""
 
     path: str
     reason: str
@@ -19,7 +19,10 @@ class ArtifactRejected(Failure):
 
 @dataclass(frozen=True, slots=True)
 class StorageQuotaExceeded(Failure):
-    """The tenant may not store so much. All in bytes; `used` is stored, or promised to its other open pushes."""
+    """The tenant's storage quota is too small. All values in bytes.
+
+    `used` counts stored bytes and bytes reserved by the tenant's other open pushes.
+    """
 
     used: int
     asked: int
@@ -33,7 +36,7 @@ class StorageQuotaExceeded(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ChunkCorrupt(Failure):
-    """Bytes at rest do not match their digest; nothing of the chunk was served."""
+    """Stored bytes do not match their digest. No byte of the chunk was served."""
 
     chunk: str
     tier: str
@@ -52,7 +55,7 @@ class ChunkMissing(Failure):
 
 @dataclass(frozen=True, slots=True)
 class PackCorrupt(Failure):
-    """A pack's table does not decode or contradicts itself; which chunks it holds is unknown."""
+    """A pack's table is unreadable or contradicts itself, so the chunks in the pack are unknown."""
 
     pack: str
     reason: str
@@ -62,7 +65,7 @@ class PackCorrupt(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ManifestCorrupt(Failure):
-    """A manifest does not decode, or does not match the version it is named by."""
+    """A manifest does not decode, or does not match the version that names it."""
 
     version: str
     reason: str
@@ -72,7 +75,7 @@ class ManifestCorrupt(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ManifestMissing(Failure):
-    """The store has no manifest of a version that exists. A version that never existed is `NotFound`."""
+    """The store has no manifest for a version that exists. A version that never existed is `NotFound`."""
 
     version: str
     code, status = "manifest_missing", 500
@@ -81,7 +84,7 @@ class ManifestMissing(Failure):
 
 @dataclass(frozen=True, slots=True)
 class AttestationInvalid(Failure):
-    """What is said of a version beside its manifest is damaged, forged, or another version's."""
+    """An attestation of the version is damaged, forged, or belongs to another version."""
 
     version: str
     reason: str
@@ -91,7 +94,7 @@ class AttestationInvalid(Failure):
 
 @dataclass(frozen=True, slots=True)
 class VersionUnverified(Failure):
-    """The installation starts signed versions alone, and nobody whom it trusts signed this one."""
+    """The installation starts only signed versions, and no trusted key signed this one."""
 
     version: str
     reason: str
@@ -101,7 +104,7 @@ class VersionUnverified(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed(Failure):
-    """The known-answer probe did not match: the replica is refused, fail closed."""
+    """The known-answer probe did not match. The replica is refused (fail closed)."""
 
     version: str
     reason: str
@@ -111,12 +114,12 @@ class ProbeFailed(Failure):
 
 @dataclass(frozen=True, slots=True)
 class WeightsDamaged(Failure):
-    """Weights changed in memory while they were computed over: nothing more is said from them."""
+    """Weights changed in memory during computation. The replica stops answering from them."""
 
     version: str
     code, status, retryable, retry_after = "weights_damaged", 503, True, 1.0
     template = "weights of version {version} changed in memory; what was said of this answer can't be relied on"
 
 
-# Codes of what may be wrong with a version whose chunks are all good.
+# Failure codes of a version that can occur while all of its chunks are intact.
 NON_CHUNK_CODES: Final = frozenset({AttestationInvalid.code, ProbeFailed.code})

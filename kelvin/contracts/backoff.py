@@ -1,4 +1,4 @@
-"""Exponential back-off: the pause after failures in a row, and which of these failures are worth a log line.
+"""Exponential back-off: the pause after consecutive failures, and which of these failures are worth a log line.
 
 Pure: the caller sleeps, and draws the random number.
 """
@@ -6,7 +6,7 @@ Pure: the caller sleeps, and draws the random number.
 from dataclasses import dataclass
 from typing import Final
 
-_MAX_EXPONENT: Final = 64  # doublings; more would only be a larger number
+_MAX_EXPONENT: Final = 64  # limit of doublings; keeps the number finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,10 @@ class ExponentialBackoff:
     longest_s: float
 
     def after(self, failures: int, jitter: float = 0.0) -> float:
-        """Return the pause in seconds after so many failures (1 or more), less up to a half by `jitter`, from
-        [0, 1].
-        """
+        """Return the pause in seconds after `failures` (1 or more). `jitter` in [0, 1] shortens it by up to a half."""
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, _MAX_EXPONENT)) * (1 - jitter / 2)
 
 
 def should_log(failures: int) -> bool:
-    """Whether the latest of so many failures in a row (1 or more) is worth a line: the 1st, 2nd, 4th, 8th, ... is."""
+    """Return whether to log the latest of so many consecutive failures: the 1st, 2nd, 4th, 8th, ..."""
     return failures & (failures - 1) == 0

@@ -1,7 +1,7 @@
-"""What a process depends on: how long it waits for each, what stops it from asking, and what it does without. Pure.
+"""Dependencies of a process: timeout, circuit breaker and fallback of each. Pure.
 
-Each service that depends on others has its table in `dependencies.py`, and its timeouts from there;
-`docs/operations/outages.md` has them all.
+Each service that depends on others has a table in its `dependencies.py`, and takes its timeouts from there.
+`docs/operations/outages.md` lists them all.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One thing that may be away. `timeout_s` bounds each call, where no request's own deadline does before it."""
+    """A dependency that may be unavailable. `timeout_s` limits each call unless the request's deadline is earlier."""
 
     name: str
     purpose: str
     timeout_s: float
-    breaker: str  # what ends the asking while it fails
-    fallback: str  # what callers see meanwhile
-    indicator: str  # the metric that shows it
+    breaker: str  # what stops calls while the dependency fails
+    fallback: str  # what callers see during that time
+    indicator: str  # the metric that shows a failure
 
 
 def dependency_table(dependencies: Sequence[Dependency]) -> str:
-    """In Markdown."""
+    """Return the dependencies as a Markdown table."""
     head = ("on", "for", "timeout", "breaker", "without it", "indicator")
     rows = [
         (each.name, each.purpose, f"{each.timeout_s:g} s", each.breaker, each.fallback, f"`{each.indicator}`")

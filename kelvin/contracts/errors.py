@@ -1,7 +1,7 @@
-"""The ways in which Kelvin says no: a closed set of facts, carried by one ordinary exception.
+"""All ways in which Kelvin refuses a request: a closed set of facts, carried by one exception, `Refused`.
 
-A fact knows its code, its HTTP status, whether a retry may help and when. How it looks on the wire is `problem`'s work.
-What can be wrong with an artifact is in `artifact_errors`; what keeps a request from its answer, in `traffic_errors`.
+A failure knows its code, its HTTP status, and whether and when a retry may help. `problem` encodes it for the wire.
+Failures of artifacts are in `artifact_errors`, failures of inference traffic in `traffic_errors`.
 """
 
 from dataclasses import dataclass, fields
@@ -10,9 +10,8 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Base of the closed set. Subclasses set the class variables; one whose message needs logic overrides `message`.
-
-    A template names fields: "{limit_bytes} bytes". `retry_after` is in seconds, or names the field that holds them.
+    """Base of the closed set. A subclass sets the class variables, or overrides `message` if it needs logic. A template
+    names fields: "{limit_bytes} bytes". `retry_after` is in seconds, or names the field that holds them.
     """
 
     code: ClassVar[str] = "internal"
@@ -24,17 +23,17 @@ class Failure:
 
     @property
     def message(self) -> str:
-        """One sentence for the caller; never a secret, a path or another tenant's name."""
+        """Return one sentence for the caller. It never contains a secret, a path or another tenant's name."""
         return self._filled(self.template)
 
     @property
     def param(self) -> str | None:
-        """The request field at fault, where there is one."""
+        """Return the request field at fault, if there is one."""
         return None if self.param_template is None else self._filled(self.param_template)
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which a retry is worth its while, where known."""
+        """Return the seconds after which a retry is worthwhile, if known."""
         return getattr(self, self.retry_after) if isinstance(self.retry_after, str) else self.retry_after
 
     def _filled(self, template: str) -> str:
@@ -42,12 +41,12 @@ class Failure:
 
 
 class Refused(Exception):
-    """Carries a `Failure`. Mutable as tracebacks need; its fact is not."""
+    """Exception that carries a `Failure`. Mutable, because tracebacks need that; the failure is not."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
         self.failure = failure
-        self.encoded_tokens = 0  # of the prompt, which a replica encoded before it refused the request
+        self.encoded_tokens = 0  # prompt tokens that a replica encoded before it refused the request
 
     def __str__(self) -> str:
         return f"{self.failure.code}: {self.failure.message}"
@@ -55,12 +54,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Internal(Failure):
-    """A defect of ours; details are in the log under the request id."""
+    """A defect in Kelvin. Details are in the log under the request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unauthenticated(Failure):
-    """No key, or one that is unknown, expired or revoked (the caller is not told which)."""
+    """The key is missing, unknown, expired or revoked. The caller is not told which."""
 
     code, status = "invalid_api_key", 401
     template = "missing or invalid API key"
@@ -68,7 +67,7 @@ class Unauthenticated(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Forbidden(Failure):
-    """The key is good but lacks a scope. If any one of several scopes is enough, `others` has all but `scope`."""
+    """The key lacks a scope. If any one of several scopes is enough, `others` has all but `scope`."""
 
     scope: str
     others: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ class Forbidden(Failure):
 
 @dataclass(frozen=True, slots=True)
 class TenantSuspended(Failure):
-    """The key is good, and its tenant is suspended."""
+    """The key is valid, but its tenant is suspended."""
 
     code, status = "tenant_suspended", 403
     template = "this tenant is suspended"
@@ -90,11 +89,11 @@ class TenantSuspended(Failure):
 
 @dataclass(frozen=True, slots=True)
 class NotFound(Failure):
-    """Unknown, or another tenant's: the two look the same."""
+    """The object is unknown or belongs to another tenant. The two look the same."""
 
     kind: str
     name: str
-    hint: str = ""  # what to ask for instead, where that is likely
+    hint: str = ""  # a likely alternative, if there is one
     code, status = "not_found", 404
 
     @property
@@ -115,7 +114,7 @@ class ModelNotFound(Failure):
 
 @dataclass(frozen=True, slots=True)
 class MethodNotAllowed(Failure):
-    """The path exists, the method does not; `allowed` ones do."""
+    """The path exists but does not allow the method. `allowed` lists the methods that it allows."""
 
     method: str
     allowed: tuple[str, ...] = ()
@@ -125,7 +124,7 @@ class MethodNotAllowed(Failure):
 
 @dataclass(frozen=True, slots=True)
 class InvalidRequest(Failure):
-    """A value breaks a rule; both are named."""
+    """A value breaks a rule. The message names both."""
 
     field: str
     value: str
@@ -137,7 +136,7 @@ class InvalidRequest(Failure):
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded(Failure):
-    """Over a hard limit of the version or the tenant. Found before any compute, but for an answer that is too large."""
+    """A value is over a hard limit of the version or tenant. Found before compute, except for a large response."""
 
     field: str
     value: int
@@ -149,13 +148,13 @@ class LimitExceeded(Failure):
 
     @property
     def message(self) -> str:
-        shown = str(self.value)[:40]  # a caller may write thousands of digits
+        shown = str(self.value)[:40]  # a caller may send thousands of digits
         return f"{self.field} is {shown} {self.unit}; {self.whose} allows at most {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaMismatch(Failure):
-    """The caller was made for another schema than the version's: nothing is computed."""
+    """The caller expects another schema than the version's. Nothing is computed."""
 
     given: str
     wanted: str
@@ -175,7 +174,7 @@ class BodyTooLarge(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Conflict(Failure):
-    """The state does not allow it now."""
+    """The current state does not allow the operation."""
 
     what: str
     rule: str
@@ -185,7 +184,7 @@ class Conflict(Failure):
 
 @dataclass(frozen=True, slots=True)
 class OneMachineOnly(Failure):
-    """Where a cluster runs the versions it can't be had; `instead` says what is done there."""
+    """The operation does not exist on a cluster; `instead` names what to do there."""
 
     what: str
     instead: str
@@ -195,7 +194,7 @@ class OneMachineOnly(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Unavailable(Failure):
-    """Something we depend on does not answer."""
+    """A dependency of Kelvin does not answer."""
 
     dependency: str
     after_s: float = 1.0
@@ -205,7 +204,7 @@ class Unavailable(Failure):
 
 @dataclass(frozen=True, slots=True)
 class CapacityExceeded(Failure):
-    """It can never fit, however long one waits."""
+    """The request can never fit, so waiting does not help."""
 
     what: str
     need: int
@@ -221,7 +220,7 @@ class CapacityExceeded(Failure):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFailure(Failure):
-    """A failure that another process of ours reported; it renders as it would have there."""
+    """A failure that another Kelvin process reported. It is encoded as it would be in that process."""
 
     remote_code: str
     remote_status: int

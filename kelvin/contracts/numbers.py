@@ -1,14 +1,14 @@
-"""Read whole numbers that others wrote: ASCII digits and nothing else.
+"""Parse whole numbers from outside: ASCII digits and nothing else.
 
 `int` also accepts signs, spaces, underscores and the digits of every script, and raises for thousands of digits.
 """
 
-DIGITS = 15  # of a number that a float holds exactly
-MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a ladder's step; 16 digits
+DIGITS = 15  # digits of a number that a float holds exactly
+MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a degradation step; 16 digits
 
 
 def parse_whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:
-    """Return the number, or None where `written` is anything but 1 to `most_digits` ASCII digits."""
+    """Return the number, or None unless `written` is 1 to `most_digits` ASCII digits."""
     if written.isascii() and written.isdigit() and len(written) <= most_digits:
         return int(written)
     return None

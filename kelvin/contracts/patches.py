@@ -1,7 +1,7 @@
-"""Derive a patch from the struct that states some settings.
+"""Derive a patch type from the struct that defines some settings.
 
-The struct states each setting once: its name, type, bounds, default and one sentence. The bodies of the admin API, the
-specs of a cluster's objects and the options of commands have the same settings, because they are made from it.
+The struct defines each setting once: name, type, bounds, default and one sentence. Bodies of the admin API, specs of
+cluster objects and command options are made from it, so all have the same settings.
 """
 
 from collections.abc import Callable, Collection
@@ -14,10 +14,10 @@ from kelvin.contracts.wire import Wire
 
 
 class Patch(Wire, frozen=True):
-    """Base of patches. A setting that is left out stays as it is; null is a value, of a setting that may be null."""
+    """Base of patches. An omitted setting stays as it is. null is a value, for a setting that may be null."""
 
     def given(self) -> dict[str, Any]:
-        """Return the values to set, by the names of the settings."""
+        """Return the values to set, by setting name."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
 
 
@@ -30,9 +30,8 @@ def patch_of(
     without: Collection[str] = (),
     rename: Callable[[str], str] | None = None,
 ) -> type[Patch]:
-    """Return a patch of that class name and docstring for the settings, except those `without`.
-
-    A patch that is not `bounded` takes any value of a setting's type. `rename` gives the names that it is decoded by.
+    """Return a patch type with this class name and docstring for all settings except those in `without`. Without
+    `bounded`, a patch accepts any value of a setting's type. `rename` maps field names to JSON names.
     """
     types = get_type_hints(settings, include_extras=bounded)
     fields = [

@@ -1,7 +1,7 @@
-"""How a failure looks on the wire: OpenAI's error object, an SSE event, the Open Inference Protocol's, RFC 9457 problem
-details, between processes.
+"""Encode failures for the wire: OpenAI errors, SSE events, Open Inference errors, RFC 9457 problem details, internal
+JSON.
 
-The status of each failure is its own, see `errors.py`. Bodies and headers are made here, and nowhere else.
+Each failure defines its own status, see `errors.py`. Error bodies and headers are made only here.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from kelvin.contracts.wire import BadJson, Fact, decoder
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
-SHOULD_RETRY: Final = "x-should-retry"  # read by OpenAI's and Anthropic's clients
+SHOULD_RETRY: Final = "x-should-retry"  # a header that OpenAI's and Anthropic's clients read
 
 
-ErrorForm = Callable[[Failure, str | None], bytes]  # of a failure and the request's id
+ErrorForm = Callable[[Failure, str | None], bytes]  # encodes a failure, with the request's id
 
 
 class WireFailure(Fact, frozen=True):
-    """A failure between processes. Decodes to a `RemoteFailure` that renders the same."""
+    """A failure between Kelvin processes. It decodes to a `RemoteFailure`, which is encoded in the same way."""
 
     code: str
     status: int
@@ -35,7 +35,7 @@ class WireFailure(Fact, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A refusal, as problem details (RFC 9457)."""
+    """A failure as problem details (RFC 9457)."""
 
     type: str
     title: str
@@ -52,7 +52,7 @@ def _param(failure: Failure) -> str | None:
 
 
 def to_wire(failure: Failure) -> WireFailure:
-    """The failure as it crosses processes."""
+    """Return the failure in the form that is sent between processes."""
     return WireFailure(
         code=failure.code,
         status=failure.status,
@@ -64,13 +64,17 @@ def to_wire(failure: Failure) -> WireFailure:
 
 
 def from_wire(wire: WireFailure) -> RemoteFailure:
-    """The fact that another process reported."""
+    """Return the failure that another process reported."""
     return RemoteFailure(wire.code, wire.status, wire.message, wire.param, wire.retryable, wire.retry_after_s)
 
 
 def headers_of(failure: Failure) -> dict[str, str]:
-    """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6); the
-    wait that was too long, in milliseconds; `x-should-retry: false` if a retry on this status can't help.
+    """Return the response headers of a failure.
+
+    - `Retry-After` in whole seconds, if the failure has a retry time (RFC 9110, 10.2.3).
+    - `Allow` with a 405 (RFC 9110, 15.5.6).
+    - `x-kelvin-expected-wait-ms`, if the expected wait exceeds the deadline.
+    - `x-should-retry: false`, if clients usually retry this status but a retry can't help.
     """
     if isinstance(failure, MethodNotAllowed):
         return {"allow": ", ".join(failure.allowed)}
@@ -98,7 +102,7 @@ def _openai_type(status: int) -> str:
 
 
 def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
-    """OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``; the id is echoed where known."""
+    """Return OpenAI's error object ``{"error": {"message", "type", "param", "code"}}``, and our request id if known."""
     error: dict[str, object] = {
         "message": redact(failure.message),
         "type": _openai_type(failure.status),
@@ -111,17 +115,17 @@ def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
 
 
 def open_inference_error(failure: Failure, request_id: str | None = None) -> bytes:
-    """The Open Inference Protocol's error: ``{"error": "…"}``, with our code beside it. The id is a header's."""
+    """Return the Open Inference Protocol's error ``{"error": "…"}``, plus our code. A header carries the request id."""
     return msgspec.json.encode({"error": redact(failure.message), "code": failure.code})
 
 
 def sse_error(failure: Failure, request_id: str | None = None) -> bytes:
-    """A terminal SSE event for a stream whose 200 is already committed; official clients raise on its `error` key."""
+    """Return a terminal SSE event for a stream whose 200 was already sent. Official clients raise on its `error`."""
     return b"event: error\ndata: " + openai_error(failure, request_id) + b"\n\n"
 
 
 def problem_details(failure: Failure) -> bytes:
-    """RFC 9457 problem details, for the admin and push APIs."""
+    """Return RFC 9457 problem details, for the admin and push APIs."""
     problem = Problem(
         type="about:blank",
         title=failure.code.replace("_", " "),
@@ -136,7 +140,7 @@ def problem_details(failure: Failure) -> bytes:
 
 
 def from_problem(body: bytes) -> RemoteFailure | None:
-    """Return the fact that problem details report; None where the body holds none of ours."""
+    """Return the failure that problem details report, or None if the body is not one of ours."""
     try:
         problem = decoder(Problem).decode(body)
     except BadJson:

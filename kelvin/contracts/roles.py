@@ -1,14 +1,14 @@
-"""What our own processes are to one another between hosts: a role in each certificate, and what each role may ask."""
+"""Roles of Kelvin processes between hosts: each certificate has one role, and rules say which paths a role may call."""
 
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
-MAX_PATH_DEPTH: Final = 6  # segments of a path that rules look at
+MAX_PATH_DEPTH: Final = 6  # path segments that rules are compared with
 
 
 class Role(StrEnum):
-    """What a process is. Its certificate says so in a URI (SAN): the installation's prefix, then this."""
+    """The role of a process. Its certificate has it in a SAN URI: the installation's prefix, then the role."""
 
     CONTROLPLANE = "controlplane"
     ACTIVATOR = "activator"
@@ -17,12 +17,12 @@ class Role(StrEnum):
     AGENT = "agent"
 
 
-# By path: who may ask for it, and for all below it that has no rule of its own. What has none is asked by nobody.
+# By path: the roles that may call it and all paths below it without a rule of their own. Other paths are refused.
 Rules = Mapping[str, frozenset[Role]]
 
 
 def role_of(uris: Collection[str], prefix: str) -> Role | None:
-    """The role that a certificate with these URIs is for; None where it names none of this installation, or several."""
+    """Return the role in a certificate with these URIs. None if it has no role of this installation, or several."""
     named = [uri for uri in uris if uri.startswith(prefix)]
     if len(named) != 1:
         return None
@@ -33,7 +33,9 @@ def role_of(uris: Collection[str], prefix: str) -> Role | None:
 
 
 def role_may_call(rules: Rules, role: Role, path: str) -> bool:
-    """The nearest rule decides: the path's own, else that of what it is below. `path` is as the router will see it."""
+    """Return whether the role may call the path. The rule of the path itself or of its nearest ancestor decides. `path`
+    must be in the form that the router will see.
+    """
     parts = path.split("/", MAX_PATH_DEPTH + 1)[: MAX_PATH_DEPTH + 1]
     for length in range(len(parts), 1, -1):
         if (roles := rules.get("/".join(parts[:length]))) is not None:

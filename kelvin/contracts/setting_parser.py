@@ -1,27 +1,25 @@
-"""Settings are read once, typed, and refused with the value: `KELVIN_QUEUE_REQUESTS=-3: must be 1 or more`.
+"""Read typed settings once, and refuse a bad one with its value: `KELVIN_QUEUE_REQUESTS=-3: must be 1 or more`.
 
-Pure: takes a mapping. Only a package's `setting_parser.py` hands it the environment.
+Pure: takes a mapping. Only the `settings.py` of a package passes the environment.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Final
 
-MAX_SHOWN_CHARACTERS: Final = 400  # characters of a value
-_CREDENTIALS: Final = re.compile(r"://\S*@")  # of a URL; a secret may hold slashes
+MAX_SHOWN_CHARACTERS: Final = 400  # characters of a value in an error message
+_CREDENTIALS: Final = re.compile(r"://\S*@")  # credentials in a URL; a secret may contain slashes
 
 
 class BadSetting(ValueError):
-    """A setting breaks its rule; the text names variable, value (its beginning, where it is long) and rule. User and
-    password of a URL are left out.
-    """
+    """A setting breaks its rule. The text has variable, rule, and the value's beginning, without a URL's credentials."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
         super().__init__(f"{name}={_CREDENTIALS.sub('://…@', value)[:MAX_SHOWN_CHARACTERS]}: {rule}")
 
 
 def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:
-    """A non-empty text; without a default it is required."""
+    """Return a non-empty text. Without a default, the setting is required."""
     value = env.get(name, default)
     if value is None or value == "":
         raise BadSetting(name, value or "", "is required")
@@ -29,7 +27,7 @@ def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:
 
 
 def integer(env: Mapping[str, str], name: str, default: int, *, low: int, high: int | None = None) -> int:
-    """A whole number from `low` to `high`, both included."""
+    """Return a whole number from `low` to `high`, both included."""
     raw = env.get(name)
     if raw is None:
         return default
@@ -42,7 +40,7 @@ def integer(env: Mapping[str, str], name: str, default: int, *, low: int, high: 
 
 
 def number(env: Mapping[str, str], name: str, default: float, *, low: float, high: float | None = None) -> float:
-    """A finite number from `low` to `high`, both included."""
+    """Return a finite number from `low` to `high`, both included."""
     raw = env.get(name)
     if raw is None:
         return default
@@ -57,7 +55,7 @@ def number(env: Mapping[str, str], name: str, default: float, *, low: float, hig
 
 
 def choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, ...]) -> str:
-    """One of these words."""
+    """Return one of the `options`."""
     value = env.get(name, default)
     if value not in options:
         raise BadSetting(name, value, f"must be one of {', '.join(options)}")
@@ -65,7 +63,7 @@ def choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, 
 
 
 def _ascii(raw: str) -> str:
-    """Raise ValueError for the digits of other scripts, which `int` and `float` take."""
+    """Return `raw`. Raises ValueError for digits of other scripts, which `int` and `float` would accept."""
     if not raw.isascii():
         raise ValueError(raw)
     return raw

@@ -8,7 +8,7 @@ from math import ceil
 
 @dataclass(slots=True)
 class SlidingQuantile:
-    """The latest `window` numbers (1 or more), as they came and in order. Each one costs O(window) moves of memory."""
+    """The latest `window` numbers (1 or more), in order of arrival and ascending. `add` costs O(window) moves."""
 
     window: int
     _latest: deque[float] = field(default_factory=deque)
@@ -18,19 +18,17 @@ class SlidingQuantile:
         return len(self._latest)
 
     def add(self, value: float) -> None:
-        """Add a number, and forget the oldest one if there are too many."""
+        """Add a number, and drop the oldest one if the window is full."""
         if len(self._latest) >= self.window:
             del self._ranked[bisect_left(self._ranked, self._latest.popleft())]
         self._latest.append(value)
         insort(self._ranked, value)
 
     def of(self, share: float) -> float:
-        """Return the smallest number that at least `share` (above 0) of them do not exceed (nearest rank). There must
-        be one.
-        """
+        """Return the quantile `share` (above 0) by the nearest-rank method. There must be at least one number."""
         return self._ranked[ceil(len(self._ranked) * share) - 1]
 
     def check_integrity(self) -> None:
-        """Both orders hold the same numbers, no more than the window."""
+        """Assert that both orders hold the same numbers, at most `window`."""
         assert sorted(self._latest) == self._ranked
         assert len(self) <= self.window

@@ -1,6 +1,6 @@
-"""Names in a trace (W3C Trace Context, level 1): read from a caller, or derived from a request's id. Pure.
+"""Trace and span ids (W3C Trace Context, level 1), parsed from a caller or derived from a request's id. Pure.
 
-A request's trace and spans are found again from its id alone, so whoever knows the id can refer to them.
+All ids of a request can be computed from its id alone. So every process that knows the id can refer to them.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _SAMPLED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A trace, the span in it that calls, and whether the caller records it. Ids as numbers, neither is 0."""
+    """A trace, the calling span, and whether the caller records it. Ids are numbers other than 0."""
 
     trace_id: int
     span_id: int
@@ -25,7 +25,7 @@ class TraceContext:
 
 
 def parse(traceparent: bytes) -> TraceContext | None:
-    """None for what the specification says must be ignored: the trace is begun anew then."""
+    """Return the context, or None if the specification says to ignore the header. A new trace begins then."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:
         return None
@@ -37,17 +37,17 @@ def parse(traceparent: bytes) -> TraceContext | None:
 
 
 def trace_id_of(name: str) -> int:
-    """128 bits that belong to a request or a replica, never 0."""
+    """Return the 128-bit trace id of a request or a replica, never 0."""
     return _digest("trace", name, 16)
 
 
 def span_id_of(name: str, stage: str = "") -> int:
-    """64 bits that belong to it, or to one stage of it, never 0."""
+    """Return the 64-bit span id of a request or replica, or of one of its stages, never 0."""
     return _digest(f"span {stage}", name, 8)
 
 
 def outgoing_trace_context(caller: TraceContext | None, request_id: str) -> TraceContext | None:
-    """Return the context for calls that we make for a request: the caller's trace, its own span. None without one."""
+    """Return the context for calls on behalf of a request: the caller's trace, the request's span. None without one."""
     return None if caller is None else replace(caller, span_id=span_id_of(request_id))
 
 

@@ -1,4 +1,4 @@
-"""The ways in which a request gets no answer now, or not all of it: too much at once, too late, or an end is gone."""
+"""Failures of inference traffic: overload, limits, deadlines, lost replicas, cancelled requests, filters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ StartReason = Literal["crash_loop", "missing_secret", "no_room", "refused_object
 
 @dataclass(frozen=True, slots=True)
 class TooManyFailures(Failure):
-    """Another key that is not good, of a source that showed too many. A good one of the same source is served."""
+    """Another invalid key from an address that sent too many. A valid key from the same address is served."""
 
     after_s: float
     code, status, retryable, retry_after = "too_many_failures", 429, True, "after_s"
@@ -19,7 +19,7 @@ class TooManyFailures(Failure):
 
 @dataclass(frozen=True, slots=True)
 class AddressBusy(Failure):
-    """An address asks more often than one may, whoever it is: no key was looked at."""
+    """An address sends more requests than one address may. Its keys are not checked."""
 
     after_s: float
     code, status, retryable, retry_after = "address_busy", 429, True, "after_s"
@@ -28,7 +28,7 @@ class AddressBusy(Failure):
 
 @dataclass(frozen=True, slots=True)
 class FirewallRefused(Failure):
-    """The operator's firewall said no, whoever it is: no key was looked at."""
+    """The operator's firewall refused the request. Its key is not checked."""
 
     code, status = "firewall_refused", 403
     template = "the request was refused by this installation's firewall"
@@ -36,7 +36,7 @@ class FirewallRefused(Failure):
 
 @dataclass(frozen=True, slots=True)
 class TenantBusy(Failure):
-    """The tenant has as many requests under way as it may have."""
+    """The tenant has as many requests in flight as it may have."""
 
     limit: int
     after_s: float
@@ -46,7 +46,7 @@ class TenantBusy(Failure):
 
 @dataclass(frozen=True, slots=True)
 class RateLimited(Failure):
-    """The tenant has used what it may in a minute. The code is OpenAI's."""
+    """The tenant has used its limit of a minute. Uses OpenAI's code."""
 
     unit: str  # "requests" or "tokens"
     limit: int
@@ -57,10 +57,10 @@ class RateLimited(Failure):
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent(Failure):
-    """The tenant's budget of this month is spent, or what is left may not do for this request. The code is OpenAI's."""
+    """The tenant's monthly budget is spent, or the rest may not cover this request. Uses OpenAI's code."""
 
     budget_micros: int
-    cost_micros: int = 0  # that it may have at most
+    cost_micros: int = 0  # highest possible cost of the request
     code, status = "insufficient_quota", 429
 
     @property
@@ -76,7 +76,7 @@ class BudgetSpent(Failure):
 
 @dataclass(frozen=True, slots=True)
 class BudgetUnavailable(Failure):
-    """What is left of the tenant's budget can't be known: the store in which activators share it is away."""
+    """The rest of the tenant's budget is unknown: the store in which activators share it is unavailable."""
 
     after_s: float
     code, status, retryable, retry_after = "budget_unavailable", 429, True, "after_s"
@@ -85,7 +85,7 @@ class BudgetUnavailable(Failure):
 
 @dataclass(frozen=True, slots=True)
 class TooLargeForRate(Failure):
-    """One request may take more than the tenant may use in a minute: no waiting helps."""
+    """One request may take more than the tenant's limit of a minute, so waiting does not help."""
 
     tokens: int
     limit: int
@@ -98,7 +98,7 @@ class TooLargeForRate(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Overloaded(Failure):
-    """Every slot and every waiting place is taken. `unit` names what is limited, where `what` does not say it."""
+    """Every slot and every queue place is taken. `unit` names what is limited, unless `what` says it."""
 
     what: str
     limit: int
@@ -114,7 +114,7 @@ class Overloaded(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ShedByPriority(Failure):
-    """It waited, and had to make way in a full queue: nobody who waited there was lower in the order of shedding."""
+    """A queued request was shed from a full queue: no other queued request ranked lower in the shed order."""
 
     rank: str
     after_s: float
@@ -124,7 +124,7 @@ class ShedByPriority(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ShedByFairShare(Failure):
-    """It waited, and had to make way in a full queue, of which its tenant held more than its share."""
+    """A queued request was shed from a full queue, because its tenant held more than its share."""
 
     after_s: float
     code, status, retryable, retry_after = "over_share", 429, True, "after_s"
@@ -133,11 +133,11 @@ class ShedByFairShare(Failure):
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpen(Failure):
-    """Starts of the version failed, or its replicas did, and no other one serves: nothing is tried for a while."""
+    """Starts or replicas of the version failed, and no other replica serves. Nothing is tried for a while."""
 
     cause: str  # the code of the last failure
-    after_s: float  # 0: somebody tries just now
-    why: str = ""  # what is known of it beside
+    after_s: float  # 0: one request is trying now
+    why: str = ""  # details of the cause
     cause_retryable: bool = True  # whether a retry may help against the cause
     code, status = "breaker_open", 503
 
@@ -148,7 +148,7 @@ class BreakerOpen(Failure):
     @property
     def message(self) -> str:
         when = f"is not tried again for {self.after_s:.1f} s" if self.after_s > 0 else "is being tried by one request"
-        # The reason of a start that failed begins with its code.
+        # The reason of a failed start begins with its code.
         failed = f"{self.cause}: {self.why.removeprefix(f'{self.cause}: ')}" if self.why else self.cause
         return f"this model failed ({failed}), has no other replica, and {when}"
 
@@ -159,11 +159,11 @@ class BreakerOpen(Failure):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExceeded(Failure):
-    """The deadline passed before an answer began."""
+    """The deadline passed before a response began."""
 
     waited_s: float
     stage: str
-    why: str = ""  # what held it up, where that is known
+    why: str = ""  # cause of the delay, if known
     code, status, retryable, retry_after = "deadline_exceeded", 504, True, 1.0
 
     @property
@@ -174,11 +174,11 @@ class DeadlineExceeded(Failure):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineTooShort(Failure):
-    """No answer can come within the deadline, by what is known: said before it has passed."""
+    """The expected wait exceeds the deadline. The request fails before the deadline has passed."""
 
     expected_s: float
     remaining_s: float
-    is_starting: bool  # a first replica has to start; else others are served first
+    is_starting: bool  # a first replica has to start; False: other requests are served first
     code, status, retryable, retry_after = "deadline_too_short", 503, True, "expected_s"
 
     @property
@@ -192,7 +192,7 @@ class DeadlineTooShort(Failure):
 
 @dataclass(frozen=True, slots=True)
 class StartFailed(Failure):
-    """A replica was to start, and none came up. `reason` and `exit_status` are those of `control.StartProblem`."""
+    """No replica could be started. `reason` and `exit_status` are those of `StartProblem`."""
 
     why: str
     reason: StartReason = "failed"
@@ -203,7 +203,7 @@ class StartFailed(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost(Failure):
-    """The runtime that was answering is gone; what had been sent stands."""
+    """The runtime was lost during the response. Bytes that were already sent stay valid."""
 
     code, status, retryable = "replica_lost", 502, True
     template = "the replica answering this request was lost before the answer was complete"
@@ -211,7 +211,7 @@ class ReplicaLost(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled(Failure):
-    """The caller asked for the end. 499 is nginx's name for a client that closed the request."""
+    """The caller cancelled the request. 499 is nginx's code for a client that closed the request."""
 
     code, status = "cancelled", 499
     template = "the request was cancelled"
@@ -219,7 +219,7 @@ class Cancelled(Failure):
 
 @dataclass(frozen=True, slots=True)
 class SlowReader(Failure):
-    """The client did not take its answer as fast as it was made, and what may wait for it is full."""
+    """The client read the response too slowly, and the buffer is full."""
 
     limit_tokens: int
     code, status = "slow_reader", 499
@@ -228,7 +228,7 @@ class SlowReader(Failure):
 
 @dataclass(frozen=True, slots=True)
 class KeyInUse(Failure):
-    """A request with this `Idempotency-Key` is under way where it can't be joined."""
+    """A request with this `Idempotency-Key` is in flight and can't be joined."""
 
     after_s: float
     code, status, retryable, retry_after = "idempotency_key_in_use", 409, True, "after_s"
@@ -238,7 +238,7 @@ class KeyInUse(Failure):
 
 @dataclass(frozen=True, slots=True)
 class KeyReused(Failure):
-    """An `Idempotency-Key` that another request has had."""
+    """Another request had this `Idempotency-Key`."""
 
     code, status = "idempotency_key_reused", 422
     template = "this Idempotency-Key was sent with another model, path or body; a new request needs a key of its own"
@@ -247,7 +247,7 @@ class KeyReused(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ContentFiltered(Failure):
-    """The model's filters stop what it was to be told. What was found is not repeated. The code is OpenAI's."""
+    """The model's filters stopped the text. The finding is not repeated. Uses OpenAI's code."""
 
     field: str
     label: str
@@ -258,7 +258,7 @@ class ContentFiltered(Failure):
 
 @dataclass(frozen=True, slots=True)
 class FilterFailed(Failure):
-    """The model's filters gave no answer in their time, and nothing passes that they did not look at."""
+    """The model's filters did not answer in time, and unchecked text may not pass."""
 
     code, status, retryable, retry_after = "filter_failed", 503, True, 1.0
     template = "this model's filters can't be reached in time"

@@ -1,11 +1,10 @@
-"""Strict JSON between processes: one way to encode, one way to decode, errors that name the value and the rule.
+"""Strict JSON between processes: one encoder, one decoder, and errors that name the value and the rule.
 
-All JSON that comes from outside the process is decoded here, whoever wrote it; only the JSON files of a push are read
-by `snapshotter/intake/policy/strict_json.py`. Whatever is wrong with it is one error, BadJson, also where it is nested
-too deeply.
+All JSON from outside the process is decoded here. The only exception is the JSON in a push, which
+`snapshotter/intake/policy/strict_json.py` decodes. Any fault, deep nesting included, raises BadJson.
 
-Every type is made ready for decoding here, once, and one at a time. msgspec attaches its tables to the type before they
-are complete. A thread that then decodes this type, or a type that contains it, crashes the process.
+`decoder` prepares each type for decoding once, one type at a time. msgspec attaches its tables to a type before they
+are complete. A second thread that then decodes this type, or a type that contains it, crashes the process.
 """
 
 import json
@@ -18,17 +17,17 @@ from kelvin.contracts.errors import InvalidRequest, Refused
 
 T = TypeVar("T")
 
-MAX_RULE: Final = 400  # characters: msgspec repeats the value that it did not expect, however long
+MAX_RULE: Final = 400  # characters: msgspec repeats the unexpected value, however long
 _build_lock: Final = Lock()
 _decoders: Final[dict[Any, "Decoder[Any]"]] = {}
 
 
 class BadJson(msgspec.DecodeError):
-    """Bytes are not JSON, or not of the type that was asked for. The text is the rule, MAX_RULE characters at most."""
+    """The bytes are not JSON, or not of the expected type. The text is the broken rule, at most MAX_RULE characters."""
 
 
 class Decoder(Generic[T]):
-    """Decodes JSON of one type, for any number of threads. `decoder` makes it."""
+    """A thread-safe decoder for one type. Get it from `decoder`."""
 
     __slots__ = ("_decode",)
 
@@ -36,7 +35,7 @@ class Decoder(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
 
     def decode(self, raw: bytes | bytearray | memoryview | str) -> T:
-        """Raises BadJson."""
+        """Return the decoded value. Raises BadJson."""
         try:
             found: T = self._decode(raw)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -45,25 +44,25 @@ class Decoder(Generic[T]):
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what crosses processes: frozen, keyword-only, unknown fields refused."""
+    """Base of messages between processes: frozen, keyword-only, unknown fields refused."""
 
 
 class Fact(Wire, frozen=True, omit_defaults=True):
-    """Base of what goes between processes that may be of different builds while one takes the place of the other.
+    """Base of messages between processes that may be of different builds during an upgrade.
 
-    A field that is added has a default, and is not said where it has that. So who does not know it yet understands all
-    that is said until somebody uses what is new, and refuses that then, in place of doing something else; and what was
-    written before there was the field is read for ever.
+    An added field must have a default, and is omitted when it has that value. So an older process understands every
+    message until the new field is used. It then refuses the message instead of doing something else. Data that was
+    written before the field existed stays readable.
     """
 
 
 def encode(value: object) -> bytes:
-    """UTF-8 JSON."""
+    """Return the value as UTF-8 JSON."""
     return msgspec.json.encode(value)
 
 
 def decoder(kind: type[T]) -> Decoder[T]:
-    """Return the type's decoder. It raises BadJson, for the caller to translate."""
+    """Return the type's decoder. It raises BadJson, which the caller translates."""
     found: Decoder[T] | None = _decoders.get(kind)
     if found is None:
         with _build_lock:
@@ -80,7 +79,7 @@ def decode_any(raw: bytes | bytearray | memoryview | str) -> Any:
 
 
 def decode_lenient(raw: bytes | str) -> Any:
-    """Decode a JSON value as Python's own module does: files of a model may hold NaN and Infinity. Raises BadJson."""
+    """Decode a JSON value as Python's own module does: a model's files may contain NaN and Infinity. Raises BadJson."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError
@@ -88,7 +87,7 @@ def decode_lenient(raw: bytes | str) -> Any:
 
 
 def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: str = "body") -> T:
-    """Decode strictly; anything else raises `Refused(InvalidRequest)` naming `what` and msgspec's rule."""
+    """Decode strictly. Raises `Refused(InvalidRequest)` with `what` and msgspec's rule."""
     try:
         found: T = (_decoders.get(kind) or decoder(kind)).decode(raw)
         return found
@@ -97,6 +96,6 @@ def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: st
 
 
 def convert(value: object, kind: type[T]) -> T:
-    """Plain objects as a struct. Raises msgspec.ValidationError."""
-    decoder(kind)  # makes the type ready
+    """Return plain objects as a struct. Raises msgspec.ValidationError."""
+    decoder(kind)  # prepares the type
     return msgspec.convert(value, kind)

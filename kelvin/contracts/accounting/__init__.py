@@ -1,4 +1,4 @@
-"""What is metered and reported: usage, bills, spending, the audit log, backups. Pure.
+"""Messages about usage, bills, spending, the audit log and backups. Pure.
 
-Prices and totals are the control plane's. Begin with `usage.py`.
+The control plane computes prices and totals. Begin with `usage.py`.
 """

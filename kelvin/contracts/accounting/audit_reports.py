@@ -1,12 +1,12 @@
-"""What the audit's routes take and answer, beside its entries."""
+"""Requests and responses of the audit routes. Audit entries themselves are defined elsewhere."""
 
 from kelvin.contracts.wire import Wire
 
 
 class AuditWindows(Wire, frozen=True):
-    """`GET /admin/v1/audit/windows`: for how many days the words of audit entries are kept.
+    """Response of `GET /admin/v1/audit/windows`: how many days the text of audit entries is kept.
 
-    `days` is by what an entry is about: access, keys, models, tenants or billing.
+    The keys of `days` are the subjects of entries: access, keys, models, tenants or billing.
     """
 
     tenant: str
@@ -14,29 +14,29 @@ class AuditWindows(Wire, frozen=True):
 
 
 class SetWindows(Wire, frozen=True):
-    """Body of `PUT /admin/v1/audit/windows`: what is not given stays, null is the installation's again."""
+    """Body of `PUT /admin/v1/audit/windows`. A subject that is left out keeps its value; null restores the default."""
 
     days: dict[str, int | None]
 
 
 class Expired(Wire, frozen=True):
-    """`POST /admin/v1/audit/expire`: entries whose words are gone now, by tenant."""
+    """Response of `POST /admin/v1/audit/expire`: how many entries lost their text, by tenant."""
 
     entries: dict[str, int]
 
 
 class AuditChain(Wire, frozen=True):
-    """A tenant's chain, recomputed. `difference` names the first link that is not what was written."""
+    """The recomputed hash chain of a tenant. `difference` names the first link that was altered."""
 
     tenant: str
-    links: int  # that hold
-    chain: str  # the digest of the last of them
-    expired: int  # of them, whose words are gone
+    links: int  # links that are intact
+    chain: str  # digest of the last intact link
+    expired: int  # intact links whose text has expired
     difference: str | None = None
 
 
 class AuditReport(Wire, frozen=True):
-    """`GET /admin/v1/audit/verify`."""
+    """Response of `GET /admin/v1/audit/verify`: every tenant's chain."""
 
     sound: bool
     chains: tuple[AuditChain, ...]

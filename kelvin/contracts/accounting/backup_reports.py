@@ -1,6 +1,4 @@
-"""What a backup says of itself, and what a restore did. The bytes around a backup are
-`controlplane/backup/archive.py`'s.
-"""
+"""The index of a backup, and the report of a restore. `controlplane/backup/archive.py` defines the archive's bytes."""
 
 from typing import Final
 
@@ -29,47 +27,49 @@ class BackupVersion(Wire, frozen=True):
 
 
 class BackupIndex(Wire, frozen=True):
-    """`index.json`, the last but one member: what came before it, and from where the journal goes on."""
+    """The content of `index.json`, the last member but one: the members before it, and where the journal continues."""
 
     format: int
-    made_at_us: int  # wall clock, microseconds since 1970; all that was durable then is in it
+    made_at_us: int  # wall clock, microseconds since 1970; the backup has all that was durable then
     program: str  # the version of Kelvin that made it
-    journal_after: int | None  # entries of the ledger's journal up to this one are in the database; None: it has none
+    # The database has the entries of the ledger's journal up to this one. None: it has no journal.
+    journal_after: int | None
     members: tuple[BackupMember, ...]
     versions: tuple[BackupVersion, ...]
 
 
 class RestoredChain(Wire, frozen=True):
-    """A tenant's month, recomputed from the rows after everything was put in."""
+    """The hash chain of a tenant's month, recomputed from the restored rows."""
 
     tenant: str
     month: str
     links: int
     chain: str
-    difference: str | None = None  # the first row that is not what was written
+    difference: str | None = None  # the first row that was altered
 
 
 class RestoreReport(Wire, frozen=True):
-    """What a restore found, and what it put in place."""
+    """Findings and results of a restore."""
 
-    source: str  # the file that was taken
-    passed_over: tuple[str, ...]  # newer ones that can't be used, and why
+    source: str  # the backup file that was restored
+    passed_over: tuple[str, ...]  # newer backups that can't be used, and why
     made_at_us: int
-    unshipped: int  # records of the backup's spools that were entered
-    replayed: int  # entries of the journal that were entered
-    missing: int | None  # entries that the journal should have and has not; None: it is gone, nobody knows
+    unshipped: int  # records of the backup's spools that were added to the ledger
+    replayed: int  # journal entries that were added to the ledger
+    missing: int | None  # entries that the journal lacks; None: the journal is gone, so the number is unknown
     chains: tuple[RestoredChain, ...]
     keys: int
     versions: tuple[BackupVersion, ...]
-    placed: tuple[str, ...]  # names in the data directory; none where it was only checked
-    aside: str | None  # where what was there before is kept
+    placed: tuple[str, ...]  # names in the data directory; empty if the backup was only checked
+    aside: str | None  # where the previous data directory is kept
     took_us: int
     audits: tuple[AuditChain, ...] = ()
-    database: str | None = None  # into which it was restored, as it was named; None: a data directory, or only checked
-    unreadable: int = 0  # records of the backup's spools that this program can't read, and that were left out
+    # Name of the database that received the data. None: a data directory was restored, or the backup was only checked.
+    database: str | None = None
+    unreadable: int = 0  # records of the backup's spools that this program can't read; they were left out
 
     @property
     def sound(self) -> bool:
-        """Whether every chain holds."""
+        """Return whether every chain is intact."""
         differences = [*(each.difference for each in self.chains), *(each.difference for each in self.audits)]
         return all(each is None for each in differences)

@@ -1,6 +1,7 @@
-"""What is metered: one record per request, one per lifetime of a replica. Both are idempotent by their id.
+"""Usage records: one per request, and one per lifetime of a replica. Both are idempotent by their id.
 
-Receipts are what an activator tells a replica meanwhile, so that one of the two writes the record whoever dies.
+An activator sends receipts to a replica while a request runs. So if either of the two dies, the other can write the
+record.
 """
 
 from enum import StrEnum
@@ -11,33 +12,31 @@ from msgspec import UNSET, UnsetType
 from kelvin.contracts.timeline import Stamp
 from kelvin.contracts.wire import Fact, Wire
 
-ACK_TOKENS: Final = 64  # an activator acknowledges a stream's delivered tokens this often
-RUNNING_REPORT_INTERVAL_S: Final = (
-    60  # the longest that a replica in a pod lives between two words of how it has lived so far
-)
-KILLED: Final = -9  # by SIGKILL, as an exit status; also of a life whose end nobody saw
-UNSEEN_END_PREFIX: Final = (
-    "cut-"  # what the source of a life begins with whose end was never told: its last word counts
-)
+ACK_TOKENS: Final = 64  # an activator acknowledges delivered tokens of a stream after every so many tokens
+RUNNING_REPORT_INTERVAL_S: Final = 60  # longest time between two usage reports of a replica that runs in a pod
+KILLED: Final = -9  # exit status after SIGKILL; also used if no process observed the exit
+# Prefix of `source` in the record of a replica whose end was never reported. Its last report counts.
+UNSEEN_END_PREFIX: Final = "cut-"
 
 
 class RecordOrigin(StrEnum):
-    """Who wrote a request record; an activator's stands over an orphan's of the same id."""
+    """The writer of a request record. For one request id, the activator's record overrides an orphan's."""
 
     ACTIVATOR = "activator"
-    ORPHAN = "orphan"  # by the runtime, whose activator went away
+    ORPHAN = "orphan"  # written by the runtime after its activator was gone
 
 
 class RequestRecord(Wire, frozen=True):
-    """One request of an authenticated caller to a model, whatever came of it. Tokens of the answer are those delivered;
-    of a whole answer that was cut for its caller (`cancelled`, `deadline_exceeded`) those computed until the cut took
-    effect.
+    """One request of an authenticated caller to a model, with any outcome.
+
+    `completion_tokens` counts delivered tokens. For a non-streamed response that was cut short (`cancelled`,
+    `deadline_exceeded`), it counts the tokens computed until the cut took effect.
     """
 
     request_id: str
     origin: RecordOrigin
-    source: str  # the spool that carries it: one per process lifetime
-    sequence: int  # gapless from 1 within `source`: a hole is a lost record
+    source: str  # the spool that carries the record: one per process lifetime
+    sequence: int  # counts from 1 within `source` without gaps: a gap is a lost record
     tenant: str
     model: str
     version: str | None
@@ -53,23 +52,23 @@ class RequestRecord(Wire, frozen=True):
     cached_tokens: int
     completion_tokens: int
     device_us: int
-    timeline: tuple[Stamp, ...] | None = None  # of cold starts and failures
-    # What an `Idempotency-Key` makes of all requests that are one for the bill. Not set it is not in the bytes, either:
-    # records that are digested as they came keep their digest.
+    timeline: tuple[Stamp, ...] | None = None  # for cold starts and failures only
+    # Set if the request had an `Idempotency-Key`: all requests with the same value are billed once. An unset field is
+    # absent from the bytes, so old records keep their digest.
     once: str | UnsetType = UNSET
-    # What its model's ladder gave up for it: "cap-output=TOKENS", "cached=SECONDS", or "fallback-of=" and the model
-    # that was asked.
+    # The degradation step that was applied: "cap-output=TOKENS", "cached=SECONDS", or "fallback-of=" and the requested
+    # model.
     degraded: str | UnsetType = UNSET
 
 
 class LifetimeRecord(Wire, frozen=True):
-    """One replica from birth to death. total is the supervisor's clock; the four parts are the runtime's own."""
+    """One replica from birth to death. The supervisor measures `total_us`; the runtime measures the four parts."""
 
     runtime_id: str
     source: str
     sequence: int
     pid: int
-    tenant: str | None  # None where a standby died unused: the platform's cost
+    tenant: str | None  # None: a standby died unused, at the platform's cost
     model: str | None
     version: str | None
     device_class: str
@@ -80,18 +79,18 @@ class LifetimeRecord(Wire, frozen=True):
     restore_us: int
     active_us: int
     idle_us: int
-    requests: int  # request records that must exist for it
-    exit_status: int  # as Popen.returncode: negative is the signal
+    requests: int  # number of request records that must exist for this replica
+    exit_status: int  # as `Popen.returncode`: a negative value is the signal
     cpu_us: int
     max_rss_kb: int
 
 
 class Receipt(Fact, frozen=True):
-    """Of one request. Cumulative: a repeated or lost one changes nothing."""
+    """Delivery receipt of one request. Counts are cumulative, so a repeated or lost receipt does no harm."""
 
     request_id: str
-    completion_tokens: int  # that the client's socket has accepted
-    recorded: bool = False  # the activator's record is durable: the replica may forget the request
+    completion_tokens: int  # tokens that the client's socket has accepted
+    recorded: bool = False  # the activator's record is durable, so the replica may forget the request
 
 
 class Receipts(Fact, frozen=True):

@@ -1,4 +1,4 @@
-"""Versions: the manifest and what lies beside it, pushes, and the jobs that make one. Pure.
+"""Messages about versions: the manifest and the objects beside it, pushes, and the jobs that make a version. Pure.
 
-Serving a version is in `serving`, paying for it in `accounting`. Begin with `manifest.py`.
+Serving a version is in `serving`, billing in `accounting`. Begin with `manifest.py`.
 """

@@ -1,12 +1,12 @@
-"""Signed statements about a version, beside its manifest. See `docs/snapshot-format.md`.
+"""Signed statements about a version, stored beside its manifest. See `docs/snapshot-format.md`.
 
-A statement is in-toto's (Statement v1): its subject is the version's digest, so it can't be moved to another one. Its
-envelope is DSSE's (v1): the signature covers the payload's type and bytes. Both are canonical JSON (keys sorted, no
-spaces), so that no byte can change without being noticed.
+A statement is an in-toto Statement v1. Its subject is the version's digest, so it can't be moved to another version.
+The envelope is DSSE v1: the signature covers the payload's type and bytes. Both must be canonical JSON (keys sorted, no
+spaces), so any changed byte is detected.
 
-A key's id is the public key itself, so that a signature can be checked without a list of keys. Whether a key is
-trusted is decided elsewhere. Two kinds sign: Ed25519 (RFC 8032), and ECDSA over P-256 with SHA-256 (FIPS 186-5), for
-keys that are shared with tools which know no other curve.
+A key's id is the public key itself, so checking a signature needs no list of keys. Trust in a key is decided elsewhere.
+Two algorithms are supported: Ed25519 (RFC 8032), and ECDSA over P-256 with SHA-256 (FIPS 186-5). P-256 is for keys that
+are shared with tools which know no other curve.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ from kelvin.contracts.wire import BadJson, Wire, decode_any, decoder
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 SEAL_TYPE: Final = "urn:kelvin:attestation:seal:1"
 ORIGIN_TYPE: Final = "urn:kelvin:attestation:origin:1"
-MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
+MAX_ORIGIN_BYTES: Final = 64 << 10  # size limit of an envelope
 MAX_BUNDLE_BYTES: Final = 1 << 20
-_ENVELOPE_START: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
+_ENVELOPE_START: Final = b'{"payload":'  # A canonical envelope begins with this; an unsigned seal never does.
 
 ED25519: Final = "ed25519"
 P256: Final = "ecdsa-p256"
@@ -42,7 +42,7 @@ ClaimText = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class TrainingData(Wire, frozen=True, omit_defaults=True):
-    """What it was trained on, by the digest that the publisher took of it."""
+    """Name and digests of the training data, as stated by the publisher."""
 
     name: ClaimText | None = None
     sha256: Digest | None = None
@@ -50,7 +50,7 @@ class TrainingData(Wire, frozen=True, omit_defaults=True):
 
 
 class Claims(Wire, frozen=True, omit_defaults=True):
-    """What a publisher says of a version. `licence` is an SPDX expression; metrics were measured offline."""
+    """A publisher's claims about a version. `licence` is an SPDX expression; metrics were measured offline."""
 
     licence: ClaimText | None = None
     training_data: TrainingData | None = None
@@ -96,7 +96,7 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEnvelope:
-    """An envelope whose signature is `key_id`'s, about the version that it was opened for."""
+    """An envelope that `key_id` signed, and whose subject is the version that it was opened for."""
 
     key_id: str
     kind: str  # the predicate's type
@@ -105,14 +105,14 @@ class VerifiedEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class SealRecord:
-    """What sealing found, and by which key; None: it is not signed, as those of early stores."""
+    """The result of sealing, and the id of the key that signed it. None: unsigned, as in early stores."""
 
     seal: SealAttestation
     key_id: str | None
 
 
 def key_id_of(public: object) -> str:
-    """`ed25519:` and 32 bytes, or `ecdsa-p256:` and the compressed point, in hex. Raises ValueError for other keys."""
+    """Return `ed25519:` and 32 bytes, or `ecdsa-p256:` and the compressed point, in hex. Raises ValueError."""
     match public:
         case Ed25519PublicKey():
             return f"{ED25519}:{public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()}"
@@ -124,7 +124,7 @@ def key_id_of(public: object) -> str:
 
 
 def is_signed_by(key_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is that key's over `message`; an id that is no key has signed nothing."""
+    """Return whether `signature` is that key's signature of `message`. False if `key_id` is not a valid key."""
     kind, _, digits = key_id.partition(":")
     try:
         raw = bytes.fromhex(digits)
@@ -141,7 +141,7 @@ def is_signed_by(key_id: str, message: bytes, signature: bytes) -> bool:
 
 
 def encode_statement(version: str, kind: str, predicate: Wire) -> bytes:
-    """The canonical payload of a statement about a version."""
+    """Return the canonical payload of a statement about a version."""
     fields: dict[str, Any] = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "version", "digest": {"blake3": version}}],
@@ -152,38 +152,38 @@ def encode_statement(version: str, kind: str, predicate: Wire) -> bytes:
 
 
 def pre_authentication_encoding(payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding of a payload."""
+    """Return DSSE's pre-authentication encoding of a payload."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def encode_envelope(payload: bytes, key_id: str, signature: bytes) -> bytes:
-    """The canonical envelope."""
+    """Return the canonical bytes of an envelope with one signature."""
     signed = _Envelope(payload, PAYLOAD_TYPE, (_Signature(key_id, signature),))
     return msgspec.json.encode(signed, order="sorted")
 
 
 def open_envelope(raw: bytes, version: str) -> VerifiedEnvelope:
-    """Check form, signature and subject. Raises `Refused(AttestationInvalid)`; trust is not looked at."""
+    """Check form, signature and subject, but not trust. Raises `Refused(AttestationInvalid)`."""
     try:
         found = decoder(_Envelope).decode(raw)
-        said = decoder(_Statement).decode(found.payload)
-        again = msgspec.json.encode(decode_any(found.payload), order="sorted")
+        statement = decoder(_Statement).decode(found.payload)
+        recoded = msgspec.json.encode(decode_any(found.payload), order="sorted")
     except BadJson as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
-    if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
+    if msgspec.json.encode(found, order="sorted") != raw or recoded != found.payload:
         raise Refused(AttestationInvalid(version, "it is not in canonical form"))
     (signature,) = found.signatures
     if not is_signed_by(signature.keyid, pre_authentication_encoding(found.payload), signature.sig):
         raise Refused(AttestationInvalid(version, f"its signature is not that of {shorten_key_id(signature.keyid)}"))
-    (subject,) = said.subject
+    (subject,) = statement.subject
     if (about := subject.digest.get("blake3")) != version:
         raise Refused(AttestationInvalid(version, f"it speaks of version {about}"))
-    return VerifiedEnvelope(signature.keyid, said.predicate_type, bytes(said.predicate))
+    return VerifiedEnvelope(signature.keyid, statement.predicate_type, bytes(statement.predicate))
 
 
 def read_seal(raw: bytes, version: str) -> SealRecord:
-    """A seal as it lies in a store. Raises `Refused(AttestationInvalid)`."""
+    """Decode a stored seal, signed or unsigned. Raises `Refused(AttestationInvalid)`."""
     if not raw.startswith(_ENVELOPE_START):
         return SealRecord(_decode_seal(raw, version), None)
     opened = open_envelope(raw, version)
@@ -193,7 +193,7 @@ def read_seal(raw: bytes, version: str) -> SealRecord:
 
 
 def read_origin(raw: bytes, version: str) -> tuple[OriginPredicate, str]:
-    """A publisher's statement and their key. Raises `Refused(AttestationInvalid)`."""
+    """Return a publisher's statement and the id of its key. Raises `Refused(AttestationInvalid)`."""
     opened = open_envelope(raw, version)
     if opened.kind != ORIGIN_TYPE:
         raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
@@ -204,7 +204,7 @@ def read_origin(raw: bytes, version: str) -> tuple[OriginPredicate, str]:
 
 
 def shorten_key_id(key_id: str) -> str:
-    """A key as people are shown it."""
+    """Return the key id with its first 16 hex digits only, for messages."""
     kind, _, digits = key_id.partition(":")
     return f"{kind}:{digits[:16]}"
 

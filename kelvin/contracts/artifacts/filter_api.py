@@ -1,7 +1,7 @@
-"""Filters of what a model is told and says: the policy that a version pins, how a filter is asked, what it answers.
+"""Filters of prompts and responses: the policy that a version pins, and the messages between runtime and filter
+process.
 
-Pure. Who asks is the runtime (`runtime/surface/filter_pipeline.py`); who answers is the process of the filters
-(`filters/`).
+Pure. The runtime sends the requests (`runtime/surface/filter_pipeline.py`); the process in `kelvin/filters` answers.
 """
 
 import re
@@ -18,10 +18,10 @@ from kelvin.contracts.wire import BadJson, Wire, decoder
 POLICY_FILE: Final = "kelvin-filters.json"  # in the pushed directory
 FILTERS_SOCKET: Final = "filters.sock"
 CHECK_PATH: Final = "/v1/check"
-# Milliseconds that the asker still waits. A header, because a filters' process of an older build refuses new fields.
+# Milliseconds that the runtime still waits. A header, because a filter process of an older build refuses new fields.
 DEADLINE_HEADER: Final = "x-kelvin-deadline-ms"
 TENANT_HEADER: Final = "x-kelvin-tenant"  # the fair queue's key; a header for the same reason
-# The names are presidio's, so that a policy can be read by whoever knows those.
+# presidio's names, so that people who know presidio can read a policy.
 ENTITIES: Final = ("CREDIT_CARD", "EMAIL_ADDRESS", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN")
 MAX_REGIONS: Final = 16
 _REGION: Final = re.compile(r"[A-Z]{2}")
@@ -32,8 +32,10 @@ DIRECTIONS: Final[tuple[Direction, ...]] = ("input", "output")
 
 
 class Pii(Wire, frozen=True, tag_field="filter", tag="pii"):
-    """What identifies a person. What a direction does not name passes. Without `phone_regions` only numbers with their
-    country's code are found."""
+    """Personal data. Entities that a direction does not list pass.
+
+    Without `phone_regions`, only phone numbers with a country code are found.
+    """
 
     input: dict[str, Action] = msgspec.field(default_factory=dict)
     output: dict[str, Action] = msgspec.field(default_factory=dict)
@@ -41,8 +43,10 @@ class Pii(Wire, frozen=True, tag_field="filter", tag="pii"):
 
 
 class FilterPolicy(Wire, frozen=True):
-    """A version's filters. `deadline_ms` is for one question; `on_failure` says what becomes of text that was not
-    looked at in that time."""
+    """A version's filters. `deadline_ms` limits one request to the filter process.
+
+    `on_failure` says whether text that was not checked in time is refused or allowed.
+    """
 
     format: Literal[1]
     filters: tuple[Pii, ...]
@@ -51,7 +55,7 @@ class FilterPolicy(Wire, frozen=True):
 
 
 class FilterRule(Wire, frozen=True):
-    """A filter as it is to be used in one direction."""
+    """A filter as applied in one direction."""
 
     filter: Literal["pii"]
     actions: dict[str, Action]
@@ -59,8 +63,11 @@ class FilterRule(Wire, frozen=True):
 
 
 class FilterRequest(Wire, frozen=True):
-    """Look at these texts. Unless they are `whole`, more may follow each. `unseen` is how many texts passed since the
-    asker's last question without one, as their policies allow: for the page of whoever is asked."""
+    """Texts to check. Unless they are `whole`, each text may continue in a later request.
+
+    `unseen` counts texts that passed unchecked since the runtime's last request, where policies allow that. The filter
+    process shows the sum in its metrics.
+    """
 
     direction: Direction
     rules: tuple[FilterRule, ...]
@@ -70,7 +77,7 @@ class FilterRequest(Wire, frozen=True):
 
 
 class EntitySpan(Wire, frozen=True):
-    """Something that was found: characters `start` to `end` of a text."""
+    """A finding: characters `start` to `end` of a text."""
 
     start: int
     end: int
@@ -79,22 +86,22 @@ class EntitySpan(Wire, frozen=True):
 
 
 class TextResult(Wire, frozen=True):
-    """Of one text: what lies before `decided` is the same whatever follows; `spans` are in order and lie there."""
+    """The result for one text. Text before `decided` is final, whatever follows. `spans` are ordered, before it."""
 
     decided: int
     spans: tuple[EntitySpan, ...] = ()
 
 
 class FilterResponse(Wire, frozen=True):
-    """One for each text that was asked about, in their order."""
+    """One result for each text of the request, in the same order."""
 
     looked: tuple[TextResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FilteredText:
-    """`text` may go on, `pending_text` has to be asked about again; `stopped` is the label for which nothing more may
-    go on. `unseen`: no filter looked at it, and the policy allows that.
+    """`text` may be passed on; `pending_text` must be checked again. `stopped` is the label that ended the text, if
+    any. `unseen`: no filter checked the text, and the policy allows that.
     """
 
     text: str
@@ -104,7 +111,7 @@ class FilteredText:
 
 
 def read_policy(raw: bytes) -> FilterPolicy:
-    """Strictly. Raises `Refused(ArtifactRejected)` naming the file, the value and the rule."""
+    """Decode a policy strictly. Raises `Refused(ArtifactRejected)` with the file, the value and the rule."""
     try:
         policy = decoder(FilterPolicy).decode(raw)
     except BadJson as error:
@@ -120,7 +127,7 @@ def read_policy(raw: bytes) -> FilterPolicy:
 
 
 def rules_for_direction(policy: FilterPolicy, direction: Direction) -> tuple[FilterRule, ...]:
-    """What holds in one direction; empty where nothing does."""
+    """Return the rules that apply in one direction, possibly none."""
     found = []
     for each in policy.filters:
         actions = each.input if direction == "input" else each.output
@@ -130,8 +137,9 @@ def rules_for_direction(policy: FilterPolicy, direction: Direction) -> tuple[Fil
 
 
 def apply_result(text: str, looked: TextResult) -> FilteredText:
-    """The text as far as it is decided, with what was found in it replaced by its label. Raises ValueError for an
-    answer that contradicts itself."""
+    """Return the decided text with each finding replaced by its label. Raises ValueError for a result that contradicts
+    itself.
+    """
     if not 0 <= looked.decided <= len(text):
         raise ValueError(f"{looked.decided} of {len(text)} characters are decided")
     parts, at = [], 0

@@ -1,7 +1,8 @@
-"""The manifest of a version: what its bytes are, in which order, and their digests. See `docs/snapshot-format.md`.
+"""The manifest of a version: its files, tensors and chunks, their order and digests. See `docs/snapshot-format.md`.
 
-A version *is* the BLAKE3 digest of its canonical manifest, so nothing here may vary between two sealings of the same
-bytes: no time, no place, no measurement. Where a chunk lies is an index; who made it is an attestation beside it.
+A version *is* the BLAKE3 digest of its canonical manifest. So two sealings of the same bytes must give the same
+manifest: it holds no time, place or measurement. An index says where chunks are stored; an attestation says who made
+the version.
 """
 
 from itertools import pairwise
@@ -19,10 +20,10 @@ from kelvin.contracts.wire import BadJson, decoder
 FORMAT: Final = 1
 PAGE_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
-MAX_RANK: Final = 16  # of a tensor
-MAX_FAULT: Final = 400  # characters of what is wrong: names and values may be long
-MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
-# What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
+MAX_RANK: Final = 16  # dimensions of a tensor
+MAX_FAULT: Final = 400  # characters of a fault's text: names and values may be long
+MAX_OFFSET: Final = (1 << 63) - 1  # JSON numbers are unbounded, file offsets are not
+# The engine interface that serves a manifest. Raised when bind or attention change their meaning.
 ENGINE_INTERFACE: Final = 1
 
 
@@ -42,14 +43,17 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`length` bytes (a multiple of PAGE) of the version's linear space; its offset is the sum of those before it."""
+    """`length` bytes (a multiple of PAGE_BYTES) of the version's linear space.
+
+    A chunk's offset is the sum of the lengths before it.
+    """
 
     digest: Digest
     length: Annotated[int, Meta(ge=PAGE_BYTES, le=MAX_OFFSET)]
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor at a PAGE-aligned offset of the linear space, row-major, little-endian."""
+    """A tensor at a page-aligned offset of the linear space, row-major, little-endian."""
 
     name: str
     dtype: Dtype
@@ -58,7 +62,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data, padding not counted."""
+        """Return the bytes of data without padding."""
         count = DTYPE_BYTES[self.dtype]
         for extent in self.shape:
             count *= extent
@@ -66,7 +70,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A small file (config, tokenizer, template) at a PAGE-aligned offset of the same linear space."""
+    """A small file (config, tokenizer, template) at a page-aligned offset of the same linear space."""
 
     path: str
     offset: Offset
@@ -75,7 +79,7 @@ class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hard limits, applied before compute: by the runtime, and `max_body_bytes` by the activator, too."""
+    """Hard limits that the runtime applies before compute. The activator applies `max_body_bytes` too."""
 
     max_input_tokens: Annotated[int, Meta(ge=1)]
     max_output_tokens: Annotated[int, Meta(ge=1)]
@@ -84,9 +88,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which code computes: our engine's interface version, the model class, the compute dtype, and what for.
+    """The code that computes: interface version of our engine, model class, compute dtype, and kind of version.
 
-    A version that generates doesn't say so: its manifest is what it was before there were others.
+    The kind `generate` is omitted from the JSON, so manifests made before other kinds existed keep their bytes.
     """
 
     interface: int
@@ -96,9 +100,10 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Pinned files come first in the linear space, then tensors in first-use order; chunks cover all of it.
+    """The linear space: pinned files first, then tensors in first-use order. Chunks cover all of it.
 
-    What predicts has a signature, and its model is a pinned file; the manifests of others are what they were before.
+    A `predict` version has a signature, and its model is a pinned file. Other kinds omit the signature, so their
+    manifests keep the bytes that they had before signatures existed.
     """
 
     format: Literal[1]
@@ -112,27 +117,27 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def total_bytes(self) -> int:
-        """Length of the linear space."""
+        """Return the length of the linear space."""
         return sum(chunk.length for chunk in self.chunks)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of tensors, padding not counted."""
+        """Return the bytes of all tensors without padding."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The canonical bytes: JSON of sorted keys without spaces, which is what gets digested and stored."""
+    """Return the canonical bytes, which are digested and stored: JSON with sorted keys and no spaces."""
     return msgspec.json.encode(manifest, order="sorted")
 
 
 def version_of(canonical: bytes) -> str:
-    """The version that these canonical bytes are: BLAKE3, 64 hex digits."""
+    """Return the version that these canonical bytes define: BLAKE3, 64 hex digits."""
     return blake3(canonical).hexdigest()
 
 
 def decode_manifest(raw: bytes, version: str) -> Manifest:
-    """Check digest, shape, canonical form and geometry. Raises `Refused(ManifestCorrupt)`."""
+    """Check digest, schema, canonical form and geometry. Raises `Refused(ManifestCorrupt)`."""
     if version_of(raw) != version:
         raise Refused(ManifestCorrupt(version, "its bytes do not match the version's digest"))
     try:
@@ -147,9 +152,9 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
 
 
 def find_manifest_fault(manifest: Manifest) -> str | None:
-    """The first rule of the geometry, or of the signature, that is broken, in words; None where all hold."""
+    """Return a sentence about the first broken rule of geometry or signature, or None if all rules hold."""
     if (manifest.engine.kind == "predict") != (manifest.signature is not None):
-        return "what predicts has a signature, and nothing else has"
+        return "a version has a signature if its kind is 'predict', and only then"
     if manifest.signature is not None and (fault := find_signature_fault(manifest.signature)) is not None:
         return fault
     spans = [(file.offset, file.size, file.path) for file in manifest.files]

@@ -1,4 +1,4 @@
-"""Where each object of a tenant lies in the object store. Part of the format: see `docs/snapshot-format.md`. Pure."""
+"""The key of each object of a tenant in the object store. Part of the format: see `docs/snapshot-format.md`. Pure."""
 
 import re
 from typing import Final
@@ -16,11 +16,11 @@ ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
 CONDEMNED: Final = "condemned"
 PACK_LISTS: Final = "packlists"
-# How names of attestations begin: a seal, a publisher's statement, the bundle that a statement names.
+# Prefixes of attestation names: a seal, a publisher's statement, the bundle that a statement names.
 SEAL_PREFIX: Final = "seal-"
 ORIGIN_PREFIX: Final = "origin-"
 BUNDLE_PREFIX: Final = "bundle-"
-TENSORS_SUFFIX: Final = ".tensors"  # of a tensorizer file, and of the pack that keeps one as it was pushed
+TENSORS_SUFFIX: Final = ".tensors"  # suffix of a tensorizer file, and of the pack that keeps such a file unchanged
 _OBJECT: Final = re.compile(
     r"[^/]+/(?:"
     rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:{re.escape(TENSORS_SUFFIX)})?"
@@ -31,82 +31,87 @@ _OBJECT: Final = re.compile(
 
 
 def is_object_key(key: str) -> bool:
-    """Return whether an object of the format can have this key. Whoever lists a prefix passes over all others: a
+    """Return whether an object of the format can have this key. A caller that lists a prefix skips all other keys: a
     stray file is no reason to stop.
     """
     return _OBJECT.fullmatch(key) is not None
 
 
 def object_name(key: str) -> str:
-    """Return what follows the last slash: the digest of most objects."""
+    """Return the part after the last slash. For most objects this is the digest."""
     return key.rsplit("/", 1)[1]
 
 
 def objects_prefix(tenant: str, kind: str) -> str:
-    """All objects of one kind (`PACKS`, ...) lie below this."""
+    """Return the prefix of all objects of one kind (`PACKS`, ...)."""
     return f"{tenant}/{kind}/"
 
 
 def pack_key(tenant: str, pack: str) -> str:
-    """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object.
+    """Return the key of a pack: chunks, and a footer that locates them. `pack` is the BLAKE3 digest of the whole
+    object.
 
-    For a file that is kept as it was pushed, `pack` is the file's digest and `TENSORS_SUFFIX`, and there is no footer.
+    For a file that is kept unchanged, `pack` is the file's digest with `TENSORS_SUFFIX`, and there is no footer.
     """
     return f"{tenant}/{PACKS}/{pack}"
 
 
 def index_key(tenant: str, pack: str) -> str:
-    """Where the chunks of a pack lie; written after the pack. Rebuildable from its footer, but for a kept file."""
+    """Return the key of a pack's index, which locates the pack's chunks. The index is written after the pack. An index
+    can be rebuilt from the pack's footer, except for a file that is kept unchanged.
+    """
     return f"{tenant}/{INDEX}/{pack}"
 
 
 def manifest_key(tenant: str, version: str) -> str:
-    """The canonical manifest; written last: a version exists from the moment this object does."""
+    """Return the key of the canonical manifest. It is written last: the version exists once this object exists."""
     return f"{tenant}/{MANIFESTS}/{version}"
 
 
 def draft_key(tenant: str, version: str) -> str:
-    """The same bytes while sealing jobs run; deleted once the manifest is there."""
+    """Return the key of the draft manifest, which sealing jobs read. It is deleted once the manifest is written."""
     return f"{tenant}/{DRAFTS}/{version}"
 
 
 def attestations_prefix(tenant: str, version: str) -> str:
-    """All attestations of a version lie below this."""
+    """Return the prefix of all attestations of a version."""
     return f"{tenant}/{ATTESTATIONS}/{version}/"
 
 
 def attestation_key(tenant: str, version: str, fingerprint: Fingerprint) -> str:
-    """The `SealAttestation` of a version under one engine fingerprint."""
+    """Return the key of a version's `SealAttestation` for one engine fingerprint."""
     return f"{attestations_prefix(tenant, version)}{SEAL_PREFIX}{fingerprint_digest(fingerprint)}"
 
 
 def origin_key(tenant: str, version: str, raw: bytes) -> str:
-    """A publisher's statement about a version, by its bytes."""
+    """Return the key of a publisher's statement, derived from its bytes."""
     return f"{attestations_prefix(tenant, version)}{ORIGIN_PREFIX}{_short(raw)}"
 
 
 def bundle_key(tenant: str, version: str, raw: bytes) -> str:
-    """An OpenSSF bundle of an export of the version, by its bytes."""
+    """Return the key of an OpenSSF bundle of an exported version, derived from the bundle's bytes."""
     return f"{attestations_prefix(tenant, version)}{BUNDLE_PREFIX}{_short(raw)}"
 
 
 def inputs_key(tenant: str, digest: str) -> str:
-    """Holds the version that a push of these inputs and sealing options became."""
+    """Return the key of the object that names the version made from these inputs and sealing options."""
     return f"{tenant}/{INPUTS}/{digest}"
 
 
 def condemned_key(tenant: str, version: str) -> str:
-    """Empty; put by the first collection that found no model to name the version. Its age is what grace counts."""
+    """Return the key of the empty marker that the first garbage collection without a model for the version writes. The
+    marker's age decides when the grace period is over.
+    """
     return f"{tenant}/{CONDEMNED}/{version}"
 
 
 def pack_list_key(tenant: str, version: str) -> str:
-    """The names of packs that hold the version's chunks: a hint that spares readers all other indexes."""
+    """Return the key of the list of packs that hold the version's chunks. A hint that saves reading all indexes."""
     return f"{tenant}/{PACK_LISTS}/{version}"
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:
-    """The first 16 hex digits of the BLAKE3 digest of its canonical JSON (sorted keys, no spaces)."""
+    """Return 16 hex digits of the BLAKE3 digest of the fingerprint's canonical JSON (sorted keys, no spaces)."""
     return _short(msgspec.json.encode(fingerprint, order="sorted"))
 
 

@@ -1,6 +1,6 @@
-"""What the command line and the snapshotter say to each other, to push, check and collect.
+"""Messages between the command line and the snapshotter: push, check and collect.
 
-Of a push headers and small files come first, bytes only after that.
+A push sends headers and small files first, and other bytes only after that.
 """
 
 from enum import StrEnum
@@ -13,20 +13,21 @@ from kelvin.contracts.artifacts.runtime_control import GateFacts, SealAttestatio
 from kelvin.contracts.problem import WireFailure
 from kelvin.contracts.wire import Fact, Wire
 
-# A query parameter of a commit: the client's name for itself, which tells it from the client of an equal push.
+# A query parameter of a commit: a name that the client chooses for itself. It distinguishes clients of equal pushes.
 CLIENT_PHRASE: Final = "client"
 
 
 class SmallFile(Wire, frozen=True):
-    """A file that travels whole in the plan request: config, tokenizer, template."""
+    """A small file that the plan request contains whole: config, tokenizer, template."""
 
     path: str
     content: bytes  # base64 in JSON
 
 
 class WholeFile(Wire, frozen=True):
-    """What makes a tensorizer file one that the store keeps as it is: the BLAKE3 of all of it, and the bytes after its
-    header that belong to no tensor, in order.
+    """Facts with which the store can keep a tensorizer file unchanged.
+
+    They are the BLAKE3 digest of the whole file, and the bytes after its header that belong to no tensor, in order.
     """
 
     digest: Digest
@@ -34,22 +35,25 @@ class WholeFile(Wire, frozen=True):
 
 
 class WeightsFile(Wire, frozen=True):
-    """A safetensors or tensorizer file; only its header travels now: length and JSON, or all up to the index's end."""
+    """A safetensors or tensorizer file. The plan request has only its header.
+
+    `header` is length and JSON for safetensors, and everything up to the end of the index for tensorizer.
+    """
 
     path: str
-    size: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # what a file's offset can be
+    size: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # the range of a file offset
     header: bytes
-    whole: WholeFile | None = None  # where it is to be kept as it is; else only its tensors are
+    whole: WholeFile | None = None  # set to keep the file unchanged; otherwise only its tensors are kept
 
 
 class PlanRequest(Wire, frozen=True):
-    """`POST /push/v1/plans`."""
+    """Body of `POST /push/v1/plans`."""
 
     model: str
     small_files: tuple[SmallFile, ...]
     weights: tuple[WeightsFile, ...]
-    other_paths: tuple[str, ...] = ()  # everything else that the directory holds, so that a pickle can be refused
-    dry_run: bool = False  # the plan is kept in memory for one `missing`, and takes no chunk
+    other_paths: tuple[str, ...] = ()  # all other files of the directory, so that a pickle can be refused
+    dry_run: bool = False  # the plan stays in memory for one `missing` request, and accepts no chunk
 
 
 class Piece(Wire, frozen=True):
@@ -62,14 +66,14 @@ class Piece(Wire, frozen=True):
 
 
 class PlannedChunk(Wire, frozen=True):
-    """A chunk is these pieces in order; the client computes its BLAKE3."""
+    """A chunk that consists of these pieces in order. The client computes its BLAKE3 digest."""
 
     length: int
     pieces: tuple[Piece, ...]
 
 
 class Plan(Wire, frozen=True):
-    """What to read, in order. `plan_id` names it when asking what is missing; equal requests have the same."""
+    """The pieces that the client reads, in order. Equal requests get the same `plan_id`."""
 
     plan_id: str
     total_bytes: int
@@ -78,27 +82,27 @@ class Plan(Wire, frozen=True):
 
 
 class MissingRequest(Wire, frozen=True):
-    """`POST /push/v1/plans/ID/missing`: digests of all chunks of the plan, in order."""
+    """Body of `POST /push/v1/plans/ID/missing`: digests of all chunks of the plan, in order."""
 
     digests: tuple[Digest, ...]
 
 
 class Missing(Wire, frozen=True):
-    """Which of them this tenant does not have; `PUT /push/v1/plans/ID/chunks/DIGEST` each, with this `plan_id`.
+    """The chunks that the tenant lacks. Send each with `PUT /push/v1/plans/ID/chunks/DIGEST` and this `plan_id`.
 
-    The id stands for the plan and its digests: an equal push, repeated or beside this one, goes on with the same.
+    The id stands for the plan and its digests. A repeated or concurrent equal push continues under the same id.
     """
 
     plan_id: str
     digests: tuple[Digest, ...]
-    version: str  # what they make
-    exists: bool  # the version is there already
+    version: str  # the version that the chunks form
+    exists: bool  # whether the version exists already
 
 
 class AttestRequest(Wire, frozen=True):
-    """`POST /push/v1/plans/ID/attestations`, before the commit: a publisher's signed statement about what it makes.
+    """Body of `POST /push/v1/plans/ID/attestations`, sent before the commit: a publisher's signed statement.
 
-    `bundle` is an OpenSSF signature of an export of the version, whose digest the statement names.
+    `bundle` is an OpenSSF signature of an export of the version. The statement contains the bundle's digest.
     """
 
     envelope: bytes
@@ -106,51 +110,54 @@ class AttestRequest(Wire, frozen=True):
 
 
 class AttestationEntry(Wire, frozen=True):
-    """An attestation as it lies beside a manifest. `fault` says why it is worth nothing, in words."""
+    """An attestation as stored. `fault` is a sentence that says why it is invalid."""
 
     name: str
     content: bytes
-    key_id: str | None = None  # whose signature it has
-    trusted_as: str | None = None  # by this installation: the name of a trust root, or "installation"
+    key_id: str | None = None  # the key that signed it
+    trusted_as: str | None = None  # name of a trust root of this installation, or "installation"
     fault: str | None = None
 
 
 class AttestationList(Wire, frozen=True):
-    """`GET /push/v1/versions/VERSION/attestations`."""
+    """Response of `GET /push/v1/versions/VERSION/attestations`."""
 
     attestations: tuple[AttestationEntry, ...]
 
 
 class KeepSeal(Wire, frozen=True):
-    """`POST /internal/v1/seals`: a replica found no known answers of its engine, recorded them, and gave them again."""
+    """Body of `POST /internal/v1/seals`: known answers that a replica recorded and then reproduced.
+
+    A replica sends this if the version has no known answers for the replica's engine.
+    """
 
     tenant: str
     seal: SealAttestation
 
 
 class CommitRequest(Wire, frozen=True):
-    """`POST /push/v1/plans/ID/commit`, after every missing chunk was accepted."""
+    """Body of `POST /push/v1/plans/ID/commit`, sent after every missing chunk was accepted."""
 
     digests: tuple[Digest, ...]
 
 
 class Committed(Fact, frozen=True):
-    """The version exists, was read back, and may serve. Of equal pushes at once one is told that it created it."""
+    """The version exists, was read back, and may serve. Of concurrent equal pushes, one gets `created`."""
 
     model: str
     version: str
-    created: bool  # False where the same version was there already
+    created: bool  # False: the version existed already
     total_bytes: int
     new_chunks: int
-    restored: bool = False  # the model had deleted it, and has it again
-    start_problem: str | None = None  # a sentence: why it could not start now, where that is known
+    restored: bool = False  # the model had deleted the version, and has it again
+    start_problem: str | None = None  # a sentence that says why the version can't start now, if known
 
 
 class Original(Wire, frozen=True):
-    """`GET /push/v1/originals/VERSION`: a pushed file that is kept as it is, and holds the tensors of this version.
+    """Response of `GET /push/v1/originals/VERSION`: the unchanged pushed file that holds the version's tensors.
 
-    `spans` say where in it each chunk lies, in the manifest's order, beginning after the pinned files' chunks; `rest`
-    are the bytes that belong to no chunk, in order.
+    `spans` locates each chunk in the file, in the manifest's order, starting after the pinned files' chunks. `rest` is
+    the bytes that belong to no chunk, in order.
     """
 
     digest: Digest
@@ -160,23 +167,23 @@ class Original(Wire, frozen=True):
 
 
 class CommitStep(StrEnum):
-    """Where a commit stands, in order."""
+    """The steps of a commit, in order."""
 
     WAITING = "waiting"  # another commit of the same tenant or version goes first
     PACKING = "packing"
-    VERIFYING = "verifying"  # what was written is read back
+    VERIFYING = "verifying"  # the written objects are read back
     SEALING = "sealing"  # a runtime binds the draft and records the known answers
     PUBLISHING = "publishing"
 
 
 class Committing(Wire, frozen=True):
-    """The commit's answer (202) while it still runs: ask again, with the same request."""
+    """Response 202 of a commit that still runs. Repeat the same request."""
 
     step: CommitStep
 
 
 class FsckFinding(Wire, frozen=True, tag="finding"):
-    """A line of `POST /push/v1/fsck`: a fault of the tenant's objects, and what mends it."""
+    """A line of `POST /push/v1/fsck`: a fault of the tenant's objects, and how to repair it."""
 
     key: str
     fault: str
@@ -184,17 +191,17 @@ class FsckFinding(Wire, frozen=True, tag="finding"):
 
 
 class FsckProgress(Wire, frozen=True, tag="progress"):
-    """A line that says how far it is."""
+    """A line that reports progress."""
 
     checked_bytes: int
     total_bytes: int
 
 
 class FsckSummary(Wire, frozen=True, tag="summary", omit_defaults=True):
-    """The last line of a check that came to its end.
+    """The last line of a completed check.
 
-    Unreferenced chunks belong to no manifest, and unnamed versions to no model; they are no fault. Nor are leftovers:
-    objects that a collection which did not end has left, and the next one frees.
+    Unreferenced chunks belong to no manifest, and unnamed versions to no model. Neither is a fault. Leftovers are
+    objects of an interrupted collection. They are no fault either: the next collection frees them.
     """
 
     versions: int
@@ -205,12 +212,12 @@ class FsckSummary(Wire, frozen=True, tag="summary", omit_defaults=True):
     unreferenced_chunks: int
     unreferenced_bytes: int
     findings: int
-    pushes_running: bool  # then what looks unfinished was not counted as a fault
+    pushes_running: bool  # if True, unfinished objects were not counted as faults
     leftovers: int = 0
 
 
 class FsckBroken(Wire, frozen=True, tag="broken"):
-    """The last line of a check that could not go on: nothing is known of what it had not reached."""
+    """The last line of a check that was aborted. Objects that it had not reached are unchecked."""
 
     failure: WireFailure
 
@@ -219,13 +226,13 @@ FsckLine = FsckFinding | FsckProgress | FsckSummary | FsckBroken
 
 
 class CollectRequest(Wire, frozen=True):
-    """`POST /push/v1/collect`. Without `run` nothing changes."""
+    """Body of `POST /push/v1/collect`. Without `run`, nothing is deleted."""
 
     run: bool
 
 
 class Freed(Wire, frozen=True):
-    """An object that nothing needs. It is gone where the collection ran, and would be where it did not."""
+    """An object that nothing needs. A real run has deleted it, a dry run would delete it."""
 
     key: str
     nbytes: int
@@ -233,22 +240,22 @@ class Freed(Wire, frozen=True):
 
 
 class Condemned(Wire, frozen=True):
-    """A version that no model names: kept until the grace period is over, counted from the collection that found it."""
+    """A version without a model. It is kept for the grace period, which starts at the collection that found it."""
 
     version: Digest
-    kept_s: int  # from now on
+    kept_s: int  # seconds from now
 
 
 class CollectReport(Wire, frozen=True, omit_defaults=True):
-    """The answer. `unreferenced_bytes` lie in packs that are kept for their other chunks, or for their age."""
+    """Response of a collection. `unreferenced_bytes` are in packs that stay because of other chunks or their age."""
 
     ran: bool
     grace_s: int
-    freed: tuple[Freed, ...]  # in the order in which they go: what refers before what is referred to
+    freed: tuple[Freed, ...]  # in deletion order: a referring object before the object that it refers to
     condemned: tuple[Condemned, ...]
-    versions: int  # that are kept, condemned ones included
-    packs: int  # that are kept
+    versions: int  # versions that are kept, condemned ones included
+    packs: int  # packs that are kept
     unreferenced_bytes: int
-    dropped_pushes: int  # that stood still for longer than the grace period and for more than ten minutes
+    dropped_pushes: int  # pushes without progress for longer than the grace period and for more than ten minutes
     pushes_running: bool
-    lost: int = 0  # chunks of kept versions that are in no pack: while there is one, no pack is freed
+    lost: int = 0  # chunks of kept versions that are in no pack; if there is one, no pack is freed

@@ -1,4 +1,4 @@
-"""What the control plane asks of a standby or a runtime, and what each says it did or is: the bodies of `/control`."""
+"""Bodies of `/control`: requests of the control plane to a standby or a runtime, and their responses."""
 
 from enum import StrEnum
 from typing import Final
@@ -10,15 +10,17 @@ from kelvin.contracts.artifacts.tensor_schema import Value
 from kelvin.contracts.timeline import StageSpan
 from kelvin.contracts.wire import Fact, Wire
 
-ENGINE_SOCKET: Final = "engine.sock"  # of a `kelvin engine`, which takes the jobs of a push as the control plane does
+# socket of a `kelvin engine`, which runs the jobs of a push, as the control plane does
+ENGINE_SOCKET: Final = "engine.sock"
 
 
 class BindRequest(Fact, frozen=True):
-    """`POST /control/bind` to a standby: take this version. Answered by `BindResponse` when ready, or an error.
+    """Body of `POST /control/bind` to a standby: bind this version. The response is `BindResponse` once ready, or an
+    error.
 
-    `POST /control/wake` to a runtime that sleeps takes the same of the version that it has, and is answered likewise.
-    `POST /control/sleep`, without a body, is refused while anything is in flight; `POST /control/drop` to one that
-    sleeps has it give its weights back, too.
+    `POST /control/wake` to a sleeping runtime takes the same body, for the version that it has, and responds in the
+    same way. `POST /control/sleep` has no body and is refused while a request is in flight. `POST /control/drop` makes
+    a sleeping runtime release its weights too.
     """
 
     tenant: str
@@ -30,18 +32,19 @@ class BindRequest(Fact, frozen=True):
 
 
 class ParkedSpec(Wire, frozen=True):
-    """What a pod that waits for a version would take: what computes on its class, lies in its store, and fits it."""
+    """Which versions a parked pod can take: those for its device class, in its store, that fit into its memory."""
 
     device_class: str
     threads: int
     kv_bytes: int
     store: str
-    weight_bytes: int = 0  # of a version, at most; 0: whatever there is memory for
+    weight_bytes: int = 0  # largest version, in bytes; 0: limited only by memory
 
 
 class Pod(Wire, frozen=True):
-    """What `kelvin runtime` tells the process that it starts: what to take, or as what to wait for it, and where to be
-    asked for it.
+    """Settings that `kelvin runtime` passes to the process that it starts.
+
+    They are the version to bind or the spec of a parked pod, and the address of the control API.
     """
 
     runtime_id: str
@@ -49,19 +52,20 @@ class Pod(Wire, frozen=True):
     port: int
     bind: BindRequest | None = None
     parked: ParkedSpec | None = None
-    agent: str = ""  # the directory of a cache agent's sockets; "": our own is beside us
+    agent: str = ""  # directory of a cache agent's sockets; "": the pod has its own cache
 
     @property
     def device_class(self) -> str:
-        """What it computes on. One of `bind` and `parked` is there."""
+        """Return the device class of `bind` or `parked`; one of them is set."""
         said = self.bind or self.parked
         return "" if said is None else said.device_class
 
 
 class BindPodRequest(Fact, frozen=True):
-    """`POST /control/bind` to a pod that is parked. Answered by `BindResponse` when ready; so is the same again.
+    """Body of `POST /control/bind` to a parked pod. The response is `BindResponse` once ready, also for a repeated
+    request.
 
-    `POST /control/release` takes the same, and is answered 202 before the drain has ended, 204 where nothing is bound.
+    `POST /control/release` takes the same body. It responds 202 before the drain has ended, or 204 if nothing is bound.
     """
 
     tenant: str
@@ -73,29 +77,29 @@ class BindPodRequest(Fact, frozen=True):
 
 
 class BindResponse(Fact, frozen=True):
-    """The standby is a runtime now."""
+    """Response of a successful bind: the standby is a runtime now."""
 
     runtime_id: str
     max_streams: int
     spans: tuple[StageSpan, ...]
-    bytes_by_tier: dict[str, int]  # where its bytes came from
-    url: str = ""  # where other hosts reach it, if they do
+    bytes_by_tier: dict[str, int]  # bytes read from each tier
+    url: str = ""  # URL for other hosts, if they can reach it
 
 
 class RuntimeState(StrEnum):
-    """Life of a runtime process."""
+    """Life cycle states of a runtime process."""
 
     STANDBY = "standby"
     RESTORING = "restoring"
     READY = "ready"
-    ASLEEP = "asleep"  # KV and engine are gone, the version's weights are kept
-    ASLEEP2 = "asleep2"  # the weights are gone, too
+    ASLEEP = "asleep"  # KV cache and engine are freed, the version's weights are kept
+    ASLEEP2 = "asleep2"  # the weights are released, too
     DRAINING = "draining"
     FAILED = "failed"
 
 
 class RuntimeReport(Fact, frozen=True):
-    """`GET /control/state`: lets a restarted control plane adopt it, and an operator look inside."""
+    """Response of `GET /control/state`. A restarted control plane uses it to adopt the runtime."""
 
     runtime_id: str
     pid: int
@@ -113,21 +117,21 @@ class RuntimeReport(Fact, frozen=True):
     leases: int = 0
     open_files: int = 0
     spans: tuple[StageSpan, ...] = ()
-    url: str = ""  # where other hosts reach it, if they do
+    url: str = ""  # URL for other hosts, if they can reach it
 
 
 class GateJob(Fact, frozen=True):
-    """`POST /control/gate` to a standby: may this architecture be served? Needs no weights."""
+    """Body of `POST /control/gate` to a standby: check whether an architecture can be served. Needs no weights."""
 
     config_json: str
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) as in the safetensors headers
-    # Path -> text of the files that say how an embedding is made of an encoder's output.
+    # Path -> text of the files that define how an encoder's output becomes an embedding.
     recipe: dict[str, str] = msgspec.field(default_factory=dict)
-    tenant: str = ""  # whose turn it is; "" of an older build
+    tenant: str = ""  # the tenant whose fair share the job uses; "" from an older build
 
 
 class GateFacts(Wire, frozen=True):
-    """What a forward on the meta device found."""
+    """Findings of a forward pass on the meta device."""
 
     architecture: str
     dtype: str
@@ -138,22 +142,22 @@ class GateFacts(Wire, frozen=True):
     vocab_size: int
     max_positions: int
     kv_bytes_per_token: int
-    first_use: tuple[str, ...]  # parameter names in the order in which a forward touches them
+    first_use: tuple[str, ...]  # parameter names in the order in which a forward pass uses them
     kind: Kind = "generate"
-    dimensions: int = 0  # of an embedding
+    dimensions: int = 0  # length of an embedding
 
 
 class SealJob(Fact, frozen=True):
-    """`POST /control/seal` to a standby: bind the draft both ways, compare, record the known answers."""
+    """Body of `POST /control/seal` to a standby: bind the draft both ways, compare, record the known answers."""
 
     tenant: str
     version: str
-    total_bytes: int = 0  # of the draft, which bound what the job may take; 0 of an older build
-    distinct_bytes: int = 0  # of its distinct chunks, which its pusher really sent; 0: as many as `total_bytes`
+    total_bytes: int = 0  # bytes of the draft, which limit the job's resources; 0 from an older build
+    distinct_bytes: int = 0  # bytes of its distinct chunks, which the client really sent; 0: same as `total_bytes`
 
 
 class KnownTensor(Wire, frozen=True):
-    """A tensor that was given to a model, or that it gave: row-major."""
+    """An input or output tensor of a model, row-major."""
 
     name: str
     shape: tuple[int, ...]
@@ -161,35 +165,35 @@ class KnownTensor(Wire, frozen=True):
 
 
 class Probe(Wire, frozen=True):
-    """Known answers: teacher-forced `token_ids`, and per position the reference's leading logits, or an embedding.
+    """Known answers: teacher-forced `token_ids` with the reference's top logits per position, or with an embedding.
 
-    Of what predicts: inputs and the outputs that it gave for them.
+    For a `predict` version: inputs, and the outputs that the model computed from them.
     """
 
     token_ids: tuple[int, ...]
     top_ids: tuple[tuple[int, ...], ...]  # per position, the highest logits' token ids, descending
     top_logits: tuple[tuple[float, ...], ...]
     tolerance: float
-    vector: tuple[float, ...] = ()  # of an encoder, which has no logits
+    vector: tuple[float, ...] = ()  # embedding of an encoder, which has no logits
     inputs: tuple[KnownTensor, ...] = ()
     outputs: tuple[KnownTensor, ...] = ()
 
 
 class Fingerprint(Wire, frozen=True):
-    """What the known answers depend on. Threads are recorded beside it, not part of the key."""
+    """The environment that known answers depend on. Threads are recorded separately and are not part of the key."""
 
-    torch: str  # its version; of what predicts, the name and version of the library that computes instead
+    torch: str  # version of torch; for a `predict` version, name and version of the library that computes instead
     dtype: str
     device_class: str
 
 
 class SealAttestation(Wire, frozen=True):
-    """What a sealing job found about a version under one fingerprint; kept beside the manifest."""
+    """Findings of a sealing job about a version under one fingerprint, stored beside the manifest."""
 
     version: str
     fingerprint: Fingerprint
     threads: int
-    fast_bind: bool  # whether the hand-made bind gave exactly the library's module
+    fast_bind: bool  # whether the fast bind produced exactly the same module as the library
     probe: Probe
     gate: GateFacts
-    device_checksum: str | None = None  # 128 bits over the linear space; None: no device was there to be given it
+    device_checksum: str | None = None  # 128 bits over the linear space; None: the sealing job had no device

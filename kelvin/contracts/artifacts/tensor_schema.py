@@ -1,7 +1,7 @@
-"""The signature of a version that predicts: its tensors by name, and the hash by which a caller says what it expects.
+"""The signature of a `predict` version: its tensors by name, and a hash with which a caller states the expected schema.
 
-Datatypes and shapes are those of the Open Inference Protocol, version 2. The first dimension of every tensor is the
-rows of a request, and open.
+Datatypes and shapes follow the Open Inference Protocol, version 2. The first dimension of every tensor is the number of
+rows of a request, and is open.
 """
 
 import hashlib
@@ -29,8 +29,9 @@ _HIGHEST: Final[Mapping[Datatype, float]] = {"FP32": 3.4028235677973362e38, "FP6
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One tensor. `columns` name what lies along its last dimension; `examples` are values that a model takes, out of
-    which its known answers are made: they are no part of the schema.
+    """One tensor of a signature. `columns` names the entries along its last dimension.
+
+    `examples` are valid input values, from which the known answers are computed. They are not part of the schema.
     """
 
     name: str
@@ -40,13 +41,13 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     examples: tuple[Value, ...] = ()
 
     def described(self) -> dict[str, object]:
-        """As callers see it, and as it is hashed."""
+        """Return the description that callers see and that is hashed."""
         shown: dict[str, object] = {"name": self.name, "datatype": self.datatype, "shape": self.shape}
         return shown | ({"columns": self.columns} if self.columns else {})
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request must hold, and what its answer does."""
+    """The tensors of a request and of its response."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -54,19 +55,20 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def schema_hash_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) of all tensors as callers see them, in order: any
-    standard library computes it from a model's metadata."""
+    """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) of all described tensors, in order. A
+    caller can compute it from a model's metadata with any standard library.
+    """
     seen = {"inputs": [spec.described() for spec in inputs], "outputs": [spec.described() for spec in outputs]}
     return hashlib.sha256(msgspec.json.encode(seen, order="sorted")).hexdigest()
 
 
 def make_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
-    """The signature of these tensors."""
+    """Return the signature of these tensors with its schema hash."""
     return Signature(tuple(inputs), tuple(outputs), schema_hash_of(inputs, outputs))
 
 
 def range_of(datatype: Datatype) -> tuple[float, float]:
-    """The least and the highest number of a numeric type."""
+    """Return the lowest and the highest number of a numeric type."""
     if datatype in _HIGHEST:
         return -_HIGHEST[datatype], _HIGHEST[datatype]
     bits = int(datatype.removeprefix("U").removeprefix("INT"))
@@ -74,8 +76,11 @@ def range_of(datatype: Datatype) -> tuple[float, float]:
 
 
 def find_invalid_value(values: Sequence[object], datatype: Datatype) -> int | None:
-    """Where the first value is that is none of the type, as JSON has it: a boolean is no number, a text no byte; None
-    where all are. Numbers of a floating type are rounded to it later, those beyond its range are misfits."""
+    """Return the index of the first value that is not of the type in JSON, or None if all are.
+
+    A boolean is not a number, and a text is not a byte. A floating-point number is rounded later, but a number outside
+    the type's range is invalid.
+    """
     kinds = _KINDS.get(datatype, _WHOLE_NUMBER_TYPES)
     numeric = datatype not in ("BOOL", "BYTES")
     low, high = range_of(datatype) if numeric else (0, 0)
@@ -88,7 +93,7 @@ def find_invalid_value(values: Sequence[object], datatype: Datatype) -> int | No
 
 
 def find_signature_fault(signature: Signature) -> str | None:
-    """The first rule that is broken, in words; None where all hold."""
+    """Return a sentence about the first broken rule, or None if all rules hold."""
     if not signature.inputs or not signature.outputs:
         return "a signature has an input and an output"
     if signature.schema_hash != schema_hash_of(signature.inputs, signature.outputs):
@@ -105,6 +110,6 @@ def find_signature_fault(signature: Signature) -> str | None:
 
 
 def check_schema(given: str, signature: Signature) -> None:
-    """Raises `Refused(SchemaMismatch)` where the caller expects another schema; case and length are part of it."""
+    """Raise `Refused(SchemaMismatch)` if the caller expects another schema. Compares exactly, case included."""
     if given != signature.schema_hash:
         raise Refused(SchemaMismatch(given[:80], signature.schema_hash))

@@ -1,6 +1,6 @@
-"""What control plane and activator tell each other: a feed of upserts and removals one way, stats and usage the other.
+"""Messages between control plane and activator: a feed of upserts and removals one way, stats and usage the other.
 
-What is asked of a runtime is in `jobs`.
+Requests to a runtime are in `artifacts/runtime_control.py`.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,34 +24,34 @@ from kelvin.contracts.wire import BadJson, Fact, Wire, decoder, encode
 
 
 class Scope(StrEnum):
-    """What a key may do in its tenant; what includes what is in `scopes`."""
+    """A permission of a key within its tenant. Some scopes include others, see `scope_allows`."""
 
     INFER = "infer"  # everything below /v1 and /v2
     PUSH = "push"  # everything below /push/v1
     BILLING_READ = "billing:read"
-    ADMIN = "admin"  # everything below /admin/v1 but what the next one is for, keys included
-    OPERATOR = "operator"  # tenants, and their keys
+    ADMIN = "admin"  # everything below /admin/v1 except what needs `operator`; includes keys
+    OPERATOR = "operator"  # tenants and their keys
 
 
 _ADMIN_SCOPES: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
-# An operator makes keys of any kind, so that to leave them less would only look like it.
+# An operator can create keys of any kind. So excluding scopes here would only appear to restrict it.
 _INCLUDED_SCOPES: Final = {Scope.ADMIN: _ADMIN_SCOPES, Scope.OPERATOR: _ADMIN_SCOPES | {Scope.ADMIN}}
 
 
 def scope_allows(held: Collection[Scope], wanted: Scope) -> bool:
-    """Whether a key with the scopes `held` may do what needs `wanted`."""
+    """Return whether a key with the scopes `held` may do what needs the scope `wanted`."""
     return wanted in held or any(wanted in _INCLUDED_SCOPES.get(scope, ()) for scope in held)
 
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
-MAX_WEIGHT: Final = 1000  # of a tenant; the least is 1
+MAX_WEIGHT: Final = 1000  # highest weight of a tenant; the lowest is 1
 Limit = Annotated[int, Meta(le=MAX_LIMIT)]
 
 
 class TenantLimits(Fact, frozen=True):
-    """What a tenant may use at most; None where the installation's setting holds for it. See `patches.py`.
+    """A tenant's limits. None: the installation's setting applies. See `patches.py`.
 
-    Stored as JSON: a bound that becomes narrower, or a limit that goes, needs a migration.
+    Stored as JSON: narrowing a bound or removing a limit needs a migration.
     """
 
     store_bytes: Annotated[Limit, Meta(ge=0, description="Bytes of its packs in the store.")] | None = None
@@ -69,7 +69,7 @@ class TenantLimits(Fact, frozen=True):
 
 
 class TenantRow(Fact, frozen=True):
-    """A tenant whose keys may be good. Those of a suspended one are known and refused."""
+    """A tenant that may have valid keys. Keys of a suspended tenant are known and refused."""
 
     tenant: str
     suspended: bool
@@ -77,7 +77,7 @@ class TenantRow(Fact, frozen=True):
 
 
 class KeyRow(Fact, frozen=True):
-    """A credential as the activator knows it: SHA-256 of the secret (256 random bits need no slow hash)."""
+    """A key as the activator knows it: SHA-256 of the secret (256 random bits need no slow hash)."""
 
     key_id: str
     secret_sha256: str
@@ -88,7 +88,7 @@ class KeyRow(Fact, frozen=True):
 
 
 class Principal(Fact, frozen=True):
-    """Who calls, as authenticated by the activator; travels inwards as the header `x-kelvin-principal`."""
+    """The caller as authenticated by the activator; sent to inner services in the header `x-kelvin-principal`."""
 
     key_id: str
     tenant: str
@@ -96,7 +96,7 @@ class Principal(Fact, frozen=True):
     models: tuple[str, ...] = ()  # which may be called; empty: all
 
     def may_call(self, model: str) -> bool:
-        """Whether the key is for this model, as its tenant calls it (`names.model_for`)."""
+        """Return whether the key may call this model, named as in `names.qualified_model_name`."""
         return not self.models or model in self.models
 
 
@@ -107,21 +107,19 @@ class ModelRow(Fact, frozen=True):
     model: str
     aliases: dict[str, str]  # alias -> version
     created_at_s: int
-    split: dict[str, int] = field(
-        default_factory=dict
-    )  # versions that share what is asked of `prod`, by weight; empty: all is prod's own
-    grantees: tuple[str, ...] = ()  # other tenants that may call it
-    ladder: tuple[DegradationStep, ...] = ()  # what it gives up before it refuses what is asked of `prod`
-    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(
-        default_factory=dict
-    )  # in its place, for tenants of that plan
-    backlog_s: Annotated[float, Meta(ge=0)] = 0.0  # of work before a replica, by which tokens count; 0: they don't
-    # Version that was only just named -> the one before it, which answers what that can't take yet while it is awake.
+    # Weights of the versions that share requests for `prod`; empty: all go to the version of `prod`.
+    split: dict[str, int] = field(default_factory=dict)
+    grantees: tuple[str, ...] = ()  # other tenants that may call the model
+    ladder: tuple[DegradationStep, ...] = ()  # degradation steps for requests to `prod`
+    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(default_factory=dict)  # by plan; replaces `ladder`
+    # Target backlog of a replica in seconds of work, so that scaling counts tokens. 0: scaling ignores tokens.
+    backlog_s: Annotated[float, Meta(ge=0)] = 0.0
+    # New version -> its predecessor, which serves while it is awake and the new version is not ready.
     meanwhile: dict[str, str] = field(default_factory=dict)
 
 
 class VersionRow(Fact, frozen=True):
-    """A version that is ready to serve, with what the door needs to know of it."""
+    """A version that is ready to serve, with the facts that the activator needs."""
 
     tenant: str
     model: str
@@ -129,12 +127,13 @@ class VersionRow(Fact, frozen=True):
     limits: Limits
     created_at_s: int
     kind: Kind = "generate"
-    signature: Signature | None = None  # of what predicts
+    signature: Signature | None = None  # for versions of kind `predict`
 
 
 class ReplicaRow(Fact, frozen=True):
-    """A replica that takes requests. `address` is a socket name within the run directory, `url` where it is reached
-    from other hosts, or "".
+    """A replica that takes requests.
+
+    `address` is a socket name in the run directory. `url` is its address for other hosts, or "".
     """
 
     runtime_id: str
@@ -144,13 +143,13 @@ class ReplicaRow(Fact, frozen=True):
     address: str
     max_streams: int
     draining: bool
-    restore: tuple[StageSpan, ...]  # its restore, microseconds after it was asked for
+    restore: tuple[StageSpan, ...]  # stages of its restore, in microseconds after the request for it
     url: str = ""
-    unproven: bool = False  # a pod that the cluster doesn't call ready yet: whoever would use it probes it first
+    unproven: bool = False  # the cluster doesn't report the pod as ready yet: probe it before use
 
 
 class RevisionRow(Fact, frozen=True):
-    """Where Knative's autoscaler hears of a version: the namespace and name of its Revision, which scales it."""
+    """Namespace and name of the Knative Revision that scales a version. Activators report concurrency for it."""
 
     tenant: str
     model: str
@@ -160,9 +159,7 @@ class RevisionRow(Fact, frozen=True):
 
 
 class PoolRow(Fact, frozen=True):
-    """Where Knative's autoscaler hears of pods that wait for versions, and what each activator tells it: its `share` of
-    how many are `wanted`, by the activators that hear this.
-    """
+    """A pool of parked pods that Knative scales. Each activator reports its `share` of the `wanted` number."""
 
     namespace: str
     name: str
@@ -171,7 +168,7 @@ class PoolRow(Fact, frozen=True):
 
 
 class RestoreFailure(Fact, frozen=True):
-    """A start of the version failed for good: waiters are told this instead of waiting."""
+    """A start of the version failed permanently. Waiting requests fail with this."""
 
     tenant: str
     version: str
@@ -182,7 +179,7 @@ class RestoreFailure(Fact, frozen=True):
 
     @classmethod
     def of(cls, tenant: str, version: str, failure: Failure) -> "RestoreFailure":
-        """Of a version of the tenant's, for that reason."""
+        """Return the row for this failure of a version."""
         return cls(
             tenant=tenant,
             version=version,
@@ -196,7 +193,7 @@ class RestoreFailure(Fact, frozen=True):
 class StartProblem(Fact, frozen=True):
     """Why a version has no replica although one is wanted. `message` is a sentence that the caller may read.
 
-    `exit_status` is that of the process that ended last, as `Popen.returncode`; known only for some crash loops.
+    `exit_status` is that of the last process, as `Popen.returncode`. It is known only for some crash loops.
     """
 
     reason: StartReason
@@ -205,7 +202,7 @@ class StartProblem(Fact, frozen=True):
 
 
 class StartProblemRow(Fact, frozen=True):
-    """The start problem of a version. State: it stands until it is replaced, or removed with or without its version."""
+    """The start problem of a version. State: valid until it is replaced, or removed with or without its version."""
 
     tenant: str
     model: str
@@ -213,11 +210,11 @@ class StartProblemRow(Fact, frozen=True):
     problem: StartProblem
 
 
-READER_HEADER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
+READER_HEADER: Final = "x-kelvin-reader"  # request header of the feed: a unique name of the reader
 
 
 class Feed(Fact, frozen=True):
-    """One line of `GET /internal/v1/feed`. The first is a snapshot (`full`), the rest are changes in order."""
+    """One line of `GET /internal/v1/feed`. The first line is a snapshot (`full`), later lines are changes in order."""
 
     revision: int = 0  # 0: not published yet
     full: bool = False
@@ -228,29 +225,30 @@ class Feed(Fact, frozen=True):
     replicas: tuple[ReplicaRow, ...] = ()
     failures: tuple[RestoreFailure, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
-    starts: tuple[StartRow, ...] = ()  # of versions at zero; over once a replica of theirs is told
+    starts: tuple[StartRow, ...] = ()  # for versions at zero; ends when a replica of the version appears
     spending: tuple[SpendingRow, ...] = ()
-    revisions: tuple[RevisionRow, ...] = ()  # of versions that Knative scales
-    pools: tuple[PoolRow, ...] = ()  # in their place; all of them, where any is told
-    start_problems: tuple[StartProblemRow, ...] = ()  # one a version at most; the newest counts
+    revisions: tuple[RevisionRow, ...] = ()  # for versions that Knative scales
+    pools: tuple[PoolRow, ...] = ()  # if not empty: the complete list, which replaces all pools
+    start_problems: tuple[StartProblemRow, ...] = ()  # at most one per version; the newest counts
     removed_tenants: tuple[str, ...] = ()
     removed_keys: tuple[str, ...] = ()
-    removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model), its versions with it
-    removed_versions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version), its revision with it
+    removed_models: tuple[tuple[str, str], ...] = ()  # (tenant, model); also removes the model's versions
+    # (tenant, model, version); also removes the version's revision
+    removed_versions: tuple[tuple[str, str, str], ...] = ()
     removed_replicas: tuple[str, ...] = ()
-    removed_revisions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version): it is scaled no more
+    removed_revisions: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version); Knative no longer scales it
     removed_start_problems: tuple[tuple[str, str, str], ...] = ()  # (tenant, model, version)
-    machine: Machine | None = None  # in a snapshot: by which starts are given their part of it
+    machine: Machine | None = None  # in a snapshot: used to compute each start's share of the machine
 
 
 class KeyUses(Fact, frozen=True):
-    """Body of `POST /internal/v1/keys/uses`: the minute in which each of these keys was last good, seconds of 1970."""
+    """Body of `POST /internal/v1/keys/uses`: the minute in which each key was last valid, in seconds since 1970."""
 
     used_at_s: dict[str, int]
 
 
 class ConcurrencyStat(Fact, frozen=True):
-    """Time-weighted concurrency of one version at one activator since its last report; all reports of a second add."""
+    """Time-weighted concurrency of one version at one activator since its last report. Reports of one second add up."""
 
     tenant: str
     model: str
@@ -260,29 +258,29 @@ class ConcurrencyStat(Fact, frozen=True):
 
 
 class Stats(Fact, frozen=True):
-    """Body of `POST /internal/v1/stats`, once a second, and at once for the first request of a version."""
+    """Body of `POST /internal/v1/stats`: sent once a second, and immediately for the first request of a version."""
 
     activator: str
     stats: tuple[ConcurrencyStat, ...]
 
 
 class RequestBatch(Fact, frozen=True):
-    """Body of `POST /internal/v1/usage/requests`; answered 204 once durable. Repeats are harmless.
+    """Body of `POST /internal/v1/usage/requests`. The response is 204 once durable. Repeats are harmless.
 
-    A record that the ledger can't read is kept aside there, and holds up no other.
+    A record that the ledger can't read is set aside, and does not delay others.
     """
 
     records: tuple[RequestRecord, ...]
 
 
 class LifetimeBatch(Fact, frozen=True):
-    """Body of `POST /internal/v1/usage/lifetimes`; answered 204 once durable. Repeats are harmless."""
+    """Body of `POST /internal/v1/usage/lifetimes`. The response is 204 once durable. Repeats are harmless."""
 
     records: tuple[LifetimeRecord, ...]
 
 
 def batch_of(payloads: Sequence[bytes]) -> Raw:
-    """Return the body of a batch of records that are encoded already. One that is no JSON becomes a string."""
+    """Return the body of a batch of encoded records. A record that is not valid JSON becomes a JSON string."""
     if not _is_json(joined := b",".join(payloads), len(payloads)):
         joined = b",".join(
             payload if _is_json(payload, 1) else encode(payload.decode(errors="backslashreplace"))
@@ -292,7 +290,7 @@ def batch_of(payloads: Sequence[bytes]) -> Raw:
 
 
 def _is_json(joined: bytes, number: int) -> bool:
-    """Return whether these are so many JSON values with a comma between them."""
+    """Return whether `joined` is exactly `number` JSON values separated by commas."""
     try:
         return len(decoder(list[Raw]).decode(b"[%b]" % joined)) == number
     except BadJson:
@@ -300,27 +298,28 @@ def _is_json(joined: bytes, number: int) -> bool:
 
 
 class RunningLifetimes(Fact, frozen=True):
-    """Body of `POST /internal/v1/usage/lives`: replicas that live, each as if it ended now. Answered 204 once durable.
+    """Body of `POST /internal/v1/usage/lives`: running replicas, each as if it ended now. 204 once durable.
 
-    The newest of a replica counts, until its record comes; source, sequence and exit status say nothing.
+    The newest report of a replica counts, until its final record. Source, sequence and exit status are meaningless
+    here.
     """
 
     records: tuple[LifetimeRecord, ...]
 
 
 class TimelineAnswer(Wire, frozen=True, omit_defaults=True):
-    """`GET /v1/requests/ID/timeline`."""
+    """Response of `GET /v1/requests/ID/timeline`."""
 
     request_id: str
     model: str
     version: str | None
     cold: bool
     stamps: tuple[Stamp, ...]
-    start_problem: StartProblem | None = None  # why no replica came for which it waited
+    start_problem: StartProblem | None = None  # why the request's replica did not start
 
 
 class VersionRegistration(Fact, frozen=True):
-    """`POST /internal/v1/versions`: the snapshotter published this; the first of a model creates the alias `prod`."""
+    """Body of `POST /internal/v1/versions`: a version was published. A model's first one creates alias `prod`."""
 
     tenant: str
     model: str
@@ -333,15 +332,15 @@ class VersionRegistration(Fact, frozen=True):
     max_positions: int
     kind: Kind = "generate"
     signature: Signature | None = None
-    pushed_by: str = ""  # the id of the tenant's key
-    checked: bool = False  # whether this push read all chunks from the store; most pushes only write missing ones
+    pushed_by: str = ""  # key id of the pusher
+    checked: bool = False  # whether this push read all chunks from the store; most pushes only write missing chunks
 
 
 class RegistrationResult(Fact, frozen=True):
-    """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
+    """Response to a `VersionRegistration`: whether the version is new to the model, or had been deleted.
 
-    `start_problem`: why the version could not start now, where that is known. `fault`: the code of what a restore found
-    broken, if this push has not checked the version.
+    `start_problem` says why the version could not start now, if known. `fault` is the code of a fault that a restore
+    found, if this push has not checked the version.
     """
 
     is_new: bool
@@ -351,6 +350,6 @@ class RegistrationResult(Fact, frozen=True):
 
 
 class NamedVersions(Fact, frozen=True):
-    """`GET /internal/v1/versions?tenant=T`: every version that a model of the tenant names; deleted ones are not."""
+    """Response of `GET /internal/v1/versions?tenant=T`: all versions of the tenant's models, without deleted ones."""
 
     versions: tuple[str, ...]

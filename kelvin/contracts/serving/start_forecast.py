@@ -1,4 +1,4 @@
-"""Where a version's bytes are, how fast they would come, and when a start is expected to be over."""
+"""Where a version's bytes are, how fast they can be loaded, and when a start is expected to finish."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from kelvin.contracts.wire import Fact, Wire
 
 
 class TierRate(Wire, frozen=True):
-    """How fast a tier brings bytes, learned from `loads` loads (0: a guess): `fixed_s`, and so many bytes a second."""
+    """Read speed of a tier, learned from `loads` loads (0: a guess): `fixed_s` plus bytes / `bytes_per_s`."""
 
     bytes_per_s: float
     fixed_s: float
@@ -16,8 +16,10 @@ class TierRate(Wire, frozen=True):
 
 
 class TierPlacement(Wire, frozen=True):
-    """`GET /v1/whereabouts` of the cache agent: distinct chunks of a version, and their bytes, by the tier in which a
-    lease would find them now; of each tier below the host's how fast it is, and how long these bytes would take.
+    """Response of `GET /v1/whereabouts` of the cache agent: a version's distinct chunks and bytes by tier.
+
+    A chunk counts for the tier in which a lease would find it now. `rates` has the speed of each tier below host
+    memory. `bytes_s` is how long loading these bytes would take, in seconds.
     """
 
     chunks_by_tier: dict[str, int]
@@ -27,8 +29,9 @@ class TierPlacement(Wire, frozen=True):
 
 
 class Forecast(Fact, frozen=True):
-    """A start of the version is under way: when it is expected to be ready, how many bytes have to be brought into
-    memory for it, and from which tier the slowest of them, where that is known. News, not state, like a failure.
+    """A running start of a version: when it should be ready, and how many bytes it has to load into memory.
+
+    `tier` is the tier of the slowest bytes, if known. Like a failure, this is an event, not state.
     """
 
     tenant: str
@@ -40,8 +43,9 @@ class Forecast(Fact, frozen=True):
 
 
 class StartRow(Fact, frozen=True):
-    """Of a version at zero: how long a start would take, as it was when its last replica went. State, until a replica
-    is there again; only of versions of which, or of whose size, a start was seen.
+    """How long a start of a version at zero would take, as of the removal of its last replica.
+
+    State until a replica exists again. Sent only if a start of this version, or of one of its size, was observed.
     """
 
     tenant: str

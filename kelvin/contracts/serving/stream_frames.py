@@ -1,7 +1,7 @@
-"""The body of a runtime's answer to the activator: frames that carry the client's bytes beside cumulative counts.
+"""Frames of a runtime's response to the activator: the client's bytes and cumulative counts.
 
-Every frame says how many tokens and device microseconds the request has cost so far, so that whoever survives can
-bill what was delivered. Pure codec; sockets are the callers'.
+Every frame has the tokens and device microseconds that the request has cost so far. So if one side dies, the other can
+bill what was delivered. Pure codec; callers own the sockets.
 """
 
 import struct
@@ -17,11 +17,10 @@ from kelvin.contracts.timeline import StageSpan
 from kelvin.contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
-ENCODED_TOKENS_HEADER: Final = "x-kelvin-encoded-tokens"  # of a refusal, which has no frames: `Refused.encoded_tokens`
-WANTS_HEADER: Final = "x-kelvin-wants"  # of a request: how many its activator would have at this replica, it included
-CREDIT_HEADER: Final = (
-    "x-kelvin-credit"  # of an answer's head and of `no_credit`: how many its activator may have there
-)
+# on a refusal, which has no frames: see `Refused.encoded_tokens`
+ENCODED_TOKENS_HEADER: Final = "x-kelvin-encoded-tokens"
+WANTS_HEADER: Final = "x-kelvin-wants"  # on a request: how many requests its activator wants here, this one included
+CREDIT_HEADER: Final = "x-kelvin-credit"  # on a response and on `no_credit`: how many its activator may have here
 MAX_PAYLOAD: Final = 16 << 20
 _HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
 _HEADER_BYTES: Final = _HEADER.size
@@ -30,32 +29,32 @@ _unpack: Final = _HEADER.unpack_from
 
 @dataclass(frozen=True, slots=True)
 class NoCredit(Failure):
-    """A replica has as many requests as it takes. No caller sees this: its activator sends the request again later."""
+    """The replica is full. The activator sends the request again later; no caller sees this."""
 
     limit: int
-    credit: int  # requests that the activator may have there
+    credit: int  # requests that the activator may have at this replica
     code, status, retryable = "no_credit", 503, True
     template = "this replica is full (limit of streams: {limit})"
 
 
 class FrameKind(IntEnum):
-    """What the payload is."""
+    """The kind of a frame's payload."""
 
-    DATA = 1  # bytes for the client, to be passed on unread
-    END = 2  # JSON of `StreamEnd`: the answer is complete
-    FAILED = 3  # JSON of `WireFailure`: the answer ends here
-    HEARTBEAT = 4  # nothing: counts moved, or the stream is alive
+    DATA = 1  # bytes for the client, passed on unread
+    END = 2  # JSON of `StreamEnd`: the response is complete
+    FAILED = 3  # JSON of `WireFailure`: the response ends here
+    HEARTBEAT = 4  # empty: counts changed, or a sign of life
 
 
 _KINDS: Final[dict[int, FrameKind]] = {kind.value: kind for kind in FrameKind}
 
 
 class StreamEnd(Fact, frozen=True):
-    """Payload of the last frame of a complete answer."""
+    """Payload of the last frame of a complete response."""
 
     finish_reason: str
     spans: tuple[StageSpan, ...] = ()
-    unfiltered: bool = False  # something of the prompt or the answer passed its filters unseen: not to be given again
+    unfiltered: bool = False  # some text passed its filters unchecked, so the response must not be reused
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +67,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One frame; `payload` is what its kind says."""
+    """One frame. The format of `payload` depends on `kind`."""
 
     kind: FrameKind
     counts: Counts
@@ -76,7 +75,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Header and payload. Raises ValueError over MAX_PAYLOAD."""
+    """Return header and payload. Raises ValueError if the payload is over MAX_PAYLOAD."""
     if len(frame.payload) > MAX_PAYLOAD:
         raise ValueError(f"frame payload of {len(frame.payload)} bytes is over {MAX_PAYLOAD}")
     counts = frame.counts
@@ -94,15 +93,17 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Feed it bytes as they come; it yields whole frames. Raises ValueError on what no runtime of ours sends."""
+    """Incremental decoder: `feed` takes bytes as they arrive and returns whole frames. Raises ValueError for bytes that
+    no Kelvin runtime sends.
+    """
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of a frame that is not whole yet
-        self._held = 0  # bytes of these
-        self._wanted = 0  # bytes without which there is nothing to be done
+        self._parts: list[bytes] = []  # bytes of an incomplete frame
+        self._held = 0  # their number
+        self._wanted = 0  # bytes needed before decoding can continue
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Frames completed by `data`, in order."""
+        """Return the frames completed by `data`, in order."""
         if self._parts:
             self._parts.append(data)
             self._held += len(data)
@@ -127,10 +128,10 @@ class FrameDecoder:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the stream could end here without cutting a frame."""
+        """Return whether the stream could end here without cutting a frame."""
         return not self._parts
 
 
 def failed_frame(failure: WireFailure, counts: Counts) -> bytes:
-    """The terminal frame of an answer that failed."""
+    """Return the terminal frame of a response that failed."""
     return encode_frame(Frame(FrameKind.FAILED, counts, msgspec.json.encode(failure)))

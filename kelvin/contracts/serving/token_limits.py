@@ -1,7 +1,7 @@
-"""What a caller may use of what a version allows: its tenant's limits, told to the replica, which counts tokens. Pure.
+"""Token limits of a caller's tenant, sent to the replica, which counts tokens. Pure.
 
-Travels as headers, each only where there is such a limit. What is asked beyond a limit is refused; beyond a cap, which
-a model's ladder sets for a request, it is cut short.
+Each limit is sent as a header, if it exists. A request beyond a limit is refused. A response beyond a cap, which a
+degradation step sets, is cut short.
 """
 
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ TENANT_PHRASE: Final = "your tenant"
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Tokens at most; None: as many as the version allows."""
+    """Highest numbers of tokens. None: as many as the version allows."""
 
-    context_tokens: int | None = None  # prompt and answer together; 2 or more
+    context_tokens: int | None = None  # prompt and response together; 2 or more
     output_tokens: int | None = None
-    cap_tokens: int | None = None  # of an answer, whatever was asked for
+    cap_tokens: int | None = None  # cap of a response, whatever the request asks for
 
     def output(self, most: int, prompt_tokens: int = 1) -> int:
-        """Return how many of `most` answer tokens the limits allow after a prompt of so many tokens; 0 if none."""
+        """Return how many of `most` response tokens the limits allow after a prompt of `prompt_tokens`; 0 if none."""
         if self.output_tokens is not None:
             most = min(most, self.output_tokens)
         return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
 
     def apply_cap(self, tokens: int) -> int:
-        """Return how many of so many answer tokens the cap leaves."""
+        """Return `tokens`, at most the cap."""
         return tokens if self.cap_tokens is None else min(tokens, self.cap_tokens)
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """As the replica is told."""
+        """Yield the headers for the replica."""
         if self.context_tokens is not None:
             yield CONTEXT_TOKENS_HEADER, str(self.context_tokens)
         if self.output_tokens is not None:
@@ -48,5 +48,5 @@ NO_TOKEN_LIMITS: Final = TokenLimits()
 
 
 def read_tokens(written: str) -> int | None:
-    """Return the number in one of these headers; None where it is none."""
+    """Return the number in one of these headers, or None if it is invalid."""
     return parse_whole_number(written, len(str(MAX_LIMIT)))
