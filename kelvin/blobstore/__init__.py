@@ -1,5 +1,5 @@
-"""Keep bytes by key: one protocol, stores of several kinds, wrappers that retry and verify; and the layout of packs.
+"""Object storage: one protocol, several kinds of store, wrappers that retry and verify, and the formats of packs.
 
-What the objects mean is not known here: `snapshotter` writes them, `weightcache` reads them. Begin with
-`blob_store.py`, the protocol, and `store_factory.py`, which opens a store from its URL.
+The meaning of objects is elsewhere: `snapshotter` writes them, `weightcache` reads them. Begin with `blob_store.py`,
+the protocol, and `store_factory.py`, which opens a store from its URL.
 """

@@ -1,6 +1,6 @@
-"""The one protocol of object stores: bytes by key, written once, never changed. What the bytes mean is the callers'.
+"""The protocol of object stores: bytes by key, written once and never changed. Callers give the bytes their meaning.
 
-Keys are `a/b/c`; an object is visible whole or not at all. Errors are those below; any other is a defect of the store.
+Keys are `a/b/c`. An object is visible whole or not at all. A store raises only the errors below; any other is a defect.
 """
 
 import re
@@ -27,7 +27,7 @@ class BlobNotFound(Refused):
 
 
 class BlobUnavailable(Refused):
-    """The store did not answer, or not in time; the same call may succeed later."""
+    """The store did not answer, or not in time. The same call may succeed later."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(Unavailable("the object store"))
@@ -36,7 +36,7 @@ class BlobUnavailable(Refused):
 
 
 class StoreFull(Refused):
-    """The store has no room for the object. Waiting makes none, so no call is tried again."""
+    """The store has no room for the object. Waiting does not help, so no call is retried."""
 
     def __init__(self) -> None:
         super().__init__(CapacityExceeded("bytes in the object store", 1, 0))
@@ -44,14 +44,14 @@ class StoreFull(Refused):
 
 
 class BlobShort(Refused):
-    """The object ends before the range does: nothing is returned rather than less."""
+    """The object ends before the range does. No part of the range is returned."""
 
     def __init__(self, key: str, offset: int, length: int) -> None:
         super().__init__(InvalidRequest("range", f"{offset}+{length}", f"the object '{key}' ends before it does"))
 
 
 class BlobCorrupt(Refused):
-    """The bytes of a pack, a manifest or a draft do not match the digest that is its name."""
+    """The bytes of a pack, manifest or draft do not match the digest in its name."""
 
 
 class BadKey(Refused):
@@ -63,56 +63,54 @@ class BadKey(Refused):
 
 @dataclass(frozen=True, slots=True)
 class BlobStat:
-    """What is known of an object without reading it. `modified_s` is when it was put, by the store's wall clock."""
+    """Facts about an object without its content. `modified_s` is the time of the put, by the store's wall clock."""
 
     size: int
     modified_s: float
 
 
 class BlobStore(Protocol):
-    """Safe to call from many tasks. Each call may be cancelled; each may raise `BadKey` and `BlobUnavailable`."""
+    """A store of objects, safe for many tasks. A call may be cancelled, and may raise `BadKey`, `BlobUnavailable`."""
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """True where this call made the object, False where it was there; durable and whole in both cases.
+        """Create the object. Return True if this call created it, False if it existed. It is durable and whole in both
+        cases.
 
-        Of several at once exactly one gets True. Where the key exists, an iterator may be left unread; where the
-        iterator raises, nothing becomes visible. A key must not be a parent of another; a store may refuse it.
-        Raises `Refused(CapacityExceeded)` where the store takes no object of that size, or is full (`StoreFull`).
+        Exactly one of several concurrent puts gets True. If the key exists, an iterator may be left unread. If the
+        iterator raises, nothing becomes visible. A key must not be a parent of another; a store may refuse it. Raises
+        `Refused(CapacityExceeded)` if the object is too large for the store, and `StoreFull`.
         """
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Exactly `length` bytes from `offset`, or all to the end. Raises `BlobNotFound`, `BlobShort`."""
+        """Return exactly `length` bytes from `offset`, or all bytes to the end. Raises `BlobNotFound`, `BlobShort`."""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """Fill all of `into` (writable bytes). Raises as `read`, the content of `into` then being undefined.
-
-        When this returns, raises or is cancelled, nothing writes to `into` any more.
+        """Fill all of `into` (writable bytes). Raises as `read` does; then the content of `into` is undefined. Once
+        this returns, raises or is cancelled, nothing writes to `into` any more.
         """
 
     async def stat(self, key: str) -> BlobStat:
-        """Raises `BlobNotFound`."""
+        """Return size and time of the object. Raises `BlobNotFound`."""
 
     def list(self, prefix: str) -> AsyncIterator[str]:
-        """Keys that begin with `prefix`, ascending by code point; a put or delete meanwhile may or may not show."""
+        """Yield keys that begin with `prefix`, ascending by code point. Concurrent puts and deletes may be visible."""
 
     async def delete(self, key: str) -> None:
-        """Gone when this returns; it may never have been there."""
+        """Delete the object. Does nothing if it does not exist."""
 
 
 async def list_objects(store: BlobStore, tenant: str, kind: str) -> list[str]:
-    """Return the keys of the tenant's objects of one kind (see `kelvin/contracts/artifacts/object_keys.py`).
-    Stray files are passed over.
-    """
+    """Return the keys of the tenant's objects of one kind (see `object_keys.py`). Stray files are skipped."""
     return [key async for key in store.list(objects_prefix(tenant, kind)) if is_object_key(key)]
 
 
 def is_segment(name: str) -> bool:
-    """Whether `name` may stand between two slashes of a key."""
+    """Return whether `name` may stand between two slashes of a key."""
     return len(name) <= _SEGMENT_LIMIT and _SEGMENT.fullmatch(name) is not None
 
 
 def check_key(key: str) -> str:
-    """Return `key` where it may name an object. Raises `BadKey`."""
+    """Return `key` if it may name an object. Raises `BadKey`."""
     if not 0 < len(key) <= _KEY_LIMIT:
         raise BadKey(key, f"must have 1 to {_KEY_LIMIT} characters")
     for segment in key.split("/"):
@@ -123,14 +121,14 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` where keys can begin with it; the empty one does for all. Raises `BadKey`."""
+    """Return `prefix` if keys can begin with it. The empty prefix is valid. Raises `BadKey`."""
     if prefix:
         check_key(prefix.removesuffix("/"))
     return prefix
 
 
 def check_range(key: str, size: int, offset: int, length: int | None) -> int:
-    """The length of the range within an object of `size` bytes. Raises `BlobShort`."""
+    """Return the length of the range in an object of `size` bytes. Raises `BlobShort`."""
     wanted = max(0, size - offset) if length is None else length
     if offset < 0 or wanted < 0 or offset + wanted > size:
         raise BlobShort(key, offset, wanted)

@@ -1,4 +1,4 @@
-"""Many small calls of a store at once, but not too many: a listing's objects are looked at in a few round trips."""
+"""Run many small store calls concurrently, with a limit, so that reading a whole listing takes few round trips."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -13,8 +13,8 @@ MAX_CONCURRENT: Final = 16
 async def bounded_gather(
     function: Callable[[S], Awaitable[T]], items: Iterable[S], limit: int = MAX_CONCURRENT
 ) -> list[T]:
-    """`function` of each item, in order, at most `limit` at once. The first failure ends the others and is raised;
-    when this returns, raises or is cancelled, no call is under way.
+    """Return the results of `function` for all items, in order, with at most `limit` calls at once. The first failure
+    cancels the other calls and is raised. When this returns, raises or is cancelled, no call still runs.
     """
     left = iter(enumerate(items))
     results: dict[int, T] = {}
@@ -32,9 +32,7 @@ async def bounded_gather(
 
 
 async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait for all of it, however often the caller is cancelled meanwhile. What they raised
-    is seen, and not raised again.
-    """
+    """Cancel all tasks and wait until they end, even if the caller is cancelled. Their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     cancelled: asyncio.CancelledError | None = None
@@ -45,6 +43,6 @@ async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]]) -> None:
             cancelled = error
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # seen
+            task.exception()  # marks the exception as retrieved
     if cancelled is not None:
         raise cancelled

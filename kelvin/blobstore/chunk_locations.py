@@ -1,4 +1,4 @@
-"""Where a chunk's bytes lie in the store, and reading them from there: one range of a pack, or spans of a kept file."""
+"""Where a chunk's bytes are in the store, and how to read them: one range of a pack, or spans of a kept file."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -27,9 +27,9 @@ from kelvin.contracts.wire import decoder
 
 log = logging.getLogger(__name__)
 
-# Spans this near to one another are read together: a round trip to S3 costs more than what lies between.
+# Spans at most this far apart are read with one request: a round trip to S3 costs more than the bytes between them.
 GAP_BYTES: Final = 64 << 10
-# What is read together takes as much memory beside the chunk's own, in each of many reads at once.
+# Longest range of one such request. Each concurrent read needs a buffer of this size besides the chunk's memory.
 RUN_BYTES: Final = 4 << 20
 
 PackName = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(\.tensors)?$(?!\n)")]
@@ -37,32 +37,32 @@ Span = tuple[int, int]  # offset in the pack, length
 
 
 class RangeReader(Protocol):
-    """Of a `BlobStore`, what reads a range."""
+    """The part of a `BlobStore` that reads ranges."""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
+        """Fill all of `into` from `offset`, as `BlobStore.read_into` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLocation:
-    """A chunk in a pack: spans one after another, each followed by zeros up to a page."""
+    """The location of a chunk in a pack: spans in order, each followed by zeros up to a page."""
 
     pack: str
     spans: tuple[Span, ...]
 
     @property
     def length(self) -> int:
-        """Bytes of the chunk, padding included."""
+        """Return the bytes of the chunk, padding included."""
         return sum(pad_to_page(length) for _, length in self.spans)
 
 
 def location_of(pack: str, entry: PackEntry) -> ChunkLocation:
-    """Of a chunk in a pack of ours."""
+    """Return the location of a chunk in a pack of Kelvin's own layout."""
     return ChunkLocation(pack, ((entry.offset, entry.length),))
 
 
 def kept_file_locations(pack: str, index: FileIndex) -> dict[str, ChunkLocation]:
-    """Of each distinct chunk of a kept file: its first place."""
+    """Return the first location of each distinct chunk of a kept file."""
     found: dict[str, ChunkLocation] = {}
     for chunk in index.chunks:
         if chunk.digest not in found:
@@ -71,19 +71,19 @@ def kept_file_locations(pack: str, index: FileIndex) -> dict[str, ChunkLocation]
 
 
 def decode_index(raw: bytes, pack: str) -> dict[str, ChunkLocation]:
-    """What an index object of either layout says; the pack's name tells which. Raises `Refused(PackCorrupt)`."""
+    """Return the chunk locations of an index object. Its name decides its layout. Raises `Refused(PackCorrupt)`."""
     if digest_of_file_pack(pack) is not None:
         return kept_file_locations(pack, decode_file_index(raw, pack))
     return {entry.digest: location_of(pack, entry) for entry in decode_table(raw, pack)}
 
 
 def encode_pack_list(packs: Iterable[str]) -> bytes:
-    """The canonical pack list of a version: its packs' names, sorted, each once."""
+    """Return the canonical pack list of a version: pack names, sorted, without duplicates."""
     return msgspec.json.encode(sorted(set(packs)))
 
 
 def decode_pack_list(raw: bytes) -> tuple[str, ...] | None:
-    """The names; None where the object is damaged. It is a hint: whoever can't use it reads every index."""
+    """Return the pack names, or None if the object is damaged. The list is a hint: without it, read every index."""
     try:
         packs = decoder(tuple[PackName, ...]).decode(raw)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
@@ -93,17 +93,17 @@ def decode_pack_list(raw: bytes) -> tuple[str, ...] | None:
 
 async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
     """Return the table at the end of a pack of `size` bytes. Raises `Refused(PackCorrupt)`, `BlobNotFound`."""
-    # Lengths are given, for a whole read would raise where damage is to be reported.
+    # Pass lengths: a verifying store raises for a damaged object only if the whole of it is read.
     trailing = min(size, TRAILER_BYTES)
     length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)
     return decode_footer(await store.read(key, size - length, length), size, pack)
 
 
 async def read_locations(store: BlobStore, tenant: str, pack: str) -> dict[str, ChunkLocation]:
-    """Return where each chunk of a pack lies: by its index, or by its footer if the index can't be read.
+    """Return the location of each chunk of a pack: from its index, or from its footer if the index can't be read.
 
-    A kept file has no footer of ours, whatever its last bytes are. Raises `BlobNotFound` if there is no pack, or no
-    index of a kept file; `Refused(PackCorrupt)` if what is there is damaged; `BlobUnavailable`.
+    A kept file never has a footer of Kelvin's, whatever its last bytes are. Raises `BlobNotFound` if the pack, or the
+    index of a kept file, does not exist; `Refused(PackCorrupt)` if it is damaged; `BlobUnavailable`.
     """
     try:
         return decode_index(await store.read(index_key(tenant, pack)), pack)
@@ -118,14 +118,14 @@ async def read_locations(store: BlobStore, tenant: str, pack: str) -> dict[str, 
 
 
 async def read_chunk(store: BlobStore, key: str, place: ChunkLocation) -> bytes:
-    """The chunk's bytes, unverified. Raises as `BlobStore.read`."""
+    """Return the chunk's bytes, unverified. Raises as `BlobStore.read`."""
     into = bytearray(place.length)
     await read_chunk_into(store, key, place, memoryview(into))
     return bytes(into)
 
 
 async def read_chunk_into(store: RangeReader, key: str, place: ChunkLocation, into: memoryview) -> None:
-    """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`; nothing writes to it afterwards."""
+    """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`. Nothing writes there afterwards."""
     for run in _coalesced(place.spans):
         begin = run[0][0][0]
         (offset, length), at = run[-1]
@@ -141,7 +141,7 @@ async def read_chunk_into(store: RangeReader, key: str, place: ChunkLocation, in
 
 
 def _coalesced(spans: tuple[Span, ...]) -> Iterator[list[tuple[Span, int]]]:
-    """Spans in order of the file, with their offset in the chunk; those of one list are read at once."""
+    """Yield spans in order of the file, with offsets in the chunk. The spans of one list are read with one request."""
     placed: list[tuple[Span, int]] = []
     at = 0
     for span in spans:

@@ -1,7 +1,7 @@
-"""Objects as files under one directory, for one machine. Several processes may use the directory at once.
+"""A store of files in one directory, for one machine. Several processes may use the directory at once.
 
-A put writes and syncs a file in the hidden staging directory, then links it to its name: `link` refuses an existing
-name, so exactly one put wins, and a crash at any point leaves either nothing or the whole object under the key.
+A put writes and syncs a file in the hidden staging directory, then links it to its name. `link` refuses an existing
+name, so exactly one put wins. A crash at any point leaves either nothing or the whole object under the key.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from kelvin.process.atomic_file import sync
 from kelvin.process.thread_calls import run_uncancellable
 
 STAGING: Final = ".staging"
-# A live put touches its file all the time; what has been still for a day was left by a crash.
+# A live put writes to its file continuously, so an older file was left by a crash.
 STALE_S: Final = 86_400.0
 
 
 class FileStore:
-    """Durable once a call returns. Bytes and syncs run on the event loop's default threads. A put of an iterator makes,
-    closes and removes its staged file on the loop itself.
+    """A store in a directory. Objects are durable once a call returns. Reads, writes and syncs run on the event loop's
+    default threads. A put of an iterator creates, closes and removes its staged file on the loop itself.
     """
 
     def __init__(self, root: Path, *, writes: bool = True) -> None:
-        """Make `root` where it is missing; if this process `writes`, remove leftovers of crashed puts. Blocking. Raises
+        """Create `root` if missing. If this process `writes`, remove leftovers of crashed puts. Blocking. Raises
         OSError.
         """
         self._root = root
@@ -59,7 +59,6 @@ class FileStore:
         return f"<FileStore {self._root}>"
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`."""
         path = self._path(key)
         if isinstance(data, bytes):
             return await asyncio.to_thread(self._put_bytes, key, path, data)
@@ -78,19 +77,15 @@ class FileStore:
             staged.unlink(missing_ok=True)
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`."""
         return await asyncio.to_thread(_read, key, self._path(key), offset, length)
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
         await run_uncancellable(None, _read_into, key, self._path(key), offset, into)
 
     async def stat(self, key: str) -> BlobStat:
-        """See `BlobStore`."""
         return await asyncio.to_thread(_stat, key, self._path(key))
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`."""
         check_prefix(prefix)
         parent = prefix[: prefix.rfind("/") + 1]
         pending = [parent]  # keys, and directories (they end in "/") yet to be opened, the next one last
@@ -103,7 +98,6 @@ class FileStore:
             pending += (entry for entry in reversed(inside) if entry.startswith(prefix))
 
     async def delete(self, key: str) -> None:
-        """See `BlobStore`."""
         await asyncio.to_thread(_delete, key, self._path(key))
 
     def _path(self, key: str) -> Path:
@@ -130,7 +124,7 @@ class FileStore:
 
 @contextmanager
 def _translated(key: str, *, putting: bool = False) -> Iterator[None]:
-    """What the file system says, as the store's errors. A put misses no object, whatever else it misses."""
+    """Translate file system errors to the store's errors. In a put, FileNotFoundError is never `BlobNotFound`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -146,7 +140,7 @@ def _translated(key: str, *, putting: bool = False) -> Iterator[None]:
 
 
 def _is_there(key: str, path: Path) -> bool:
-    """Whether the object exists, durably: its name may be another put's that was not yet synced."""
+    """Return whether the object exists, and make that durable: another put may have linked but not synced its name."""
     try:
         with _translated(key):
             if path.is_dir():
@@ -166,7 +160,7 @@ def _write_all(fd: int, data: bytes, key: str) -> None:
 
 
 def _publish(key: str, fd: int, staged: Path, path: Path) -> bool:
-    """Sync the bytes, then the name. The order is what makes a crash harmless."""
+    """Sync the bytes, then the name. This order makes a crash harmless."""
     with _translated(key, putting=True):
         os.fdatasync(fd)
         _ensure_directory(path.parent)
@@ -236,7 +230,7 @@ def _delete(key: str, path: Path) -> None:
 
 
 def _scan(root: Path, parent: str) -> list[str]:
-    """Names in one directory as keys, directories with a trailing slash, ascending as the keys beneath them are."""
+    """Return the names in one directory as keys, directories with a trailing slash, in the order of keys below."""
     try:
         with _translated(parent), os.scandir(root / parent) as entries:
             names = [
@@ -255,11 +249,11 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        return False  # a link to itself leads to none
+        return False  # a link to itself
 
 
 def _ensure_directory(path: Path) -> None:
-    """Make `path` and what is missing above it, each name synced in its parent."""
+    """Create `path` and its missing parents. Sync each name in its parent."""
     if path.is_dir():
         return
     _ensure_directory(path.parent)
@@ -272,10 +266,10 @@ def _ensure_directory(path: Path) -> None:
 
 
 def _sweep(staging: Path, older_than_s: float) -> None:
-    """Remove what crashed puts left behind; live ones are younger."""
+    """Remove staged files of crashed puts. Files of live puts are younger."""
     for path in staging.iterdir():
         try:
             if path.is_file() and path.stat().st_mtime < older_than_s:
                 path.unlink()
         except OSError:
-            continue  # another process sweeps too; a disk that keeps it does no harm
+            continue  # another process may sweep too; a file that stays does no harm

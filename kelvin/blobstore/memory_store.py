@@ -1,4 +1,4 @@
-"""Objects in this process's memory: for tests and for trying things out. Nothing outlives the process."""
+"""A store in this process's memory, for tests and experiments. Its content ends with the process."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -7,7 +7,7 @@ from kelvin.blobstore.blob_store import BlobNotFound, BlobStat, Payload, check_k
 
 
 class MemoryStore:
-    """Each instance is a store of its own."""
+    """A store in memory. Instances share nothing."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._blobs: dict[str, bytes] = {}
@@ -18,38 +18,32 @@ class MemoryStore:
         return f"<MemoryStore objects={len(self._blobs)}>"
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`."""
         check_key(key)
         if key in self._blobs:
             return False
         whole = data if isinstance(data, bytes) else b"".join([piece async for piece in data])
         if key in self._blobs:
-            return False  # another put was quicker
+            return False  # another put was faster
         self._blobs[key], self._put_at_s[key] = whole, self._clock()
         return True
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`."""
         blob = self._get(key)
         return blob[offset : offset + check_range(key, len(blob), offset, length)]
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
         into[:] = await self.read(key, offset, into.nbytes)
 
     async def stat(self, key: str) -> BlobStat:
-        """See `BlobStore`."""
         return BlobStat(len(self._get(key)), self._put_at_s[key])
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`."""
         check_prefix(prefix)
         for key in sorted(self._blobs):
             if key.startswith(prefix):
                 yield key
 
     async def delete(self, key: str) -> None:
-        """See `BlobStore`."""
         self._blobs.pop(check_key(key), None)
 
     def _get(self, key: str) -> bytes:

@@ -1,17 +1,17 @@
-"""The formats of packs. Pure. Whether a chunk's bytes match its digest is the reader's check.
+"""The formats of packs. Pure. Readers check whether a chunk's bytes match its digest.
 
-A pack of ours has chunks at page-aligned offsets, then a footer that says where each one lies:
+A pack of Kelvin's layout has chunks at page-aligned offsets, then a footer that locates them:
 
     chunk bytes ... | table (JSON array of [digest, offset, length]) | table length, 8 bytes LE | magic, 8 bytes
 
-The same table alone is the pack's index object.
+The pack's index object is the same table alone.
 
-A pushed file that is kept as it is, is a pack of a foreign layout. Its index says where chunks lie in it:
+A pushed file that is kept unchanged is a pack of a foreign layout. Its index locates the chunks in it.
 
     {"chunks": [[digest, [[offset, length], ...]], ...], "size": bytes of the file}
 
-A chunk is the bytes of its spans in order, each followed by zeros up to a page. The file has no footer of ours, so the
-index is all that is known of its chunks; the pack is named by the file's digest and `TENSORS_SUFFIX`.
+A chunk is the bytes of its spans in order, each followed by zeros up to a page. The file has no footer of Kelvin's, so
+only the index knows its chunks. The pack's name is the file's digest and `TENSORS_SUFFIX`.
 """
 
 import re
@@ -29,12 +29,12 @@ from kelvin.contracts.wire import BadJson, decoder
 
 MAGIC: Final = b"KELVPK01"
 TRAILER_BYTES: Final = 16  # table length and magic
-MAX_TABLE_BYTES: Final = 64 << 20  # some 700,000 chunks: more is not a table of ours
+MAX_TABLE_BYTES: Final = 64 << 20  # about 700,000 chunks: a larger table is not one of Kelvin's
 _NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(TENSORS_SUFFIX)}")
 
 
 class PackEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`length` bytes at `offset` of a pack; both are multiples of PAGE, offsets ascend, nothing overlaps."""
+    """A chunk of `length` bytes at `offset` of a pack. Both are multiples of PAGE_BYTES; chunks don't overlap."""
 
     digest: Digest
     offset: Offset
@@ -42,7 +42,7 @@ class PackEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 def place(chunks: Iterable[tuple[str, int]]) -> tuple[PackEntry, ...]:
-    """Lay (digest, length) pairs out one after another from offset 0."""
+    """Return entries for (digest, length) pairs, placed one after another from offset 0."""
     entries: list[PackEntry] = []
     offset = 0
     for digest, length in chunks:
@@ -52,25 +52,25 @@ def place(chunks: Iterable[tuple[str, int]]) -> tuple[PackEntry, ...]:
 
 
 def encode_table(entries: Sequence[PackEntry]) -> bytes:
-    """The canonical table: what the index object holds. Raises ValueError where the entries break a rule."""
+    """Return the canonical table, the content of an index object. Raises ValueError if the entries break a rule."""
     if (fault := _find_fault(entries, None)) is not None:
         raise ValueError(fault)
     return msgspec.json.encode(entries)
 
 
 def decode_table(raw: bytes, pack: str) -> tuple[PackEntry, ...]:
-    """The entries of an index object. `pack` is named in the error. Raises `Refused(PackCorrupt)`."""
+    """Return the entries of an index object. Raises `Refused(PackCorrupt)`, which names `pack`."""
     return _decode(raw, None, pack)
 
 
 def encode_footer(entries: Sequence[PackEntry]) -> bytes:
-    """The footer to append after the last chunk. Raises ValueError where the entries break a rule."""
+    """Return the footer to append after the last chunk. Raises ValueError if the entries break a rule."""
     table = encode_table(entries)
     return table + len(table).to_bytes(8, "little") + MAGIC
 
 
 def footer_bytes(trailer: bytes, pack_size: int, pack: str) -> int:
-    """Length of the footer, from the last `TRAILER_BYTES` of the pack. Raises `Refused(PackCorrupt)`."""
+    """Return the length of the footer, from the last `TRAILER_BYTES` of the pack. Raises `Refused(PackCorrupt)`."""
     if len(trailer) < TRAILER_BYTES or trailer[-8:] != MAGIC:
         raise Refused(PackCorrupt(pack, "it does not end in the pack magic"))
     table_bytes = int.from_bytes(trailer[-TRAILER_BYTES:-8], "little")
@@ -80,7 +80,7 @@ def footer_bytes(trailer: bytes, pack_size: int, pack: str) -> int:
 
 
 def decode_footer(tail: bytes, pack_size: int, pack: str) -> tuple[PackEntry, ...]:
-    """The entries, from the pack's last bytes (at least the whole footer). Raises `Refused(PackCorrupt)`."""
+    """Return the entries. `tail` is the end of the pack, at least the whole footer. Raises `Refused(PackCorrupt)`."""
     length = footer_bytes(tail, pack_size, pack)
     if len(tail) < length:
         raise Refused(PackCorrupt(pack, f"its footer of {length} bytes was cut"))
@@ -101,7 +101,7 @@ def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry,
 
 
 def _find_fault(entries: Sequence[PackEntry], chunks_end: int | None) -> str | None:
-    """The first rule that is broken, in words."""
+    """Return a sentence about the first broken rule, or None."""
     end = 0
     seen: set[str] = set()
     for entry in entries:
@@ -119,21 +119,21 @@ def _find_fault(entries: Sequence[PackEntry], chunks_end: int | None) -> str | N
 
 
 class FileSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`length` bytes at `offset` of the file, aligned to nothing."""
+    """`length` bytes at `offset` of the file, without alignment."""
 
     offset: Offset
     length: Annotated[int, Meta(ge=1)]
 
 
 class FileChunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A chunk that lies in the file; a digest may occur again at other spans."""
+    """A chunk in the file. The same digest may occur again with other spans."""
 
     digest: Digest
     spans: Annotated[tuple[FileSpan, ...], Meta(min_length=1)]
 
     @property
     def length(self) -> int:
-        """Bytes of the chunk, padding included."""
+        """Return the bytes of the chunk, padding included."""
         return sum(pad_to_page(span.length) for span in self.spans)
 
 
@@ -145,30 +145,30 @@ class FileIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Digest and length of each distinct chunk."""
+        """Return the length of each distinct chunk by digest."""
         return {chunk.digest: chunk.length for chunk in self.chunks}
 
 
 def file_pack(digest: str) -> str:
-    """The name of the pack that a file of this digest is."""
+    """Return the pack name of a file with this digest."""
     return f"{digest}{TENSORS_SUFFIX}"
 
 
 def digest_of_file_pack(pack: str) -> str | None:
-    """The file's digest; None where the name is no file pack's."""
+    """Return the file's digest, or None if the name is not that of a file pack."""
     found = _NAME.fullmatch(pack)
     return None if found is None else found[1]
 
 
 def encode_file_index(index: FileIndex) -> bytes:
-    """The canonical index object. Raises ValueError where a rule is broken."""
+    """Return the canonical index object. Raises ValueError if a rule is broken."""
     if (fault := _find_index_fault(index)) is not None:
         raise ValueError(fault)
     return msgspec.json.encode(index, order="sorted")
 
 
 def decode_file_index(raw: bytes, pack: str) -> FileIndex:
-    """What an index object says. `pack` is named in the error. Raises `Refused(PackCorrupt)`."""
+    """Return the content of an index object. Raises `Refused(PackCorrupt)`, which names `pack`."""
     try:
         index = decoder(FileIndex).decode(raw)
     except BadJson as error:
@@ -182,7 +182,7 @@ def decode_file_index(raw: bytes, pack: str) -> FileIndex:
 
 
 def _find_index_fault(index: FileIndex) -> str | None:
-    """The first rule that is broken, in words."""
+    """Return a sentence about the first broken rule, or None."""
     lengths: dict[str, int] = {}
     for chunk in index.chunks:
         if lengths.setdefault(chunk.digest, chunk.length) != chunk.length:

@@ -1,4 +1,4 @@
-"""Retries around any store: each attempt has a time limit, each call a number of attempts, each pause jitter."""
+"""Retries around any store. Each attempt has a time limit, each call a number of attempts, each pause jitter."""
 
 import asyncio
 import random
@@ -14,8 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """At most `attempts` tries. Each may take `attempt_s` seconds, and for its bytes the time that they take at
-    `slowest_bytes_per_s`. The pause after the nth failure is up to `base_s * 2^(n-1)` seconds, never above `cap_s`.
+    """Limits of the attempts of a call.
+
+    There are at most `attempts`. Each may take `attempt_s` seconds, plus the time for its bytes at
+    `slowest_bytes_per_s`. The pause after the nth failure is up to `base_s * 2^(n-1)` seconds, at most `cap_s`.
     """
 
     attempts: int = 4
@@ -29,7 +31,7 @@ class RetryBudget:
         return self.attempt_s + size / self.slowest_bytes_per_s
 
     def pause_s(self, failed: int, chance: float) -> float:
-        """Return the pause after `failed` (1 or more) failures, in seconds. Full jitter: `chance` is in [0, 1)."""
+        """Return the pause in seconds after `failed` (1 or more) failures. Full jitter: `chance` is in [0, 1)."""
         return chance * ExponentialBackoff(self.base_s, self.cap_s).after(failed)
 
 
@@ -37,7 +39,7 @@ DEFAULT_BUDGET: Final = RetryBudget()
 
 
 class Retry:
-    """Repeats a call that failed with `BlobUnavailable` or took too long, within a budget. Other errors are raised."""
+    """Repeats a call that raised `BlobUnavailable` or took too long, within a budget. Raises other errors at once."""
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class Retry:
     async def __call__(
         self, call: Callable[[], Awaitable[T]], size: int = 0, stat: Callable[[], Awaitable[BlobStat]] | None = None
     ) -> T:
-        """Return the result of the first attempt that succeeds. `size` is how many bytes one attempt moves; where that
-        is not known before, `stat` says it after a failure.
+        """Return the result of the first attempt that succeeds. `size` is the number of bytes that one attempt moves.
 
-        Raises `BlobUnavailable` after the last attempt, also where it took too long.
+        If the size is unknown before, `stat` finds it after a failure. Raises `BlobUnavailable` after the last attempt,
+        also if that attempt took too long.
         """
         failed = 0
         while True:
@@ -74,11 +76,11 @@ class Retry:
             await self.pause(failed)
 
     async def pause(self, failed: int) -> None:
-        """After so many failed attempts in a row."""
+        """Sleep after `failed` failed attempts in a row."""
         await self._sleep(self.budget.pause_s(failed, self._chance()))
 
     async def attempt(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
-        """Call once, within the time of an attempt. Raises `BlobUnavailable` where it took too long."""
+        """Call once, with the time limit of an attempt. Raises `BlobUnavailable` on a timeout."""
         limit_s = self.budget.limit_s(size)
         try:
             async with asyncio.timeout(limit_s):
@@ -88,10 +90,10 @@ class Retry:
 
 
 class RetryingStore:
-    """A `Retry` around each call.
+    """A store with a `Retry` around each call.
 
-    A put of an iterator is tried once, without a time limit, as its pieces are gone after the first attempt. A put
-    whose answer was lost may report False for an object that it made itself: names are digests, so nothing is wrong.
+    A put of an iterator gets one attempt without a time limit, because its pieces are gone afterwards. A put whose
+    response was lost may return False for an object that it created itself. This is harmless: names are digests.
     """
 
     def __init__(
@@ -109,28 +111,22 @@ class RetryingStore:
         return f"<RetryingStore attempts={self._retry.budget.attempts} {self._inner!r}>"
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`."""
         if not isinstance(data, bytes):
             return await self._inner.put_if_absent(key, data)
         return await self._retry(lambda: self._inner.put_if_absent(key, data), len(data))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`."""
         stat = (lambda: self._inner.stat(key)) if length is None else None
         return await self._retry(lambda: self._inner.read(key, offset, length), max(0, length or 0), stat)
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
         await self._retry(lambda: self._inner.read_into(key, offset, into), into.nbytes)
 
     async def stat(self, key: str) -> BlobStat:
-        """See `BlobStore`."""
         return await self._retry(lambda: self._inner.stat(key))
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`. A listing that breaks, or gives no key in time, starts again and skips what was already
-        handed out.
-        """
+        """Yield keys as `BlobStore.list` does. A listing that breaks or stalls starts again, after the last key."""
         last: str | None = None
         failed = 0
         while True:
@@ -138,7 +134,7 @@ class RetryingStore:
                 keys = self._inner.list(prefix)
                 while (key := await self._next(keys)) is not None:
                     if last is None or key > last:
-                        last, failed = key, 0  # progress renews the budget, or a long listing could not end
+                        last, failed = key, 0  # progress renews the budget; otherwise a long listing could not finish
                         yield key
                 return
             except BlobUnavailable:
@@ -151,5 +147,4 @@ class RetryingStore:
         return await self._retry.attempt(lambda: anext(keys, None))
 
     async def delete(self, key: str) -> None:
-        """See `BlobStore`."""
         await self._retry(lambda: self._inner.delete(key))

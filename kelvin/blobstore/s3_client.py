@@ -1,7 +1,7 @@
-"""The blocking half of the S3 store: boto3's client, one call at a time, its errors as the store's.
+"""The blocking part of the S3 store: boto3's client, one function per call, errors translated to those of the store.
 
-The only module that imports boto3. Each call runs in a thread of the store's pool, and ends within the timeouts of its
-place. Reading bytes is `s3_reads`' work.
+Only this module imports boto3. Each call runs in a thread of the store's pool, and ends within the timeouts of its
+`S3Location`. `s3_reads` reads objects.
 """
 
 import logging
@@ -24,17 +24,14 @@ from botocore.parsers import ResponseParserError
 from kelvin.blobstore.blob_store import BlobNotFound, BlobUnavailable, StoreFull
 from kelvin.blobstore.s3_location import S3Location
 
-_INSUFFICIENT_STORAGE: Final = 507  # RFC 4918, 11.5: MinIO says it of full disks (XMinioStorageFull)
-_FULL: Final = frozenset(
-    {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded"}
-)  # Ceph's and MinIO's quotas, with 403, 400
-_DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints take where nobody names one
+_INSUFFICIENT_STORAGE: Final = 507  # RFC 4918, 11.5: MinIO's status for full disks (XMinioStorageFull)
+_FULL: Final = frozenset({"QuotaExceeded", "XMinioAdminBucketQuotaExceeded"})  # quotas: Ceph (403), MinIO (400)
+_DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints accept if no region is configured
 
 
 def make_client(place: S3Location) -> Any:
-    """A client over the usual credential chain. It opens nothing yet. Safe to use from many threads.
-
-    Raises `BlobUnavailable` where the chain itself is broken, as by a profile that there is not.
+    """Return a client with the usual credential chain. It opens no connection yet. Thread-safe. Raises
+    `BlobUnavailable` if the chain itself is broken, for example by a profile that does not exist.
     """
     for name in ("boto3", "botocore", "urllib3"):
         logging.getLogger(name).setLevel(logging.INFO)  # their debug lines hold session tokens
@@ -48,11 +45,11 @@ def make_client(place: S3Location) -> Any:
         read_timeout=place.read_s,
         max_pool_connections=place.connections,
         tcp_keepalive=True,
-        # Tries are counted in one place, `retrying`: twice four tries would be sixteen, and nobody's budget.
+        # Only `retrying_store` retries: four attempts here and four there would be sixteen, more than any budget.
         retries={"total_max_attempts": 1, "mode": "standard"},
         s3={"addressing_style": "path" if place.path_style else "auto"},
-        # Content is checked by digests of ours, bodies sent by their signature; many compatible endpoints refuse the
-        # checksum trailers that newer SDKs add by default.
+        # Kelvin's own digests check the content, and signatures protect request bodies. Many compatible endpoints
+        # refuse the checksum trailers that newer SDKs add by default.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -61,7 +58,7 @@ def make_client(place: S3Location) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of an object without reading it."""
+    """Facts about an object without its content."""
 
     size: int
     etag: str
@@ -69,14 +66,14 @@ class Head:
 
 
 def error_of(error: ClientError) -> tuple[str, int]:
-    """The error's code and the answer's HTTP status. Of its text nothing is repeated: it may name who called."""
+    """Return the error's code and the response's HTTP status. Its text is never repeated: it may name the caller."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return str(error.response.get("Error", {}).get("Code", "unknown")), int(status)
 
 
 @contextmanager
 def translated(key: str) -> Iterator[None]:
-    """What the client says, as the store's errors. Statuses with a meaning of their own are taken before."""
+    """Translate the client's errors to those of the store. Statuses with a special meaning are handled before."""
     try:
         yield
     except ClientError as error:
@@ -93,14 +90,14 @@ def translated(key: str) -> Iterator[None]:
 
 
 def head(client: Any, place: S3Location, key: str) -> Head:
-    """Raises `BlobNotFound` and `BlobUnavailable`."""
+    """Return size, ETag and time of an object. Raises `BlobNotFound` and `BlobUnavailable`."""
     with translated(key):
         answer = client.head_object(Bucket=place.bucket, Key=place.prefix + key)
         return Head(int(answer["ContentLength"]), str(answer.get("ETag", "")), answer["LastModified"].timestamp())
 
 
 def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
-    """Put where nothing is. Raises `BlobUnavailable`, also for a put at the same time whose end is not known yet."""
+    """Create the object; return False if it exists. Raises `BlobUnavailable`, also if a concurrent put still runs."""
     try:
         with translated(key):
             client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=data, IfNoneMatch="*")
@@ -112,12 +109,12 @@ def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
 
 
 def is_refused_condition(error: BlobUnavailable) -> bool:
-    """Whether `If-None-Match` or `If-Match` did not hold (412). A 409 is none: another put is under way, ask again."""
+    """Return whether `If-None-Match` or `If-Match` failed (412). A 409 is different: another put is running; retry."""
     return status_of(error) == 412
 
 
 def status_of(error: BlobUnavailable) -> int:
-    """The HTTP status of the answer that it stands for; 0 where there was none."""
+    """Return the HTTP status of the response that caused the error, 0 without a response."""
     return error_of(error.__cause__)[1] if isinstance(error.__cause__, ClientError) else 0
 
 
@@ -137,7 +134,7 @@ _HOPELESS: Final = {
 
 
 def why_hopeless(error: BlobUnavailable) -> str | None:
-    """What an operator has to mend before the same call can succeed; None for what may pass."""
+    """Return what an operator must fix before the call can succeed, or None if the error may be temporary."""
     cause = error.__cause__
     if isinstance(cause, ClientError):
         code, status = error_of(cause)
@@ -149,21 +146,21 @@ def why_hopeless(error: BlobUnavailable) -> str | None:
 
 
 def delete(client: Any, place: S3Location, key: str) -> None:
-    """Whether it was there or not, and whatever the endpoint says of one that was not."""
+    """Delete the object. Does nothing if it does not exist, whatever the endpoint reports for that."""
     with suppress(BlobNotFound), translated(key):
         client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Keys with the place's prefix taken off; `next` is None on the last page."""
+    """Keys without the location's prefix. `next` is None on the last page."""
 
     keys: tuple[str, ...]
     next: str | None
 
 
 def list_page(client: Any, place: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
-    """One page of a listing, ascending. Raises `BlobUnavailable`."""
+    """Return one page of a listing, ascending. Raises `BlobUnavailable`."""
     more = {} if token is None else {"ContinuationToken": token}
     with translated(prefix):
         answer = client.list_objects_v2(Bucket=place.bucket, Prefix=place.prefix + prefix, MaxKeys=page_keys, **more)

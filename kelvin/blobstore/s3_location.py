@@ -1,7 +1,7 @@
-"""Where an S3 store is and how it is spoken to, from one URL. Credentials are never part of it.
+"""Address and connection options of an S3 store, in one URL. Credentials are never part of it.
 
-`s3://BUCKET[/PREFIX][?endpoint=…&region=…&path_style=…&connect_s=…&read_s=…&connections=…]`: one text says all of it,
-so that every process of an installation means the same store.
+`s3://BUCKET[/PREFIX][?endpoint=…&region=…&path_style=…&connect_s=…&read_s=…&connections=…]`. One text has everything,
+so that every process of an installation uses the same store.
 """
 
 import re
@@ -15,16 +15,18 @@ from kelvin.contracts import setting_parser
 from kelvin.contracts.setting_parser import BadSetting
 
 CONNECTIONS: Final = 16
-SETTING: Final = "KELVIN_STORE"  # that names the place
+SETTING: Final = "KELVIN_STORE"  # the setting with the URL
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # S3's rule for general purpose buckets
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}")
-_PREFIX_LIMIT: Final = 120  # with the longest key below S3's 1024 bytes
+_PREFIX_LIMIT: Final = 120  # with the longest key, still below S3's 1024 bytes
 _PARAMETERS: Final = frozenset({"endpoint", "region", "path_style", "connect_s", "read_s", "connections"})
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """`prefix` is empty or ends in '/'. `read_s` is the longest silence of a connection, not of a whole answer."""
+    """A bucket and how to connect to it. `prefix` is empty or ends in '/'. `read_s` limits how long a connection is
+    silent, not a whole response.
+    """
 
     bucket: str
     prefix: str = ""
@@ -41,9 +43,7 @@ class S3Location:
 
 
 def parse_s3_url(url: str, *, connections: int = CONNECTIONS) -> S3Location:
-    """With so many connections where the URL does not say. Raises `BadSetting`, in which nothing of `url` is repeated
-    that might be a secret.
-    """
+    """Parse the URL. `connections` applies if the URL has none. Raises `BadSetting`, which has no secret parts."""
     try:
         parts = urlsplit(url)
     except ValueError:  # brackets that don't match, characters that normalise to a delimiter

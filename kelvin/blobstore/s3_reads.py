@@ -1,9 +1,9 @@
-"""Reading bytes of an object in S3: ranged GETs whose head is held against what was asked for, and whose body is whole.
+"""Read bytes of an S3 object with ranged GETs. Each response's headers are checked against the requested range.
 
-A GET blocks, in a thread of the store's pool; a `CancelToken` ends it from another thread at once. Reads are given up
-at once, though a thread may have to wait for an endpoint's silence to end: a read that is told to end while its body
-arrives is interrupted, and waited for, as it has the caller's memory. One that waits for an answer's head can't be, but
-will not touch the memory any more: it is left to its thread.
+A GET blocks a thread of the store's pool, and a `CancelToken` cancels it from another thread. A cancelled read returns
+at once in both cases. While the body arrives, the read is interrupted and awaited, because it writes to the caller's
+memory. While a GET waits for the response head, it can't be interrupted. It will not touch the memory any more, so its
+thread is abandoned until the endpoint's silence ends.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from kelvin.blobstore.blob_store import BlobShort, BlobUnavailable
 from kelvin.blobstore.s3_client import status_of, translated
 from kelvin.blobstore.s3_location import S3Location
 
-# Between two looks at the halt. The client holds each piece in memory of its own first: larger ones are no faster,
-# those of a quarter cost a fifth more of the processor.
+# Bytes between two checks of the cancel token. The client buffers each piece in memory of its own. Larger pieces are no
+# faster; pieces of a quarter of this size cost a fifth more CPU time.
 _PIECE_BYTES: Final = 1 << 20
-_WORTH_BYTES: Final = 256 << 10  # that a cut answer brought: the next one begins after them
+_WORTH_BYTES: Final = 256 << 10  # a cut response with this many bytes is worth resuming
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 T = TypeVar("T")
-MAX_ABANDONED: Final = 8  # are left to themselves at once: they take up threads of the store
+MAX_ABANDONED: Final = 8  # abandoned reads at once; they occupy threads of the store
 
 
 class ReadCancelled(Exception):
-    """The call was told to end. Never leaves the store: whoever halts has an error of its own to raise."""
+    """The call was cancelled by its token. Never leaves the store: the code that cancels has its own error to raise."""
 
 
 class CancelToken:
-    """Ends calls from another thread: what waits for a body wakes up, what has not begun does not begin."""
+    """Cancels reads from another thread. Reads of a body are interrupted; reads that have not begun do not begin."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,10 +41,10 @@ class CancelToken:
         self._set = False
 
     def __repr__(self) -> str:
-        return f"<Halt set={self._set} bodies={len(self._bodies)}>"
+        return f"<CancelToken set={self._set} bodies={len(self._bodies)}>"
 
     def set(self) -> None:
-        """Any number of times."""
+        """Cancel all reads with this token. Idempotent."""
         with self._lock:
             self._set = True
             for body in self._bodies:
@@ -52,18 +52,18 @@ class CancelToken:
 
     @property
     def is_quiet(self) -> bool:
-        """Set, and no body is being read: none will be any more."""
+        """Return whether the token is set and no body is being read. This is final."""
         with self._lock:
             return self._set and not self._bodies
 
     def check(self) -> None:
-        """Raise `ReadCancelled` if it is set."""
+        """Raise `ReadCancelled` if the token is set."""
         if self._set:
             raise ReadCancelled
 
     @contextmanager
     def read_body(self, body: Any) -> Iterator[None]:
-        """While the block reads `body`. Whatever breaks because of the halt is `ReadCancelled`."""
+        """Register `body` while the block reads it. Errors after cancellation become `ReadCancelled`."""
         with self._lock:
             self.check()
             self._bodies.add(body)
@@ -79,14 +79,14 @@ class CancelToken:
 
 
 def _interrupt(body: Any) -> None:
-    """Shut the reading side of its connection, so that a read in another thread ends now."""
-    with suppress(Exception):  # it has ended by itself, or this version can't: then the read timeout ends it
+    """Shut down the reading side of the body's connection, so that a read in another thread ends now."""
+    with suppress(Exception):  # it has ended already, or this library version can't: then the read timeout ends it
         body._raw_stream.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStart:
-    """The first bytes from an offset on, and what the answer says of the object."""
+    """The first bytes from an offset, and the object's size and ETag from the response."""
 
     data: bytearray
     size: int
@@ -94,7 +94,7 @@ class ObjectStart:
 
 
 class _Cut(BlobUnavailable):
-    """A body ended after `done` bytes of what it should be."""
+    """A body ended after `done` bytes, too early."""
 
     def __init__(self, reason: str, done: int) -> None:
         super().__init__(reason)
@@ -104,11 +104,10 @@ class _Cut(BlobUnavailable):
 def get_range(
     client: Any, place: S3Location, key: str, offset: int, into: memoryview, etag: str | None, cancel_token: CancelToken
 ) -> str:
-    """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's. After a cut
-    the next answer begins where it was, of the same object, as long as each brings something worth a request.
+    """Fill `into` from `offset`. With `etag`, only from the object with that ETag. Return the object's ETag.
 
-    Raises `BlobNotFound`, `BlobShort` where the object ends before, `BlobUnavailable` for all else: also for an answer
-    that is not the range that was asked for, or ends before it should.
+    A response that is cut is resumed from the same object, as long as each response brings _WORTH_BYTES or more. Raises
+    `BlobNotFound`; `BlobShort` if the object ends too early; `BlobUnavailable` for all else, also for a wrong range.
     """
     done = 0
     while True:
@@ -129,7 +128,7 @@ def get_range(
 def get_start(
     client: Any, place: S3Location, key: str, offset: int, limit: int, cancel_token: CancelToken
 ) -> ObjectStart:
-    """At most `limit` bytes from `offset` on. Raises as `get_range`; `BlobShort` where no byte is."""
+    """Return at most `limit` bytes from `offset`. Raises as `get_range`, and `BlobShort` if no byte is there."""
     with _opened(client, place, key, offset, limit, None, cancel_token) as (body, head):
         data = bytearray(head.length)
         _fill(body, memoryview(data), cancel_token)
@@ -147,7 +146,7 @@ class _Head:
 def _opened(
     client: Any, place: S3Location, key: str, offset: int, length: int, etag: str | None, cancel_token: CancelToken
 ) -> Iterator[tuple[Any, _Head]]:
-    """An answer's body, which is the range as far as the object goes, while the block reads it."""
+    """Open the range, as far as the object goes, and yield its body and head."""
     cancel_token.check()
     where = f"bytes={offset}-{offset + length - 1}"
     condition = {} if etag is None else {"IfMatch": etag}
@@ -161,7 +160,7 @@ def _opened(
     body = answer["Body"]
     try:
         head = _checked(answer, offset, length)
-        if etag is not None and head.etag != etag:  # an endpoint without If-Match, or a cache before it
+        if etag is not None and head.etag != etag:  # an endpoint without If-Match, or a cache in front of it
             raise BlobUnavailable("S3 answered of another object than was asked for")
         with cancel_token.read_body(body):
             yield body, head
@@ -170,13 +169,13 @@ def _opened(
 
 
 def _checked(answer: Any, offset: int, length: int) -> _Head:
-    """The answer is the range that was asked for, cut only by the object's end, and says the same of its body."""
-    said = str(answer.get("ContentRange", ""))
-    parsed = _CONTENT_RANGE.fullmatch(said)
+    """Check that the response is the requested range, cut only by the object's end, and that its headers agree."""
+    content_range = str(answer.get("ContentRange", ""))
+    parsed = _CONTENT_RANGE.fullmatch(content_range)
     first, last, size = map(int, parsed.groups()) if parsed else (-1, -1, -1)
     end = min(offset + length, size)
     if (first, last) != (offset, end - 1):
-        raise BlobUnavailable(f"S3 answered another range than bytes {offset}+{length}: '{said[:80]}'")
+        raise BlobUnavailable(f"S3 answered another range than bytes {offset}+{length}: '{content_range[:80]}'")
     if answer.get("ContentLength") != end - offset:
         raise BlobUnavailable(f"S3 answered {answer.get('ContentLength')} bytes of {end - offset}")
     return _Head(end - offset, size, str(answer.get("ETag", "")))
@@ -188,7 +187,7 @@ def _fill(body: Any, into: memoryview, cancel_token: CancelToken) -> None:
         cancel_token.check()
         try:
             count = body.readinto(into[done : done + _PIECE_BYTES])
-        except Exception as error:  # botocore lets some of the transport's own errors through
+        except Exception as error:  # botocore does not translate some of the transport's errors
             raise _Cut(f"an answer of S3 broke off: {type(error).__name__}", done) from error
         if count == 0:
             raise _Cut(f"an answer of S3 ended after {done} of {into.nbytes} bytes", done)
@@ -196,18 +195,18 @@ def _fill(body: Any, into: memoryview, cancel_token: CancelToken) -> None:
 
 
 class RangeCalls:
-    """Runs calls that each read under a `CancelToken`, or into memory of their own."""
+    """Runs blocking calls that read with a `CancelToken`, or into memory of their own."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self._abandoned: set[Future[object]] = set()
 
     def __repr__(self) -> str:
-        return f"<RangeCalls strays={len(self._abandoned)}>"
+        return f"<RangeCalls abandoned={len(self._abandoned)}>"
 
     async def run(self, calls: Sequence[Callable[[], T]], cancel_token: CancelToken) -> list[T]:
-        """The results, in order. Once one raises or the caller is cancelled, the others are halted; when this returns
-        or raises, nothing writes to the memory of any. Of several errors the first is raised.
+        """Return the results in order. If one call raises or the caller is cancelled, the other calls are cancelled.
+        When this returns or raises, no call writes to its memory any more. Of several errors, the first is raised.
         """
         futures = [self._threads.submit(call) for call in calls]
         works = [asyncio.wrap_future(future) for future in futures]
@@ -217,10 +216,10 @@ class RangeCalls:
             try:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
-                failure = error  # it matters more than what a call said
+                failure = error  # cancellation takes precedence over errors of the calls
                 cancel_token.set()
                 continue
-            for error_of_one in [work.exception() for work in done]:  # each is seen
+            for error_of_one in [work.exception() for work in done]:  # marks each exception as retrieved
                 if error_of_one is not None and failure is None:
                     failure = error_of_one
                     cancel_token.set()
@@ -228,7 +227,7 @@ class RangeCalls:
             return [work.result() for work in works]
         self._abandon([future for future in futures if not future.done()])
         for work in running:
-            work.cancel()  # nobody hears of it any more
+            work.cancel()  # its result is dropped
         raise failure
 
     def _may_abandon(self, cancel_token: CancelToken, running: int) -> bool:

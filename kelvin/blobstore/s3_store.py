@@ -1,9 +1,9 @@
-"""Objects in a bucket of S3, or of what speaks like it. `retrying_store.py` retries whole calls around it. Retried
-here are each request of a put of an iterator (`s3_upload.py`), and the rest of a read that was cut (`s3_reads.py`).
+"""A store in a bucket of S3 or of a compatible service. `retrying_store.py` retries whole calls around it.
 
-Reads are ranged GETs side by side in the store's own threads, pinned to one ETag if the endpoint gives any. Puts are
-conditional, so that exactly one wins. A cancelled read or listing ends at once, any other call within the timeouts of
-the place.
+This store itself retries each request of a put of an iterator (`s3_upload.py`), and the rest of a read that was cut
+(`s3_reads.py`). Reads are parallel ranged GETs in the store's own threads, pinned to one ETag if the endpoint sends
+any. Puts are conditional, so exactly one wins. A cancelled read or listing ends at once, any other call within the
+timeouts of the location.
 """
 
 from collections import OrderedDict
@@ -34,16 +34,16 @@ from kelvin.process.thread_calls import run_uncancellable
 
 T = TypeVar("T")
 
-# Half a chunk: a connection to S3 brings some 0.1 GB/s, so that one chunk comes over two.
+# Half a chunk: one connection to S3 brings about 0.1 GB/s, so each chunk uses two.
 READ_BYTES: Final = 4 << 20
 _TAGS: Final = 4096
 _PAGE_KEYS: Final = 1000
-# No key of the protocol begins with a dot, so that the probe is nobody's object.
+# No key of the protocol begins with a dot, so the probe never collides with an object.
 _PROBE: Final = ".conditional-put"
 
 
 class S3Store:
-    """A `BlobStore` over a client from `make_client`, its own from now on: `close` ends threads and connections."""
+    """A `BlobStore` over a client from `make_client`, which it owns. `close` ends threads and connections."""
 
     def __init__(
         self,
@@ -68,22 +68,21 @@ class S3Store:
         return f"<S3Store {self.place}>"
 
     async def close(self) -> None:
-        """Waits for calls under way."""
+        """Wait for running calls, then end threads and connections."""
         await run_uncancellable(None, self._threads.shutdown)
         self._client.close()
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`."""
         check_key(key)
         if not isinstance(data, bytes):
             return await self.uploads.put(key, data)
-        if len(data) > self.uploads.part_bytes:  # all of it can come again: tried as a whole by whoever calls
+        if len(data) > self.uploads.part_bytes:  # the caller can send all of it again, so it retries the whole
             once = replace(self.uploads, retry=Retry(RetryBudget(attempts=1)))
             return await once.put(key, _slices(data, self.uploads.part_bytes))
         return await self._run(partial(put, self._client, self.place, key, data))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`. Without a length one round trip brings a small object."""
+        """Read as `BlobStore.read` does. Without a length, a small object takes one round trip."""
         check_key(key)
         if length is not None and length > 0 and offset >= 0:
             into = bytearray(length)
@@ -92,35 +91,33 @@ class S3Store:
         if length is None and offset >= 0:
             try:
                 return await self._read_on(key, offset)
-            except BlobShort:  # nothing begins there: an empty rest, or none
+            except BlobShort:  # no byte at the offset: the rest is empty, or the object is shorter
                 pass
         if check_range(key, (await self.stat(key)).size, offset, length):
             raise BlobUnavailable("S3 answered that nothing begins where the object has bytes")
         return b""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
         check_key(key)
         if not into.nbytes or offset < 0:
             check_range(key, (await self.stat(key)).size, offset, into.nbytes)
         await self._read_into(key, offset, into.cast("B"))
 
     async def stat(self, key: str) -> BlobStat:
-        """See `BlobStore`."""
         check_key(key)
         found = await self._run(partial(head, self._client, self.place, key))
         self._remember(key, found.etag)
         return BlobStat(found.size, found.modified_s)
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`. Objects of others, whose names are no keys, are left out."""
+        """Yield keys as `BlobStore.list` does. Foreign objects whose names are not valid keys are skipped."""
         check_prefix(prefix)
         token: str | None = None
         last = ""
         while True:
             call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
             (page,) = await self._calls.run([call], CancelToken())
-            if page.keys and page.keys[0] <= last:  # who lists again after a break relies on the order
+            if page.keys and page.keys[0] <= last:  # a listing that resumes after a break relies on the order
                 raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
             if token is not None and page.next == token:
                 raise BlobUnavailable("S3 named the same next page of a listing twice")
@@ -132,25 +129,24 @@ class S3Store:
                 return
 
     async def delete(self, key: str) -> None:
-        """See `BlobStore`."""
         check_key(key)
         self._tags.pop(key, None)
         await self._run(partial(delete, self._client, self.place, key))
 
     async def fault(self, *, writes: bool) -> str | None:
-        """What keeps this place from ever working, in words; None where nothing does. Whoever `writes` leaves one
-        empty object. Raises `BlobUnavailable` for what may pass.
+        """Return why this location can never work, in words, or None. A process that `writes` leaves one empty probe
+        object. Raises `BlobUnavailable` for errors that may be temporary.
         """
         try:
             await self._run(partial(list_page, self._client, self.place, "", None, 1))
             if not writes:
                 return None
             try_put = partial(put, self._client, self.place, _PROBE, b"")
-            # The first put may be the first ever; the second finds something in any case.
+            # The first put may create the object; the second one always finds it.
             if await self._run(try_put) and await self._run(try_put):
                 return "this endpoint overwrites objects in spite of If-None-Match, which Kelvin can't do without"
         except StoreFull:
-            return None  # versions are read all the same, and each put says why it fails
+            return None  # reads still work, and each put reports the full store
         except BlobUnavailable as unavailable:
             if (hopeless := why_hopeless(unavailable)) is None:
                 raise
@@ -174,7 +170,7 @@ class S3Store:
         return bytes(into)
 
     async def _read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """In ranges side by side, all of the same object: of the one whose ETag is known, or of the first answer's."""
+        """Read in parallel ranges of one object: pinned to the known ETag, or to that of the first response."""
         starts = list(range(0, into.nbytes, self._read_bytes))
         tag = self._tags.get(key)
         try:
@@ -183,7 +179,7 @@ class S3Store:
                 starts = starts[1:]
             await self._ranges(key, offset, into, starts, tag)
         except Refused:
-            self._tags.pop(key, None)  # it may be another object now: the next try reads that one
+            self._tags.pop(key, None)  # it may be another object now: the next attempt reads that one
             raise
         if tag is not None:
             self._remember(key, tag)
@@ -191,7 +187,7 @@ class S3Store:
     async def _ranges(
         self, key: str, offset: int, into: memoryview, starts: Sequence[int], tag: str | None
     ) -> Sequence[str]:
-        """The ETags of the ranges that begin at `starts`."""
+        """Read the ranges that begin at `starts`, and return their ETags."""
         halt = CancelToken()
         calls = [
             partial(get_range, self._client, self.place, key, offset + at, into[at : at + self._read_bytes], tag, halt)

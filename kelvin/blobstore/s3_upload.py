@@ -1,7 +1,7 @@
-"""Multipart uploads: an object from pieces, made visible by one conditional call at the end, or by none.
+"""Multipart uploads: one conditional call at the end makes the object visible.
 
-Parts go up side by side, each repeated on its own, since the pieces of a stream are gone after a first attempt at the
-whole. An upload that is not completed is aborted, whoever ends it; what a crash leaves behind, `abort_leftovers` finds.
+Parts are sent in parallel. Each part is retried by itself, because the pieces of a stream are gone after one attempt at
+the whole. An incomplete upload is aborted, on errors and on cancellation. `abort_leftovers` aborts those of a crash.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PART_BYTES: Final = 8 << 20
-# S3 takes 10,000 parts, each of 5 MiB to 5 GiB. How many come is not known before, so later ones are larger; the first
-# half is equal, as some endpoints want all of them.
+# S3 allows 10,000 parts of 5 MiB to 5 GiB each. Their number is unknown in advance, so later parts are larger. The
+# first half has equal parts, because some endpoints want all parts equal.
 EQUAL_PARTS: Final = 5_000
 DOUBLED_EVERY: Final = 500
 _DOUBLINGS: Final = 9
-OBJECT_BYTES: Final = 5 << 40  # S3's largest
-PARTS_AT_ONCE: Final = 4  # of one upload: bounds its memory to five parts
-GATHERED_BYTES: Final = 256 << 20  # and these, where parts are large, to so much, or to one part
+OBJECT_BYTES: Final = 5 << 40  # largest object in S3
+PARTS_AT_ONCE: Final = 4  # per upload; limits its memory to five parts
+GATHERED_BYTES: Final = 256 << 20  # limit of the memory of large parts, or one part
 LEFTOVER_AGE: Final = timedelta(days=1)
 
 
 class _Part(io.BytesIO):
-    """What has no `read` is sent in one call, for which the socket gives no more time than to connect."""
+    """A part's bytes with a `read` method. Without one, the connect timeout would limit the whole body."""
 
     def __len__(self) -> int:
         return self.getbuffer().nbytes
@@ -51,26 +51,25 @@ class _Part(io.BytesIO):
 
 @dataclass(frozen=True, slots=True)
 class Uploads:
-    """What every upload of a store uses."""
+    """The client, location, threads and sizes that all uploads of a store share."""
 
     client: Any
     place: S3Location
     threads: Executor
     retry: Retry
-    part_bytes: int = PART_BYTES  # of the first ones
+    part_bytes: int = PART_BYTES  # size of the first parts
     object_bytes: int = OBJECT_BYTES
 
     async def put(self, key: str, pieces: AsyncIterator[bytes]) -> bool:
-        """As `BlobStore.put_if_absent`. Tries each call again by itself: not to be repeated as a whole.
-
-        Raises `Refused(CapacityExceeded)` where no object is so large.
+        """Create the object as `BlobStore.put_if_absent` does. Retries each call itself, so don't retry the whole.
+        Raises `Refused(CapacityExceeded)` if S3 allows no object of this size.
         """
         if await self.exists(key):
             return False
         async with aclosing(_parts(pieces, self.part_bytes, self.object_bytes)) as parts:
             first = await anext(parts)
             second = await anext(parts, None)
-            if second is None:  # one part is an object: no upload to begin, complete or abort
+            if second is None:  # one part is the whole object: no upload needed
                 return await self._call(partial(put, self.client, self.place, key, first.getvalue()), len(first))
             upload = await self._call(partial(self._create, key))
             completed = False
@@ -83,7 +82,7 @@ class Uploads:
             return completed
 
     async def exists(self, key: str) -> bool:
-        """Whether the object is there, whole and durable as every object of S3."""
+        """Return whether the object exists. Every object in S3 is whole and durable."""
         try:
             await self._call(partial(head, self.client, self.place, key))
         except BlobNotFound:
@@ -91,7 +90,7 @@ class Uploads:
         return True
 
     async def abort_leftovers(self) -> int:
-        """Abort uploads below our prefix that began more than a day ago by the server's clock. Returns how many."""
+        """Abort uploads below our prefix that began more than a day ago by the server's clock. Return how many."""
         aborted = 0
         markers: dict[str, str] = {}
         while True:
@@ -106,13 +105,13 @@ class Uploads:
         return await self.retry(lambda: run_uncancellable(self.threads, function), size)
 
     def _create(self, key: str) -> str:
-        """A try whose answer is lost leaves an upload that nobody knows: a leftover, a day later."""
+        """Start an upload and return its id. If the response is lost, the upload becomes a leftover."""
         with translated(key):
             answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
             return str(answer["UploadId"])
 
     async def _send_all(self, key: str, upload: str, begun: Sequence[_Part], parts: AsyncIterator[_Part]) -> list[str]:
-        """The parts' tags, in order. When it returns or raises, no part is on its way."""
+        """Return the ETags of the parts, in order. When this returns or raises, no part is being sent."""
         sending: list[asyncio.Task[str]] = []
         running: set[asyncio.Task[str]] = set()
 
@@ -121,14 +120,14 @@ class Uploads:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 running.difference_update(done)
                 for task in done:
-                    task.result()  # one that failed ends it all
+                    task.result()  # a failed part ends the upload
 
         async def begin(data: _Part) -> None:
             await at_most(PARTS_AT_ONCE - 1)
             call = partial(self._send, key, upload, len(sending) + 1, data)
             sending.append(asyncio.create_task(self._call(call, len(data))))
             running.add(sending[-1])
-            # The next one, at least as large, is gathered beside these.
+            # The next part, at least as large, is collected while these are sent.
             await at_most(max(0, GATHERED_BYTES // len(data) - 1))
 
         try:
@@ -136,13 +135,13 @@ class Uploads:
                 await begin(data)
             async for data in parts:
                 await begin(data)
-                del data  # or it would stay while the next one is gathered
+                del data  # otherwise it would stay in memory while the next part is collected
             return list(await asyncio.gather(*sending))
         finally:
             await cancel_and_wait(sending)
 
     def _send(self, key: str, upload: str, number: int, data: _Part) -> str:
-        data.seek(0)  # it stands at its end: as it was written, or sent before
+        data.seek(0)  # the position is at its end, after writing or an earlier attempt
         with translated(key):
             answer = self.client.upload_part(
                 Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
@@ -150,8 +149,8 @@ class Uploads:
             return str(answer["ETag"])
 
     async def _complete(self, key: str, upload: str, tags: list[str]) -> bool:
-        """True where this upload became the object. A 409, or an upload that is gone after a lost answer, is settled
-        by looking: the object is there, or the put failed.
+        """Complete the upload. Return True if this upload became the object. After a 409, or if the upload is gone
+        after a lost response, look for the object: it exists, or the put failed.
         """
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, start=1)]
 
@@ -181,7 +180,7 @@ class Uploads:
             raise BlobUnavailable("an upload did not become an object; its pieces have to come again") from lost
 
     async def _abort(self, key: str, upload: str) -> None:
-        """To its end, also for a caller that is cancelled. What can't be aborted now is aborted as a leftover."""
+        """Abort the upload, even if the caller is cancelled. If that fails, the upload becomes a leftover."""
         try:
             await run_uncancellable(self.threads, self._abort_now, self.place.prefix + key, upload)
         except (BlobUnavailable, StoreFull) as error:
@@ -196,7 +195,7 @@ class Uploads:
                 raise
 
     def _list_old(self, markers: dict[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
-        """A page of uploads that are old enough: names with their ids, and where the next page begins."""
+        """Return one page of old uploads: keys with ids, and the markers of the next page."""
         with translated(self.place.prefix):
             answer = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=self.place.prefix, **markers)
             now = _date_of(answer)
@@ -210,7 +209,7 @@ class Uploads:
 
 
 class _Lost(Exception):
-    """This upload can't be completed any more, if it was not already."""
+    """This upload can no longer be completed, if it was not completed already."""
 
 
 def _is_gone(error: BlobUnavailable) -> bool:
@@ -218,27 +217,27 @@ def _is_gone(error: BlobUnavailable) -> bool:
 
 
 def _must_begin_again(error: BlobUnavailable) -> bool:
-    """The answers after which S3 asks for a new upload: its own word is that the conflict ended this one."""
+    """Return whether S3 requires a new upload: it is gone, or a conflict (409) ended it, as S3 documents."""
     return _is_gone(error) or (isinstance(error.__cause__, ClientError) and error_of(error.__cause__)[1] == 409)
 
 
 def _date_of(answer: Any) -> datetime:
-    """The server's clock; ours where it tells none."""
-    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    """Return the time by the server's clock, or by ours if the response has none."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
-        return parsedate_to_datetime(said)
+        return parsedate_to_datetime(date)
     except (TypeError, ValueError):
         return datetime.now(UTC)
 
 
 def bytes_of_part(first: int, number: int) -> int:
-    """How large a part is (the last one may be smaller), `number` from 0 on, where the first one has `first`."""
+    """Return the size of part `number` (from 0), if the first part has `first` bytes. The last part may be smaller."""
     return first << min(_DOUBLINGS, max(0, (number - EQUAL_PARTS) // DOUBLED_EVERY + 1))
 
 
 async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncGenerator[_Part]:
-    """The same bytes in parts of those sizes; one empty part where there are none. Each is the receiver's own: it may
-    be too large to be copied. Raises CapacityExceeded at more than `limit`.
+    """Yield the same bytes in parts of those sizes; one empty part if there are none. Raises CapacityExceeded over
+    `limit`. The receiver owns each part, because a part may be too large to copy.
     """
     number, total = 0, 0
     part, size = _Part(), first
@@ -248,7 +247,7 @@ async def _parts(pieces: AsyncIterator[bytes], first: int, limit: int) -> AsyncG
             raise Refused(CapacityExceeded("bytes of one object in S3", total, limit))
         left = memoryview(piece)
         while left:
-            if len(part) == size:  # and it is not the last one
+            if len(part) == size:  # and more bytes follow
                 yield part
                 number += 1
                 part, size = _Part(), bytes_of_part(first, number)

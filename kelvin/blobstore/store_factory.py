@@ -1,4 +1,4 @@
-"""A store from its URL, with the wrappers that it needs: the one place where they are put on."""
+"""Open a store from its URL, with the wrappers that it needs. Only this module adds wrappers."""
 
 import asyncio
 import logging
@@ -22,11 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def open_store(url: str, *, writes: bool = True) -> BlobStore:
-    """Open `file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. No call goes to S3 yet.
-    Only whoever `writes` clears what crashed puts left in a directory.
+    """Open `file:///absolute/path` (created if missing), `s3://bucket/prefix` or `memory:`. Does not call S3 yet.
 
-    Raises `BadSetting`, also for a directory that can't be one or that this user may not use, and OSError where the
-    disk fails.
+    A process that `writes` removes leftovers of crashed puts from a directory. Raises `BadSetting`, also for a
+    directory that can't be used, and OSError if the disk fails.
     """
     if url == "memory:":
         return MemoryStore()
@@ -41,7 +40,7 @@ def open_store(url: str, *, writes: bool = True) -> BlobStore:
 
 def directory_of(url: str) -> Path | None:
     """Return the directory of a `file:` store, None for another kind. Raises `BadSetting` if the URL names no store.
-    Nothing of the URL is repeated then that might be a secret.
+    The error has no part of the URL that may be secret.
     """
     parts = _split(url)
     if url == "memory:" or parts.scheme == "s3":
@@ -56,11 +55,10 @@ def directory_of(url: str) -> Path | None:
 
 @asynccontextmanager
 async def open_checked_store(url: str, *, writes: bool, connections: int = CONNECTIONS) -> AsyncIterator[BlobStore]:
-    """The store for as long as the block lasts, after it was asked whether it can be used. A store that does not answer
-    is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers. There
-    are so many connections where the URL does not say.
+    """Open a store for the block, after a check that it can be used. A store that does not answer is opened as well.
 
-    Raises `BadSetting` where directory, bucket, credentials or endpoint are such that nothing will ever work.
+    A process that `writes` also needs conditional puts, and removes leftovers. `connections` applies if the URL has
+    none. Raises `BadSetting` if directory, bucket, credentials or endpoint can never work.
     """
     if _split(url).scheme != "s3":
         yield open_store(url, writes=writes)
@@ -87,7 +85,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _s3(url: str, connections: int = CONNECTIONS) -> "S3Store":
-    """boto3 is imported here: it costs a quarter of a second and 30 MB, which processes with files never pay."""
+    """Make the S3 store. boto3 is imported only here: it costs 0.25 s and 30 MB, which other stores never pay."""
     place = parse_s3_url(url, connections=connections)
     try:
         from kelvin.blobstore.s3_client import make_client

@@ -1,6 +1,7 @@
-"""Digest checks around any store, for objects whose last key segment is the BLAKE3 digest of their bytes, or begins so.
+"""Digest checks around any store. They cover objects whose last key segment is, or begins with, the BLAKE3 digest of
+the object's bytes.
 
-Ranges can't be checked by the digest of the whole: chunks inside packs are verified by the weight cache.
+A whole object's digest can't check a range. The weight cache verifies chunks inside packs.
 """
 
 import re
@@ -17,9 +18,8 @@ _DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(TENSORS_SUFFIX)})?"
 
 
 class VerifyingStore:
-    """Puts and whole reads of objects in `kinds` (the key's second segment, as in `tenant/packs/DIGEST`) are checked.
-
-    A put that doesn't match raises `BlobCorrupt` and leaves nothing; a read that doesn't match returns nothing.
+    """A store that checks puts and whole reads of objects in `kinds`, the second segment of `tenant/packs/DIGEST`. A
+    put that doesn't match raises `BlobCorrupt` and stores nothing. A read that doesn't match returns nothing.
     """
 
     def __init__(self, inner: BlobStore, kinds: frozenset[str] = frozenset({PACKS, MANIFESTS, DRAFTS})) -> None:
@@ -30,7 +30,6 @@ class VerifyingStore:
         return f"<VerifyingStore {sorted(self._kinds)} {self._inner!r}>"
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`. Raises `BlobCorrupt`."""
         digest = self._digest_of(key)
         if digest is None:
             return await self._inner.put_if_absent(key, data)
@@ -40,7 +39,6 @@ class VerifyingStore:
         return await self._inner.put_if_absent(key, _checked(key, data, digest))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See `BlobStore`. Raises `BlobCorrupt`."""
         data = await self._inner.read(key, offset, length)
         digest = self._digest_of(key)
         if digest is not None and offset == 0 and length is None:
@@ -48,19 +46,16 @@ class VerifyingStore:
         return data
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`. A range: not checked."""
+        """Read a range, which is not checked."""
         await self._inner.read_into(key, offset, into)
 
     async def stat(self, key: str) -> BlobStat:
-        """See `BlobStore`."""
         return await self._inner.stat(key)
 
     def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`."""
         return self._inner.list(prefix)
 
     async def delete(self, key: str) -> None:
-        """See `BlobStore`."""
         await self._inner.delete(key)
 
     def _digest_of(self, key: str) -> str | None:
@@ -80,7 +75,7 @@ def _corrupt(key: str, digest: str) -> BlobCorrupt:
 
 
 async def _checked(key: str, pieces: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
-    """Passes pieces on and raises after the last where they don't match: the put then leaves nothing visible."""
+    """Yield the pieces, and raise after the last one if they don't match. The put then stores nothing."""
     hasher = blake3()
     async for piece in pieces:
         hasher.update(piece)

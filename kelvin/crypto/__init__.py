@@ -1,5 +1,5 @@
-"""Keys and certificates: mutual TLS by roles, mutual TLS of nodes, keys that sign versions.
+"""Keys and certificates: mutual TLS by role, mutual TLS of nodes, and keys that sign versions.
 
-Sockets that use them are in `kelvin.ipc`, signed statements in `kelvin.contracts.artifacts`. Begin with
-`tls_identity.py` or `signing_keys.py`.
+Sockets are in `kelvin.ipc`, signed statements in `kelvin.contracts.artifacts`. Begin with `tls_identity.py` or
+`signing_keys.py`.
 """

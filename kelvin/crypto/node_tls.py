@@ -1,8 +1,8 @@
-"""Mutual TLS between machines that share one secret: who does not have it is not spoken to.
+"""Mutual TLS between machines that share one secret. A handshake with any other machine fails.
 
-Each process makes of the secret the same certificate authority (Ed25519, by HKDF, RFC 5869) and signs itself a leaf,
-in memory: nothing is issued, renewed or looked up, and one small file is all that an operator hands out. A node is
-known as one of the nodes, not by its name: whoever has the secret may read what all of them may.
+Each process derives the same certificate authority from the secret (Ed25519, by HKDF, RFC 5869). It signs its own leaf
+certificate in memory. So nothing is issued, renewed or looked up, and an operator distributes one small file. A
+certificate proves that its holder is some node, not which one. Every holder of the secret may read what any node may.
 """
 
 import datetime
@@ -24,13 +24,14 @@ from kelvin.crypto.pem_certificates import load_pair
 MIN_SECRET_CHARACTERS: Final = 32
 MAX_SECRETS: Final = 4
 _PURPOSE: Final = b"kelvin nodes 1"
-_BEGIN: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)  # clocks of machines differ; the secret has no date
+# fixed dates, because machine clocks differ and the secret has no date
+_BEGIN: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _END: Final = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """One a line: the first is used, all are accepted, so that a new one can be handed out before it counts.
-    Raises ValueError, which says what is wrong and nothing of the content, and OSError.
+    """Read secrets, one per line. The first is used, all are accepted, so that a new one can be distributed in advance.
+    Raises ValueError, which never shows the content, and OSError.
     """
     if path.stat().st_mode & 0o007:
         raise ValueError("may be read by every user of this machine: chmod o-rwx")
@@ -45,7 +46,7 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
 
 
 class NodeTls:
-    """Contexts for both ends. Any number of connections may use one."""
+    """TLS contexts for both ends. Any number of connections may share one."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         authorities = [_authority_key(secret) for secret in secrets]
@@ -66,7 +67,7 @@ class NodeTls:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the authority signs nodes only, and all of them are alike
+        context.check_hostname = False  # the authority signs only nodes, and they are all alike
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self._trusted)
         load_pair(context, self._leaf)
@@ -79,7 +80,7 @@ def _authority_key(secret: bytes) -> Ed25519PrivateKey:
 
 
 def _name(authority: Ed25519PrivateKey) -> x509.Name:
-    """Its own for each secret: a verifier looks authorities up by name."""
+    """Return a name that is unique to the secret: a verifier looks up authorities by name."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(authority.public_key().public_bytes_raw())
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Kelvin nodes {digest.finalize().hex()[:16]}")])
@@ -104,7 +105,7 @@ def _certificate(authority: Ed25519PrivateKey) -> x509.Certificate:
 
 
 def _leaf(authority: Ed25519PrivateKey) -> bytes:
-    """A fresh key and its certificate, for either end of a connection, as PEM."""
+    """Return a fresh key and its certificate as PEM, for either end of a connection."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()

@@ -1,6 +1,6 @@
-"""Certificates in PEM: read, and with their key put into a TLS context.
+"""Read PEM certificates, and load them with their key into a TLS context.
 
-Whatever is wrong with one that is read raises ValueError; the library has other exceptions, too.
+All faults of a certificate that is read are ValueErrors, although the library raises other exceptions too.
 """
 
 import os
@@ -16,14 +16,14 @@ def read_chain(pem: bytes) -> list[x509.Certificate]:
     try:
         found = x509.load_pem_x509_certificates(pem)
         for each in found:
-            _ = each.not_valid_before_utc, each.not_valid_after_utc  # the library reads them when they are asked for
+            _ = each.not_valid_before_utc, each.not_valid_after_utc  # the library parses them at first access
     except _BAD as error:
         raise ValueError(str(error)) from error
     return found
 
 
 def alternative_names(leaf: x509.Certificate) -> x509.SubjectAlternativeName:
-    """Return the names that a certificate is for. Raises ValueError, also where it has none."""
+    """Return the alternative names (SAN) of a certificate. Raises ValueError, also if it has none."""
     try:
         return leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except _BAD as error:
@@ -31,9 +31,8 @@ def alternative_names(leaf: x509.Certificate) -> x509.SubjectAlternativeName:
 
 
 def load_pair(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load `pem`: leaf, chain and key. OpenSSL reads files only; these bytes reach no disk.
-
-    Raises ssl.SSLError, also of a key that is another's; ValueError of a locked one.
+    """Load `pem`: leaf, chain and key. OpenSSL reads only files, so this uses a memory file; nothing reaches a disk.
+    Raises ssl.SSLError, also if the key does not fit the certificate; ValueError for an encrypted key.
     """
     fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
     try:
@@ -44,5 +43,5 @@ def load_pair(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def _refuse_password() -> str:
-    """Called for the password of an encrypted key. By itself OpenSSL asks for it at the terminal, and waits."""
+    """Refuse an encrypted key. By default OpenSSL would ask for its password at the terminal, and wait."""
     raise ValueError("the key is encrypted: it must have no password")

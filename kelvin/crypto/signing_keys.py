@@ -1,4 +1,4 @@
-"""Private keys that sign attestations: read from a PEM file, or made once. Which are trusted is `trust`'s."""
+"""Private keys that sign attestations, from a PEM file or created once. `trust_roots` decides which are trusted."""
 
 from pathlib import Path
 from typing import Final
@@ -33,11 +33,11 @@ _OTHER_KEY: Final = (
 
 
 class BadKey(ValueError):
-    """A file that should hold a key does not; the text says which file, and why."""
+    """A file holds no usable key. The text says which file, and why."""
 
 
 class Signer:
-    """A private key that signs. Threads may share it."""
+    """A private key that signs. Thread-safe."""
 
     def __init__(self, private: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> None:
         """Raises ValueError for a curve that is not supported."""
@@ -48,19 +48,19 @@ class Signer:
         return f"<Signer {self.key_id}>"
 
     def sign(self, message: bytes) -> bytes:
-        """The signature over `message`."""
+        """Return the signature over `message`."""
         if isinstance(self._private, Ed25519PrivateKey):
             return self._private.sign(message)
         return self._private.sign(message, ec.ECDSA(SHA256()))
 
     def attest(self, version: str, kind: str, predicate: Wire) -> bytes:
-        """The signed envelope of a statement about a version."""
+        """Return the signed envelope of a statement about a version."""
         payload = encode_statement(version, kind, predicate)
         return encode_envelope(payload, self.key_id, self.sign(pre_authentication_encoding(payload)))
 
 
 def load_signer(path: Path) -> Signer:
-    """The key of a PEM file (PKCS #8, not encrypted). Raises BadKey."""
+    """Load the key of a PEM file (PKCS #8, not encrypted). Raises BadKey."""
     try:
         private = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -76,9 +76,8 @@ def load_signer(path: Path) -> Signer:
 
 
 def ensure_signer(secret: Path, public: Path) -> Signer:
-    """The installation's own Ed25519 key, made where there is none; its public half lies in `public`.
-
-    Raises BadKey, OSError.
+    """Return the installation's own Ed25519 key, created if it does not exist. `public` gets its public half. Raises
+    BadKey, OSError.
     """
     if not secret.exists() and public.exists():
         raise BadKey(f"{public.name} is there, its key {secret.name} is not: {_OTHER_KEY}")

@@ -1,9 +1,8 @@
-"""Who we are to our own processes on other hosts, and who they are: mutual TLS with roles in the certificates.
+"""Mutual TLS between Kelvin processes on different hosts, with roles in the certificates.
 
-Files that any PKI can write: `tls.crt` (leaf and chain, for both ends of a connection), `tls.key`, and the authorities
-in `ca.crt`, of which there are two while one takes the other's place. They are read again when they change: what
-connects from then on uses the new ones, connections that are open end by themselves. A host's name says nothing here:
-pods come and go, and what counts is what a process is.
+Any PKI can write the files: `tls.crt` (leaf and chain, for both ends of a connection), `tls.key`, and `ca.crt` with the
+authorities (two of them during a rotation). Changed files are read again: new connections use them, open connections
+are not closed. Host names are not checked. Pods come and go, so a process is identified by its role.
 """
 
 import asyncio
@@ -31,12 +30,12 @@ _State = tuple[tuple[int, int, int] | None, ...]
 
 
 class BadIdentity(ValueError):
-    """Files can't be used; the text names one and says why, and nothing of a key."""
+    """The files can't be used. The text names one and says why, without any part of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityFiles:
-    """Where they are. `prefix` is what the URIs of this installation begin with; the role follows."""
+    """Paths of the files. URIs of this installation begin with `prefix`; the role follows."""
 
     certificate: Path
     key: Path
@@ -45,10 +44,10 @@ class IdentityFiles:
 
 
 class TlsIdentity:
-    """The certificate of one process. Used from one event loop. Only the constructor reads files on that loop."""
+    """The certificate of one process. Use it on one event loop. Only the constructor reads files on that loop."""
 
     def __init__(self, files: IdentityFiles, role: Role) -> None:
-        """Raises BadIdentity."""
+        """Load the files. Blocking. Raises BadIdentity."""
         self._files = files
         self._role = role
         self._state = self._logged_state = _state(files)
@@ -58,15 +57,11 @@ class TlsIdentity:
         return f"<TlsIdentity {self._role} {self._pair.serial:x}>"
 
     def server(self) -> ssl.SSLContext:
-        """Return a context for a listener. It accepts every role of this installation. Each connection uses the current
-        certificate.
-        """
+        """Return a context for a listener. It accepts all roles of this installation, with the current certificate."""
         return _ReloadingContext(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
 
     def client(self, role: Role) -> ssl.SSLContext:
-        """Return a context for connections to processes of that role only. Each connection uses the current
-        certificate.
-        """
+        """Return a context for connections to processes of that role only. It uses the current certificate."""
         return _ReloadingContext(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
     @property
@@ -75,12 +70,11 @@ class TlsIdentity:
         return self._pair.ends
 
     async def reload(self) -> None:
-        """Read the files again if they have changed.
-
-        Files that are incomplete, of another role or not valid yet are logged once and tried again at each look. Until
-        they are good, the certificate stays as it was.
+        """Read the files again if they have changed. Files that are incomplete, of another role, or not valid yet are
+        logged once and retried at each call. Until they are good, the old certificate stays.
         """
-        state = await asyncio.to_thread(_state, self._files)  # before it is read: what changes meanwhile is seen later
+        # before reading, so that a change during the read is seen later
+        state = await asyncio.to_thread(_state, self._files)
         if state == self._state:
             return
         try:
@@ -96,25 +90,25 @@ class TlsIdentity:
             log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
 
     async def reload_forever(self) -> None:
-        """Run until cancelled."""
+        """Reload every RELOAD_INTERVAL_S seconds until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_INTERVAL_S)
             await self.reload()
 
 
 def peer_role(tls: ssl.SSLObject) -> Role:
-    """Return the role of the peer. `tls` must be of a context that `TlsIdentity` made, after its handshake."""
+    """Return the role of the peer. `tls` must come from a `TlsIdentity` context, after its handshake."""
     return cast(_RoleCheckedTls, tls).role
 
 
 class _Context(ssl.SSLContext):
-    """Read from files; it knows by which prefix a role is named."""
+    """A context that knows the URI prefix of roles."""
 
     prefix: str
 
 
 class _RoleCheckedTls(ssl.SSLObject):
-    """A handshake ends only with a peer whose role is one of `wanted`."""
+    """A TLS object whose handshake succeeds only if the peer's role is in `wanted`."""
 
     wanted: frozenset[Role]
     role: Role
@@ -130,7 +124,7 @@ class _RoleCheckedTls(ssl.SSLObject):
 
 
 class _ReloadingContext(ssl.SSLContext):
-    """One context for as long as a listener or a pool lives; what it wraps is made by the one that is current."""
+    """One context for the life of a listener or pool. Each connection is wrapped by the current inner context."""
 
     _choose: Callable[[], ssl.SSLContext]
     _wanted: frozenset[Role]
@@ -157,7 +151,7 @@ class _ReloadingContext(ssl.SSLContext):
         return made
 
     def wrap_socket(self, *_: object, **__: object) -> ssl.SSLSocket:
-        """Refuse. A blocking socket made here would not check the role."""
+        """Refuse: a blocking socket would not check the peer's role."""
         raise NotImplementedError("a blocking socket would not check the peer's role: use `wrap_bio`")
 
 
@@ -175,7 +169,7 @@ def _now() -> datetime.datetime:
 
 
 def _state(files: IdentityFiles) -> _State:
-    """What changes when a file is written or replaced."""
+    """Return values that change when a file is written or replaced."""
     return tuple(_stat(path) for path in (files.certificate, files.key, files.authorities))
 
 
@@ -188,7 +182,7 @@ def _stat(path: Path) -> tuple[int, int, int] | None:
 
 
 def _load(files: IdentityFiles, role: Role) -> _LoadedPair:
-    """Raises BadIdentity."""
+    """Load and check the files. Raises BadIdentity."""
     chain, key, authorities = (_read(path) for path in (files.certificate, files.key, files.authorities))
     leaf = _certificates(chain, files.certificate)[0]
     _certificates(authorities, files.authorities)
@@ -218,7 +212,6 @@ def _read(path: Path) -> bytes:
 
 
 def _certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
-    """At least one."""
     try:
         return read_chain(pem)
     except ValueError as error:
@@ -240,7 +233,7 @@ def _context(protocol: int, pem: bytes, authorities: bytes, prefix: str) -> ssl.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # a resumed session would be one of a certificate that nobody looks at again
+        context.num_tickets = 0  # a resumed session would skip the certificate check
     context.load_verify_locations(cadata=authorities.decode("ascii"))
     load_pair(context, pem)
     return context

@@ -1,4 +1,4 @@
-"""Whose signatures count here: trust roots, which an operator put beside the data, and the installation's own key."""
+"""Which signatures are trusted: those of trust roots, which an operator installs, and of the installation's own key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ INSTALLATION: Final = "installation"
 
 @dataclass(slots=True)
 class Trust:
-    """`roots` are names by key id. The own key may be made after this process began, so its file is looked at until
-    it is there.
+    """The trusted keys. `roots` maps key ids to names. The installation's own key may be created after this process
+    began, so its file is checked until it exists.
     """
 
     roots: Mapping[str, str] = field(default_factory=dict)
@@ -28,13 +28,12 @@ class Trust:
     _own: str | None = None
 
     def is_root(self, key_id: str) -> bool:
-        """Return whether the key's statements of where a version comes from are trusted."""
+        """Return whether the key's statements about a version's origin are trusted."""
         return key_id in self.roots
 
     def name_of(self, key_id: str) -> str | None:
-        """Return the trust root's name, or INSTALLATION for our own key; None if the key is not trusted.
-
-        Our own key counts for what sealing found. Where a version comes from only roots can say: see `is_root`.
+        """Return the trust root's name, or INSTALLATION for our own key; None if the key is not trusted. Our own key is
+        trusted for seals. Only roots are trusted for a version's origin: see `is_root`.
         """
         return self.roots.get(key_id) or (INSTALLATION if key_id == self._own_key() else None)
 
@@ -48,7 +47,7 @@ class Trust:
 
 
 def read_trust(data: Path, roots: Path) -> Trust:
-    """Roots are the `*.pem` files of a directory, which may be missing. Raises BadSetting over one that is no key."""
+    """Read the roots: the `*.pem` files of a directory, which may be missing. Raises BadSetting for an invalid key."""
     found: dict[str, str] = {}
     for path in sorted(roots.glob("*.pem")):
         try:

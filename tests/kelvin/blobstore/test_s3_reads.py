@@ -117,7 +117,7 @@ async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest
     second.head.set()
     await asyncio.wait({waiting})
     first.head.set()
-    while "strays=0" not in repr(calls):
+    while "abandoned=0" not in repr(calls):
         await asyncio.sleep(0.001)
     assert (await given_up(calls, third, third.asked)).cancelled()
     third.head.set()
