@@ -1,5 +1,5 @@
-"""GPUs of this machine: what NVML says of them, and whether work may be left on them.
+"""GPUs of this machine: what NVML reports, and whether replicas may stay on them.
 
-Which replica gets which device is the control plane's policy. Begin with `gpu_policy.py`, which is pure; `nvml.py`
-alone asks NVIDIA's library.
+The control plane decides which replica gets which device. Begin with `gpu_policy.py`, which is pure; only `nvml.py`
+calls NVIDIA's library.
 """

@@ -1,11 +1,11 @@
-"""What is known of a GPU, whether work may be left on it, and which GPUs CUDA shows to a process.
+"""Judge the health of a GPU, and compute which GPUs CUDA shows to a process.
 
-Pure; who asks and lists them is `kelvin/devices/nvml.py`.
+Pure; `kelvin/devices/nvml.py` reads and lists the GPUs.
 
-Sources: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors); "GPU Memory Error Management"
-(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), on pending and failed row remapping and the recovery action; and, for
-what a scheduler makes of an XID, NVIDIA's device plugin for Kubernetes (internal/rm/health.go): it and we agree; and,
-on environment variables, the "CUDA C++ Programming Guide".
+Sources: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors). "GPU Memory Error Management"
+(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), on pending and failed row remapping and the recovery action. NVIDIA's
+device plugin for Kubernetes (internal/rm/health.go), on which XIDs make a GPU unhealthy: this module agrees with it.
+"CUDA C++ Programming Guide", on environment variables.
 """
 
 import re
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
-# Of an application, and the device is as good as before: what the device plugin passes over.
+# Application errors that leave the device intact. The device plugin ignores them too.
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-# Told, and work goes on: a row that will be remapped at the next reset (63), many corrected errors (92), an error that
-# was contained in the process that it hit (94), and a change of the recovery action, which is asked for itself (154).
+# Reported, but work may continue: a row that will be remapped at the next reset (63), many corrected errors (92), an
+# error contained in one process (94), and a changed recovery action (154), which is read separately.
 DEGRADING_XIDS: Final = frozenset({63, 92, 94, 154})
-# NVML_GPU_RECOVERY_ACTION_*: what the driver asks for. Traffic between devices (3) is not ours: one device each.
+# NVML_GPU_RECOVERY_ACTION_*: what the driver requests. Peer-to-peer traffic (3) is absent: a replica uses one device.
 RECOVERIES: Final = {
     1: "a reset of the GPU",
     2: "a reboot of the node",
@@ -33,23 +33,23 @@ DRAIN_P2P: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ListedGpu:
-    """A GPU in the order of the PCI bus. None is what it doesn't say."""
+    """A GPU in PCI bus order. None: the device does not report it."""
 
-    uuid: str | None  # with its GPU-
+    uuid: str | None  # including the prefix GPU-
     product: str | None
-    is_parted: bool = False  # by MIG
+    is_parted: bool = False  # divided by MIG
 
 
 @dataclass(frozen=True, slots=True)
 class CudaVisibility:
-    """What a process was told: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where not set."""
+    """A process's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. None: not set."""
 
     devices: str | None = None
     order: str | None = None
 
 
 def visible_gpus(listed: Sequence[ListedGpu], shown: CudaVisibility) -> tuple[int, ...]:
-    """Places in the list. All of them where it can't be told: one too many is better than one that is missed."""
+    """Return indexes into `listed` of the GPUs that CUDA shows. If that is unclear, return all: better one too many."""
     every = tuple(range(len(listed)))
     found: set[int] = set()
     for name in () if shown.devices is None else shown.devices.split(","):
@@ -57,7 +57,7 @@ def visible_gpus(listed: Sequence[ListedGpu], shown: CudaVisibility) -> tuple[in
             if not _uses_pci_order(listed, shown.order):
                 return every
             if not 0 <= int(name) < len(listed):
-                break  # CUDA, too, passes over what comes after it
+                break  # CUDA also ignores everything after it
             found.add(int(name))
         else:
             fitting = _find_by_uuid_prefix(listed, name)
@@ -68,14 +68,16 @@ def visible_gpus(listed: Sequence[ListedGpu], shown: CudaVisibility) -> tuple[in
 
 
 def _uses_pci_order(listed: Sequence[ListedGpu], order: str | None) -> bool:
-    """Whether CUDA's numbers are places in the list: by itself it puts the fastest first, and counts parts by MIG."""
+    """Return whether CUDA's numbers are indexes into `listed`. By default CUDA puts the fastest device first. With MIG
+    it counts the parts.
+    """
     products = {each.product for each in listed}
     is_alike = len(products) == 1 and None not in products
     return (order == "PCI_BUS_ID" or is_alike) and not any(each.is_parted for each in listed)
 
 
 def _find_by_uuid_prefix(listed: Sequence[ListedGpu], name: str) -> list[int]:
-    """A UUID may be cut short, as long as it is still one device's."""
+    """Return the devices that a UUID names. It may be shortened as long as it is unique."""
     return [
         place for place, each in enumerate(listed) if name.startswith("GPU-") and (each.uuid or "").startswith(name)
     ]
@@ -83,39 +85,39 @@ def _find_by_uuid_prefix(listed: Sequence[ListedGpu], name: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One device, or a part of one. None is what it doesn't say: a MIG part, a card without ECC, an older driver."""
+    """Facts about one device or MIG part. None: not reported, as by a MIG part, a card without ECC, an older driver."""
 
-    name: str  # of the device, as its driver calls it
-    lost: bool = False  # it does not answer any more
-    xids: tuple[int, ...] = ()  # since we listen, each once
-    recovery: int | None = None  # what the driver asks for
+    name: str  # name of the device
+    lost: bool = False  # it no longer answers
+    xids: tuple[int, ...] = ()  # distinct XIDs since `open_gpus`
+    recovery: int | None = None  # the recovery action that the driver requests
     uncorrected: int | None = None  # ECC errors since the driver was loaded
     uncorrected_ever: int | None = None
-    remap_pending: bool | None = None  # of rows, at the next reset
+    remap_pending: bool | None = None  # rows are remapped at the next reset
     remap_failed: bool | None = None
-    pages_pending: bool | None = None  # of retirement, on devices without remapping
+    pages_pending: bool | None = None  # pages wait for retirement, on devices without remapping
     temperature_c: int | None = None
-    slows_c: int | None = None  # from which on it slows down
-    ends_c: int | None = None  # from which on it switches itself off
+    slows_c: int | None = None  # temperature at which it slows down
+    ends_c: int | None = None  # temperature at which it switches itself off
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HealthyGpu:
-    """Nothing is known against it."""
+    """No fault is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DegradedGpu:
-    """It computes right, for now: somebody should look at it."""
+    """The GPU still computes correctly, but an operator should look at it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyGpu:
-    """Nothing is to be left on it."""
+    """No replica may stay on this GPU."""
 
     reason: str
 
@@ -124,7 +126,7 @@ GpuHealth = HealthyGpu | DegradedGpu | UnhealthyGpu
 
 
 def judge_gpu_health(facts: GpuFacts) -> GpuHealth:
-    """First reason wins, and what forbids work comes before what doesn't."""
+    """Return the health with the first reason found. Reasons that forbid work come before the others."""
     if (reason := _unhealthy_reason(facts)) is not None:
         return UnhealthyGpu(reason)
     if (reason := _degraded_reason(facts)) is not None:
@@ -133,7 +135,7 @@ def judge_gpu_health(facts: GpuFacts) -> GpuHealth:
 
 
 def worst_gpu_health(devices: Iterable[GpuFacts]) -> GpuHealth:
-    """Of all of them; the reason names the device."""
+    """Return the worst health of all devices. The reason names the device."""
     found: GpuHealth = HealthyGpu()
     for facts in devices:
         match judge_gpu_health(facts):
@@ -155,7 +157,7 @@ def _unhealthy_reason(facts: GpuFacts) -> str | None:
     if facts.remap_failed:
         return "a bad row of its memory could not be remapped"
     if facts.temperature_c is not None and facts.ends_c is not None and facts.temperature_c >= facts.ends_c:
-        return f"it has {facts.temperature_c} C, and switches itself off at {facts.ends_c}"
+        return f"its temperature is {facts.temperature_c} °C; it switches itself off at {facts.ends_c}"
     return None
 
 
@@ -172,5 +174,5 @@ def _degraded_reason(facts: GpuFacts) -> str | None:
     if facts.recovery == DRAIN_P2P:
         return "its driver asks to end traffic between GPUs"
     if facts.temperature_c is not None and facts.slows_c is not None and facts.temperature_c >= facts.slows_c:
-        return f"it has {facts.temperature_c} C, and slows down from {facts.slows_c} on"
+        return f"its temperature is {facts.temperature_c} °C; it slows down at {facts.slows_c}"
     return None

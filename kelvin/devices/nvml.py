@@ -1,7 +1,7 @@
-"""What GPUs say of themselves, by NVIDIA's management library (extra `gpu`). The only file that knows it. Blocking.
+"""Read facts about GPUs from NVIDIA's management library (extra `gpu`). Only this file imports it. Blocking.
 
-What a device does not say (a MIG part has no temperature, a card of a desk no ECC) is None; only a device that does not
-answer at all is lost. Nothing is ever set or reset.
+A fact that a device does not report is None: a MIG part has no temperature, a desktop card has no ECC. A device is lost
+only if it does not answer at all. This module never changes a setting and never resets a device.
 """
 
 import logging
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_XIDS: Final = 64  # taken at one look: a device in a storm of them is judged by the first
+MAX_XIDS: Final = 64  # XIDs kept per device and read at once: in a storm of them, the first ones decide
 
 
 class Gpus:
-    """Devices by their number here, while `open_gpus` lasts. Used by one thread at a time."""
+    """Devices by index, valid inside `open_gpus`. Use it from one thread at a time."""
 
     def __init__(self, nvml: Any, shown: CudaVisibility | None = None) -> None:
         self._nvml = nvml
@@ -36,12 +36,12 @@ class Gpus:
         return f"<Gpus {len(self._handles)}>"
 
     def read_facts(self) -> tuple[GpuFacts, ...]:
-        """As they are now; XIDs since `open_gpus`."""
+        """Return the current facts of all devices, with XIDs since `open_gpus`."""
         self._drain_events()
         return tuple(self._facts(index, handle) for index, handle in self._handles.items())
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening for events. Idempotent."""
         if self._events is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -54,7 +54,7 @@ class Gpus:
             return GpuFacts(f"GPU {index}", lost=True, xids=self._xids[index])
 
     def _read_device(self, index: int, handle: Any) -> GpuFacts:
-        """Raises what says that it is lost."""
+        """Return the device's facts. Raises the errors that mean a lost device."""
         nvml = self._nvml
 
         def ecc(counter: int) -> int | None:
@@ -90,7 +90,7 @@ class Gpus:
         return int(field.value.uiVal) if field.nvmlReturn == nvml.NVML_SUCCESS else None
 
     def _try_query(self, ask: Callable[[], T]) -> T | None:
-        """None for what the device, its driver or our rights do not give. Raises what says that it is lost."""
+        """Return None if device, driver or permissions do not give the value. Raises errors that mean a lost device."""
         try:
             return ask()
         except self._lost:
@@ -99,7 +99,7 @@ class Gpus:
             return None
 
     def _register_events(self) -> Any:
-        """For XIDs; None where no device tells of them."""
+        """Register for XID events. Return None if no event set can be created."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -115,12 +115,12 @@ class Gpus:
         return events
 
     def _drain_events(self) -> None:
-        """Take what has come since the last look; nothing is waited for."""
+        """Read the events since the last call, without waiting."""
         nvml = self._nvml
         for _ in range(MAX_XIDS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError:  # a timeout: there is no more
+            except nvml.NVMLError:  # timeout: no more events
                 return
             if not event.eventType & nvml.nvmlEventTypeXidCriticalError:
                 continue
@@ -131,7 +131,7 @@ class Gpus:
                     log.error("a GPU tells of an XID", extra={"device": index, "xid": xid})
 
     def _device_indexes(self, device: Any) -> list[int]:
-        """Which of ours that is; all of them where it can't be told."""
+        """Return the indexes of the device, or all indexes if it can't be identified."""
         uuid = self._try_uuid(device)
         found = [index for index, handle in self._handles.items() if uuid and self._try_uuid(handle) == uuid]
         return found or list(self._xids)
@@ -141,7 +141,7 @@ class Gpus:
         product: str | None = None
         with suppress(nvml.NVMLError):
             product = str(nvml.nvmlDeviceGetName(handle))
-        with suppress(nvml.NVMLError):  # few can be parted
+        with suppress(nvml.NVMLError):  # few devices support MIG
             is_parted = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
         return ListedGpu(self._try_uuid(handle), product, is_parted)
 
@@ -154,8 +154,8 @@ class Gpus:
 
 @contextmanager
 def open_gpus(nvml: Any = None, *, shown: CudaVisibility | None = None) -> Iterator[Gpus | None]:
-    """The GPUs of this machine, or those of them that CUDA shows to a process which was told so: the library itself
-    shows all to everybody. None where there is no such library, driver or device.
+    """Open the GPUs of this machine. With `shown`, only those that CUDA shows to that process: NVML itself shows all.
+    Yields None if there is no such library, driver or device.
     """
     if nvml is None and (nvml := _try_import()) is None:
         yield None

@@ -1,5 +1,5 @@
-"""Content filters: a process that finds personal data in prompts and answers.
+"""Content filters: a process that finds personal data in prompts and responses.
 
-Runtimes ask it over a Unix socket; what they do with its findings is `runtime/surface/filter_pipeline.py`'s. The
-messages are `kelvin/contracts/artifacts/filter_api.py`'s. Begin with `app.py`, then `pii.py`.
+Runtimes call it over a Unix socket; `runtime/surface/filter_pipeline.py` acts on its findings. The messages are in
+`kelvin/contracts/artifacts/filter_api.py`. Begin with `app.py`, then `pii.py`.
 """

@@ -1,4 +1,4 @@
-"""`python -m kelvin.filters`: the process that looks at texts."""
+"""`python -m kelvin.filters`: the process that scans texts."""
 
 from kelvin.filters.settings import from_environment
 from kelvin.process.log import configure_logging
@@ -8,13 +8,13 @@ from kelvin.process.startup import only_checks, refusing_bad_settings
 
 
 def main() -> None:
-    """Run until SIGTERM or the supervisor's end; exits with 2 for a bad setting."""
+    """Run until SIGTERM or until the supervisor ends. Exits with 2 for a bad setting."""
     with refusing_bad_settings():
         configure_logging("filters", log_level())
         settings = from_environment()
         if only_checks():
             return
-        from kelvin.filters.app import serve  # a check needs none of it
+        from kelvin.filters.app import serve  # not needed for a check
 
         run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 

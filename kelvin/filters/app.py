@@ -1,4 +1,4 @@
-"""The composition root of the filters' process. It keeps nothing: whoever asks, asks with all that is undecided."""
+"""The composition root of the filter process. The process is stateless: each request has all undecided text."""
 
 import asyncio
 import logging
@@ -34,14 +34,15 @@ from kelvin.telemetry.telemetry import open_without_traces
 
 log = logging.getLogger(__name__)
 
-# How long a thread keeps the interpreter while another one waits for it: the loop only hands texts on.
+# How long a thread may keep the interpreter while another one waits. Short, because the event loop only passes texts
+# on.
 THREAD_SWITCH_S: Final = 0.001
-MAX_SCAN_S: Final = 10.0  # nobody of ours waits longer for an answer
+MAX_SCAN_S: Final = 10.0  # no runtime waits longer
 _FILTER: Final = "pii"
 
 
 class FilterMetrics:
-    """What the filters' page counts: verdicts by direction, what was found by entity. Neither has a caller's values."""
+    """The filter process's metrics: verdicts by direction, findings by entity. No label has a caller's value."""
 
     def __init__(self, page: MetricsPage) -> None:
         self._verdicts = page.counter(
@@ -55,12 +56,12 @@ class FilterMetrics:
         )
 
     def unseen(self, texts: int) -> None:
-        """So many passed without being looked at."""
+        """Count texts that passed without a check."""
         if texts:
             self._unseen.add((), texts)
 
     def looked(self, direction: Direction, looked: TextResult) -> None:
-        """One text was looked at."""
+        """Count one checked text and its findings."""
         actions = {span.action for span in looked.spans}
         verdict = "stop" if "stop" in actions else "redact" if actions else "allow"
         self._verdicts.add((_FILTER, direction, verdict))
@@ -69,7 +70,7 @@ class FilterMetrics:
 
 
 async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
-    """Answer on the socket until `stop`."""
+    """Serve on the socket until `stop` is set."""
     telemetry = open_without_traces("filters")
     async with AsyncExitStack() as stack:
         directory = SocketDirectory(settings.run)
@@ -84,7 +85,7 @@ async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
 
 
 def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
-    """One question is one POST; no text is logged or kept."""
+    """Return the application. One check is one POST; no text is logged or kept."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
 
@@ -107,9 +108,8 @@ def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
 
 
 def _remaining_s(request: Request) -> float:
-    """Return for how many seconds the asker still waits, at most MAX_SCAN_S. An asker of an older build does not say.
-
-    Raises `Refused(InvalidRequest)`.
+    """Return how many seconds the runtime still waits, at most MAX_SCAN_S. A runtime of an older build does not send
+    it. Raises `Refused(InvalidRequest)`.
     """
     raw = request.headers.get(DEADLINE_HEADER)
     if raw is None:

@@ -1,8 +1,8 @@
-"""Find what identifies a person in a text, by patterns and checksums; no language model, no network.
+"""Find personal data in a text, by patterns and checksums. No language model, no network.
 
-A text is looked at segment by segment (see `segmentation_policy.py`), each by every rule: the same for any
-pieces in which a text comes. Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social
-security numbers `python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's.
+A text is scanned segment by segment (see `segmentation_policy.py`), each with every rule. So the pieces in which a text
+arrives make no difference. `phonenumbers` validates telephone numbers. `python-stdnum` validates checksums of cards,
+IBANs and social security numbers. The standard library validates IP addresses. Entity names are presidio's.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ _EMAIL: Final = re.compile(
 )
 _GROUP: Final = re.compile(r"[0-9]+")
 _CARD_LENGTHS: Final = range(12, 20)  # ISO/IEC 7812
-_CARD_BEGINS: Final = "23456"  # those of payment
+_CARD_BEGINS: Final = "23456"  # first digits of payment cards
 _CARD_SEPARATORS: Final = frozenset({" ", "  ", "-", " - ", "."})
 _SSN: Final = re.compile(
     r"(?<![0-9A-Za-z.-])(?<![0-9] )([0-9]{3})([-. ])([0-9]{2})\2([0-9]{4})(?![0-9A-Za-z]|[-. ][0-9])"
@@ -49,9 +49,7 @@ def _emails(text: str) -> Iterator[Offsets]:
 
 
 def _cards(text: str) -> Iterator[Offsets]:
-    """Groups of digits, with spaces, a hyphen or a dot between them, that have a card's length and check digit: the
-    longest.
-    """
+    """Yield the longest digit groups with a card's length and check digit, separated by spaces, a hyphen or a dot."""
     groups = [found.span() for found in _GROUP.finditer(text)]
     at = 0
     while at < len(groups):
@@ -62,7 +60,7 @@ def _cards(text: str) -> Iterator[Offsets]:
 
 
 def _longest_card(text: str, groups: list[Offsets], first: int) -> int | None:
-    """The last group of the longest card that begins with this one."""
+    """Return the last group of the longest card that begins with group `first`, or None."""
     start = groups[first][0]
     if text[start] not in _CARD_BEGINS or (start and text[start - 1].isalpha()):
         return None
@@ -128,14 +126,13 @@ _PHONE: Final = "PHONE_NUMBER"
 
 
 def unknown_region(rule: FilterRule) -> str | None:
-    """One whose numbers nobody here knows."""
+    """Return the first region of the rule that has no known phone numbers, or None."""
     return next((region for region in rule.phone_regions if region not in phonenumbers.SUPPORTED_REGIONS), None)
 
 
 def build_finders(rule: FilterRule) -> Iterator[Callable[[str], list[EntitySpan]]]:
-    """Yield a finder for each entity; telephones come last, one finder for each region, as they match too much.
-
-    Each takes a folded text without invisible characters. What they find may overlap.
+    """Yield a finder for each entity. Phone numbers come last, with one finder per region, because they match too much.
+    A finder takes a folded text without invisible characters. Findings may overlap.
     """
     for entity in sorted(rule.actions, key=lambda entity: (entity == _PHONE, entity)):
         action = rule.actions[entity]
@@ -156,9 +153,7 @@ def _phones(region: str | None, text: str) -> Iterator[Offsets]:
 
 
 def scan_text(text: str, rules: Sequence[FilterRule], whole: bool) -> TextResult:
-    """Return what was found as far as the text is decided. Ends with the first span that stops: what follows is
-    nobody's.
-    """
+    """Return the findings in the decided part of the text. Ends with the first span that stops."""
     steps = scan_steps(text, rules, whole)
     while True:
         try:
@@ -169,9 +164,8 @@ def scan_text(text: str, rules: Sequence[FilterRule], whole: bool) -> TextResult
 
 
 def scan_steps(text: str, rules: Sequence[FilterRule], whole: bool) -> Generator[None, None, TextResult]:
-    """Look as `scan_text` does, and yield after each step of some milliseconds, so that scans can share a thread.
-
-    A step is one pattern over one segment, or _PLAIN_SEGMENTS segments that hold nothing to look for.
+    """Scan as `scan_text` does, and yield after each step of a few milliseconds, so that scans can share a thread. A
+    step is one pattern over one segment, or _PLAIN_SEGMENTS segments that no pattern can match.
     """
     folded = fold(text)
     at, plain, spans = 0, 0, list[EntitySpan]()

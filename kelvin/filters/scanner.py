@@ -1,8 +1,8 @@
 """Scan texts on one thread that tenants share in time slices.
 
 A scan takes from microseconds to seconds, depending on the text's digits and the tenant's rules. So it runs in steps
-(see `scan_steps`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have
-to scan, a short text waits for at most one slice of each.
+(see `scan_steps`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have to
+scan, a short text waits for at most one slice of each.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MAX_WAITING_OF_TENANT: Final = 64
 
 @dataclass(slots=True, eq=False)
 class _Scan:
-    """The scan of one question. Used by one thread at a time."""
+    """The scan of one request. Use it from one thread at a time."""
 
     steps: Generator[None, None, tuple[TextResult, ...]]
     is_cancelled: bool = False
@@ -44,7 +44,7 @@ class _Scan:
 
 
 class Scanner:
-    """Use it on one event loop. The executor has one thread: more threads would share one interpreter."""
+    """Runs scans. Use it on one event loop. The executor has one thread, because more would share one interpreter."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -54,8 +54,8 @@ class Scanner:
         return f"<Scanner {self._lock!r}>"
 
     async def scan(self, tenant: str, question: FilterRequest, timeout_s: float) -> tuple[TextResult, ...]:
-        """Return what was found in each text of `question`. Raises `Refused`: Overloaded at once if the queue is full,
-        DeadlineExceeded. A cancelled scan ends after its current step.
+        """Return the findings in each text of `question`. A cancelled scan ends after its current step. Raises
+        `Refused`: Overloaded at once if the queue is full, DeadlineExceeded.
         """
         loop, scan = asyncio.get_running_loop(), _Scan(_scan_all(question))
         try:
@@ -74,5 +74,5 @@ def _scan_all(question: FilterRequest) -> Generator[None, None, tuple[TextResult
     looked: list[TextResult] = []
     for text in question.texts:
         looked += [(yield from scan_steps(text, question.rules, question.whole))]
-        yield  # a short text is one step, and a question may have thousands of them
+        yield  # a short text is one step, and a request may have thousands of them
     return tuple(looked)

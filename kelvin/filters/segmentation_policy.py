@@ -1,12 +1,11 @@
-"""What is done with a text before and after it is searched: fold it, cut it into segments, join what was found. Pure.
+"""Prepare a text for scanning and merge the findings: fold characters, cut segments, join spans. Pure.
 
-Folding turns look-alike characters to ASCII, so that patterns match them: hyphens, spaces, digits, full-width letters.
+Folding maps look-alike characters to ASCII, so that patterns match them: hyphens, spaces, digits, full-width letters.
 Each character becomes exactly one character, so offsets in the folded text are offsets in the original.
 
-A segment is a run of letters, digits and the marks of addresses. A space belongs to it only where a number or an IBAN
-may go on behind the space. No match of a pattern crosses a cut: each segment is scanned alone, once, after a later
-character has ended it. So the matches do not depend on the pieces in which a text comes. Text between segments needs no
-scan.
+A segment is a run of letters, digits and the punctuation of addresses. It includes a space only if a number or an IBAN
+may continue after it. No match crosses a cut: each segment is scanned alone, once, after a later character has ended
+it. So matches do not depend on the pieces in which a text arrives. Text between segments needs no scan.
 """
 
 import re
@@ -27,7 +26,7 @@ _IGNORABLE: Final = (
     (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
 )  # fmt: skip
 _ZERO_WIDTH: Final = "".join(chr(point) for first, last in _IGNORABLE for point in range(first, last + 1))
-_FULL_WIDTH: Final = range(0xFF01, 0xFF5F)  # of ASCII's 0x21 to 0x7e
+_FULL_WIDTH: Final = range(0xFF01, 0xFF5F)  # forms of ASCII 0x21 to 0x7e
 
 
 class _Folded(dict[int, int]):
@@ -64,16 +63,16 @@ def without_invisible(folded: str) -> tuple[str, list[int] | None]:
     return "".join(folded[at] for at in places), places
 
 
-# Longer runs (base64, long lists of numbers) are cut: the end of each part is looked at with the next one.
+# Longer runs (base64, long lists of numbers) are cut. The end of each part is scanned again with the next one.
 SEGMENT_CHARACTERS_MAX: Final = 1024
-# Characters of the longest valid match, an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255). A longer one may be cut.
+# Length of the longest valid match, an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255). A longer one may be cut.
 MATCH_CHARACTERS_MAX: Final = 320
 
 _WORD_CHARACTERS: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-()" + INVISIBLE
 _GAP: Final = f"[ {INVISIBLE}]{{1,3}}"
 _GAP_PREFIX: Final = rf"(?:(?<=[0-9)/\-{INVISIBLE}])|(?<=[A-Z0-9]{{4}}))"
 _CONTINUATION: Final = rf"{_GAP_PREFIX}{_GAP}(?=[0-9A-Z(+/\-{INVISIBLE}])"
-# An IBAN in small letters: behind its country and check digits, and behind a bank of four letters.
+# An IBAN in lower case: after its country and check digits, and after a bank code of four letters.
 _HEAD: Final = "[A-Za-z]{2}[0-9]{2}"
 _SMALL: Final = f"(?:(?<={_HEAD})|(?<={_HEAD} [A-Za-z]{{4}})) "
 _START: Final = re.compile(f"[{_WORD_CHARACTERS}]")
@@ -86,7 +85,7 @@ _MAY_CONTINUE: Final = re.compile(f"(?:{_GAP_PREFIX}{_GAP}|{_SMALL})?\\Z")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`text[start:end]` is to be looked at; what begins in it at `final` or later belongs to the next one."""
+    """The range `text[start:end]` to scan. Matches that begin at `final` or later belong to the next segment."""
 
     start: int
     end: int
@@ -94,7 +93,7 @@ class Segment:
 
 
 def next_segment(text: str, at: int, whole: bool) -> Segment | int:
-    """The first one from `at` on; else how far the text is decided without one."""
+    """Return the first segment from `at` on. If there is none yet, return up to which offset the text is decided."""
     begins = _START.search(text, at)
     if begins is None:
         return len(text)
@@ -111,16 +110,17 @@ def next_segment(text: str, at: int, whole: bool) -> Segment | int:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether no pattern can match in a segment. It then has no digit, no `@`, and no two colons with only
-    hexadecimal letters or invisible characters between them: an IPv6 address may be letters and colons alone.
+    """Return whether no pattern can match in a segment: it has no digit, no `@`, and no possible IPv6 address.
+
+    An IPv6 address may consist of letters and colons alone. So two colons with only hexadecimal letters or invisible
+    characters between them count as possible.
     """
     return _MARKS.search(text) is None
 
 
 def merge_spans(spans: Iterable[EntitySpan]) -> list[EntitySpan]:
-    """Return the spans in order, overlapping ones joined into one. The result ends with the first span that stops.
-
-    A joined span has the label of the longest of its spans. If one of them stops, it stops, and has that one's label.
+    """Return the spans in order, with overlapping ones joined. The result ends with the first span that stops. A joined
+    span has the label of the longest of its spans. If one of them stops, it stops, and has that one's label.
     """
     settled: list[EntitySpan] = []
     longest = 0

@@ -1,4 +1,4 @@
-"""The environment of the filters' process, read once."""
+"""The environment of the filter process, read once."""
 
 import importlib.util
 import os
@@ -9,24 +9,24 @@ from typing import Final
 
 from kelvin.contracts import setting_parser
 
-_NEEDED: Final = ("phonenumbers", "stdnum")  # what the extra brings
+_NEEDED: Final = ("phonenumbers", "stdnum")  # modules of the extra
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSettings:
-    """Where its socket is, and whom it ends with."""
+    """The data directory, and the descriptor whose end ends the process."""
 
     data: Path
     lifeline_fd: int | None = None
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """Return the directory of the sockets."""
         return self.data / "run"
 
 
 def read_settings(env: Mapping[str, str]) -> FilterSettings:
-    """Raises `BadSetting`, naming variable, value and rule; also where the extra is not installed."""
+    """Read the settings. Raises `BadSetting` with variable, value and rule; also if the extra is not installed."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise setting_parser.BadSetting("KELVIN_FILTERS", "on", "needs the extra: pip install kelvin-serving[pii]")
     lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
@@ -37,5 +37,5 @@ def read_settings(env: Mapping[str, str]) -> FilterSettings:
 
 
 def from_environment() -> FilterSettings:
-    """This process's settings."""
+    """Return this process's settings. Raises `BadSetting`."""
     return read_settings(os.environ)

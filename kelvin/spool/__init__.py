@@ -1,7 +1,7 @@
-"""Durable hand-over of records: an append returns once its record is on disk, and is shipped until acknowledged.
+"""Durable queues of records: an append returns once its record is on disk, and a shipper sends it until acknowledged.
 
-It does not know what records mean. Begin with `spool.py` (append), `shipper.py` (ship) and `leftover_recovery.py` (ship
-what a dead process left); `frame.py` has the format.
+The meaning of records is unknown here. Begin with `spool.py` (append), `shipper.py` (ship) and `leftover_recovery.py`
+(ship records of dead processes); `frame.py` has the format.
 """
 
 from kelvin.spool.leftover_recovery import RecoveredSource, recover

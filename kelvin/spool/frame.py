@@ -1,6 +1,7 @@
-"""One record as it lies in a segment: length, CRC-32, sequence, payload. Files are `journal`'s and `reader`'s work.
+"""The format of one record in a segment: length, CRC-32, sequence, payload. `segment_writer` and `segment_reader`
+handle files.
 
-Bytes that are no frame are damage if a whole frame lies behind them (see `find_frame`). If none does, they are the end
+Bytes that are not a frame are damage if a whole frame follows them (see `find_frame`). If none does, they are the end
 of the segment: a torn tail, or reserved space, which reads as zeros.
 """
 
@@ -20,7 +21,7 @@ _NEAR_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A record that was read back whole; the next frame begins at `end`."""
+    """A record that was read back whole. The next frame begins at offset `end`."""
 
     sequence: int
     payload: bytes
@@ -28,12 +29,12 @@ class Frame:
 
 
 def _checksum(sequence: int, payload: bytes | memoryview) -> int:
-    # The sequence is under the checksum: a payload under another's number would be billed as another record.
+    # The checksum covers the sequence: a payload with another record's number would be billed as that record.
     return crc32(payload, crc32(_SEQUENCE.pack(sequence)))
 
 
 def encode_frame(sequence: int, payload: bytes) -> bytes:
-    """Raises ValueError unless the payload has 1 to MAX_RECORD_BYTES bytes and the sequence is positive."""
+    """Return the frame. Raises ValueError unless the payload has 1 to MAX_RECORD_BYTES bytes and `sequence` > 0."""
     if not 0 < len(payload) <= MAX_RECORD_BYTES:
         raise ValueError(f"a record has 1 to {MAX_RECORD_BYTES} bytes, not {len(payload)}")
     if sequence < 1:
@@ -42,7 +43,7 @@ def encode_frame(sequence: int, payload: bytes) -> bytes:
 
 
 def decode_frame(segment: bytes, offset: int) -> Frame | None:
-    """The frame at `offset`, or None where the segment ends or is torn."""
+    """Return the frame at `offset`, or None if the segment ends there or is damaged."""
     start = offset + HEADER_BYTES
     if start > len(segment):
         return None
@@ -56,8 +57,8 @@ def decode_frame(segment: bytes, offset: int) -> Frame | None:
 
 
 def _offsets(segment: bytes, start: int) -> Iterator[int]:
-    """Yield the offsets at which a frame may begin, up to the zeros at the end. The zeros are looked for only if no
-    frame is near.
+    """Yield the offsets at which a frame may begin, up to the zeros at the end. The zeros are located only if no frame
+    is near `start`.
     """
     last = len(segment) - HEADER_BYTES
     near = min(start + _NEAR_BYTES, last)
@@ -68,8 +69,8 @@ def _offsets(segment: bytes, start: int) -> Iterator[int]:
 def find_frame(segment: bytes, offset: int, first: int, last: int) -> Frame | None:
     """Return the first whole frame at or after `offset` whose sequence is `first` to `last`, skipping damage.
 
-    Frames have no resync mark, so every offset is tried. Behind n damaged bytes a sequence is plausible if it is at
-    most `first` plus the number of frames that fit in n bytes.
+    Frames have no resync mark, so every offset is tried. After n damaged bytes, a sequence is plausible up to `first`
+    plus the number of frames that fit into n bytes.
     """
     frame = decode_frame(segment, offset)
     if frame is not None and frame.sequence == first:

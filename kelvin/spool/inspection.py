@@ -1,7 +1,7 @@
-"""Look at what lies in a source's directory without owning it: nothing is acknowledged, moved or removed.
+"""Read a source's directory without owning it: nothing is acknowledged, moved or removed.
 
-For copies: a writer may append and a shipper remove segments meanwhile. Whatever was durable when the look began, and
-not yet shipped, is seen.
+Used for copies. A writer may append and a shipper may remove segments meanwhile. A read sees all records that were
+durable when it began and are not shipped yet.
 """
 
 import logging
@@ -18,9 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def frames_after(directory: Path, after: int) -> Iterator[Frame]:
-    """Whole frames with a sequence above `after`, ascending. A jump in the sequences is a hole: see whose it is.
-
-    Raises OSError where the disk fails; a directory or segment that is gone meanwhile was shipped.
+    """Yield the whole frames with a sequence above `after`, ascending. A gap in the sequences is damage or a shipped
+    segment. A directory or segment that disappears meanwhile was shipped. Raises OSError if the disk fails.
     """
     try:
         firsts = segments(directory)
@@ -34,7 +33,7 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
         except FileNotFoundError:
             continue
         offset, wanted = 0, first
-        # What a segment holds from the next one's name on was never acknowledged to its writer.
+        # Records from the next segment's first sequence on were never acknowledged to their writer.
         last = MAX_SEQUENCE if following is None else following - 1
         while wanted <= last and (frame := find_frame(content, offset, wanted, last)) is not None:
             if frame.sequence > after:
@@ -43,16 +42,15 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
-    """Yield source and frame of every record below `root` not acknowledged yet. See `frames_below`."""
+    """Yield source and frame of every unacknowledged record below `root`. See `frames_below`."""
     return frames_below(root, read_position, lambda _: True)
 
 
 def frames_below(
     root: Path, after: Callable[[Path], int], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, Frame]]:
-    """Yield source and frame of the records of wanted sources whose sequence is above `after(directory)`.
-
-    If a source can't be read to its end, that is logged, and the others are read.
+    """Yield source and frame of the records of wanted sources whose sequence is above `after(directory)`. A source that
+    can't be read to its end is logged, and the others are still read.
     """
     for source in readable_sources(root):
         if not wanted(source):

@@ -1,4 +1,4 @@
-"""Ship what dead processes left in their spools. Who is alive is told by the lock on each source's directory."""
+"""Ship records of dead processes. A process is alive if it holds the lock on its source's directory."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,30 +18,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSource:
-    """What became of one leftover source."""
+    """The result for one leftover source."""
 
     source: str
     shipped: int
-    lost: int  # records that can't be read: the receiver has no such sequences
-    remaining: int  # not taken by the receiver now; call again
+    lost: int  # unreadable records: the receiver never gets their sequences
+    remaining: int  # not accepted by the receiver now; call again
 
 
 def leftover_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
-    """Yield the records in the spools of wanted sources, acknowledged or not. See `looking.frames_below`."""
+    """Yield all records in the spools of wanted sources, acknowledged or not. See `inspection.frames_below`."""
     return (frame.payload for _, frame in frames_below(directory, lambda _: 0, wanted))
 
 
 def list_spools(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago.
-
-    Where the disk can't read a source, that is logged, and nothing is known to wait in it.
+    """Yield each source with its last acknowledged sequence and its last sequence. A live source changes meanwhile. A
+    source that the disk can't read is logged, and reported as fully acknowledged.
     """
     for source in readable_sources(directory):
         acknowledged = 0
         try:
             acknowledged = read_position(directory / source)
             last = last_sequence(directory / source)
-        except FileNotFoundError:  # all of it was shipped meanwhile
+        except FileNotFoundError:  # everything was shipped meanwhile
             continue
         except OSError as error:
             log.error("a spool can't be read", extra={"source": source, "error": repr(error)})
@@ -50,11 +49,11 @@ def list_spools(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[RecoveredSource]:
-    """Ship every leftover source once, and remove its directory once all of it was acknowledged.
+    """Ship every leftover source once. Remove its directory once all records are acknowledged.
 
-    `post_for(source)` returns what takes the records of that source, or None to leave them. A post that raises ends
-    that source for this call: nothing is lost, and `remaining` says how much waits. A source that can't be read is
-    logged, and the others are shipped. Calls may be repeated and may overlap.
+    `post_for(source)` returns the function that takes the records of that source, or None to leave them. A post that
+    raises ends that source for this call: nothing is lost, and `remaining` counts the rest. A source that can't be read
+    is logged, and the others are shipped. Calls may be repeated and may overlap.
     """
     report = []
     for source in readable_sources(directory):
@@ -84,7 +83,7 @@ async def _ship(source_directory: SourceDirectory, post: Post) -> RecoveredSourc
             await run_uncancellable(None, tail.acknowledge, batch.last)
             shipped += len(batch.payloads)
             lost += batch.skipped
-        # Nobody can count what lies behind the last readable record. `remove_if_shipped` keeps it, and logs it.
+        # Damaged records after the last readable one can't be counted. `remove_if_shipped` keeps and logs them.
         lost += last - tail.acknowledged
         await run_uncancellable(None, tail.acknowledge, last)
     except (Refused, OSError) as error:

@@ -1,4 +1,4 @@
-"""Records that became durable a moment ago, still in memory: what ships them reads no disk."""
+"""An in-memory buffer of recently committed records, so that the shipper need not read the disk."""
 
 import threading
 from collections import deque
@@ -11,7 +11,7 @@ RECENT_BYTES: Final = 4 * 1024 * 1024
 
 
 class RecentRecords:
-    """Filled by the committer, emptied by the one reader. Bounded: what comes while it is full is left to the disk."""
+    """A bounded buffer that the committer fills and one reader empties. While full, new records are only on disk."""
 
     def __init__(self, limit_bytes: int = RECENT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -20,10 +20,10 @@ class RecentRecords:
         self._bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Recent records={len(self._frames)} bytes={self._bytes}>"
+        return f"<RecentRecords records={len(self._frames)} bytes={self._bytes}>"
 
     def add(self, first: int, frames: Sequence[bytes]) -> None:
-        """Encoded frames of consecutive sequences, durable now."""
+        """Add encoded frames with consecutive sequences that are durable now."""
         with self._lock:
             for sequence, frame in enumerate(frames, first):
                 if self._bytes + len(frame) > self._limit_bytes:
@@ -32,13 +32,13 @@ class RecentRecords:
                 self._bytes += len(frame)
 
     def forget(self, last: int) -> None:
-        """Everything up to that sequence."""
+        """Drop all records up to sequence `last`."""
         with self._lock:
             while self._frames and self._frames[0][0] <= last:
                 self._bytes -= len(self._frames.popleft()[1])
 
     def records_after(self, sequence: int, most: int) -> list[Frame]:
-        """The records that follow `sequence` without a gap, at most that many; none where the next one is not here."""
+        """Return at most `most` records that follow `sequence` without a gap, or none if the next one is not here."""
         found: list[Frame] = []
         with self._lock:
             for number, frame in self._frames:
@@ -51,7 +51,7 @@ class RecentRecords:
         return found
 
     def check_integrity(self) -> None:
-        """For tests."""
+        """Assert that sequences ascend and that the byte count is right. For tests."""
         numbers = [number for number, _ in self._frames]
         assert numbers == sorted(set(numbers)), numbers
         assert self._bytes == sum(len(frame) for _, frame in self._frames) <= self._limit_bytes

@@ -1,6 +1,6 @@
-"""The few file operations a journal needs, in one place, so that tests can make a disk that is full, failing or losing.
+"""The file operations of a spool, in one class, so that tests can simulate a disk that is full, fails or loses writes.
 
-Nothing here knows frames. Every method raises OSError; none leaves a file behind that it could not finish.
+Frames are unknown here. Every method raises OSError, and leaves no file behind that it could not finish.
 """
 
 import os
@@ -14,12 +14,12 @@ _DIGITS: Final = 20
 
 
 def segment_name(first: int) -> str:
-    """The file name of the segment whose first record has that sequence."""
+    """Return the file name of the segment whose first record has the sequence `first`."""
     return f"{first:0{_DIGITS}d}{SUFFIX}"
 
 
 def segments(directory: Path) -> list[int]:
-    """First sequences of the directory's segments, ascending."""
+    """Return the first sequences of the directory's segments, ascending."""
     with os.scandir(directory) as entries:
         names = [
             entry.name for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
@@ -29,10 +29,10 @@ def segments(directory: Path) -> list[int]:
 
 
 class SegmentDisk:
-    """The real one."""
+    """The real disk: calls the operating system."""
 
     def create(self, path: Path, size: int) -> int:
-        """A new file of `size` zero bytes whose blocks are reserved now, so that a later write finds room."""
+        """Create a file of `size` zero bytes and return its descriptor. Blocks are reserved, so later writes fit."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -43,20 +43,20 @@ class SegmentDisk:
         return fd
 
     def write(self, fd: int, payload: bytes, offset: int) -> None:
-        """All of it; a short write goes on where it stopped."""
+        """Write all of `payload`. A short write is continued."""
         view = memoryview(payload)
         while view:
             done = os.pwrite(fd, view, offset)
             view, offset = view[done:], offset + done
 
     def sync(self, fd: int) -> None:
-        """Returns once what was written is durable (fdatasync)."""
+        """Return once written bytes are durable (fdatasync)."""
         os.fdatasync(fd)
 
     def sync_directory(self, directory: Path) -> None:
-        """Makes created and removed names durable."""
+        """Make created and removed names durable."""
         sync(directory)
 
     def cut(self, fd: int, size: int) -> None:
-        """Drop everything from `size` on."""
+        """Truncate the file to `size` bytes."""
         os.ftruncate(fd, size)

@@ -1,10 +1,11 @@
-"""Read a spool's records in order, live or left over, and remember how far the receiver has acknowledged them.
+"""Read a spool's records in order, live or left over, and store the sequence that the receiver has acknowledged.
 
-A record is known by its sequence. The segment that is named by the next sequence always wins over what follows in the
-segment before it: a writer whose commit failed abandons the segment, and what it left there was never acknowledged.
+A record is identified by its sequence. If a segment is named by the next sequence, that segment wins over further
+frames in the segment before it. A writer whose commit failed abandons a segment, and frames that remain there were
+never acknowledged.
 
-Damaged records are skipped and counted. A segment with bytes that can't be read is never deleted: `remove_segment`
-renames it (`DAMAGED`) for an operator.
+Damaged records are skipped and counted. A segment with unreadable bytes is never deleted: `remove_segment` renames it
+(`DAMAGED`) for an operator.
 """
 
 import logging
@@ -24,7 +25,7 @@ from kelvin.spool.segment_disk import segment_name, segments
 log = logging.getLogger(__name__)
 
 POSITION: Final = "position"
-DAMAGED: Final = ".damaged"  # the suffix of a segment that is kept for an operator
+DAMAGED: Final = ".damaged"  # suffix of a segment that is kept for an operator
 _POSITION: Final = struct.Struct("<QI")
 
 
@@ -38,28 +39,27 @@ class RecordBatch:
 
 
 class SegmentReader:
-    """Reads after the acknowledged position. One per spool; not thread-safe."""
+    """Reads records after the acknowledged position. One per spool; not thread-safe."""
 
     def __init__(self, directory: Path, recent: RecentRecords | None = None) -> None:
         self.directory = directory
-        self._recent = recent or RecentRecords()  # of a spool that nobody writes there is nothing
-        # Segments that may have bytes that can't be read; None: all. A writer knows what it has written itself.
+        self._recent = recent or RecentRecords()  # empty for a spool without a writer
+        # Segments that may have unreadable bytes; None: all. A live writer knows that its own segments are readable.
         self._suspect = None if recent is None else set(segments(directory))
         self.acknowledged = read_position(directory)
         self._position_fd = -1
-        self._segment = 0  # first sequence of the segment that is cached
+        self._segment = 0  # first sequence of the segment in `_content`
         self._content = b""
-        self._offset = 0  # where the frame of the sequence after `_offset_after` begins in `_content`
+        self._offset = 0  # offset in `_content` of the frame after sequence `_offset_after`
         self._offset_after = -1
-        self._is_fresh = False  # whether `_content` was read since this `read` began: it has all that is durable
+        self._is_fresh = False  # `_content` was read during this `read`, so it has everything durable
 
     def __repr__(self) -> str:
-        return f"<Tail {self.directory.name} acknowledged={self.acknowledged}>"
+        return f"<SegmentReader {self.directory.name} acknowledged={self.acknowledged}>"
 
     def read(self, until: int, max_records: int, max_bytes: int) -> RecordBatch | None:
-        """The records after the acknowledged one up to `until`; at least one however large; None where there is none.
-
-        Reading again without an acknowledgement gives the same records (more, if there are more). Raises OSError.
+        """Return the records after the acknowledged one up to `until`, or None. At least one, however large. Another
+        read without an acknowledgement returns the same records, and perhaps more. Raises OSError.
         """
         payloads: list[bytes] = []
         size, sequence, skipped = 0, self.acknowledged, 0
@@ -72,7 +72,7 @@ class SegmentReader:
             size += len(kept.payload)
             sequence = kept.sequence
         if payloads:
-            self._segment, self._content = 0, b""  # what was read last may lie segments behind
+            self._segment, self._content = 0, b""  # the loaded segment may be far behind
             return RecordBatch(tuple(payloads), sequence, skipped)
         while len(payloads) < max_records and sequence < until:
             frame = self._frame_after(sequence, until)
@@ -81,7 +81,7 @@ class SegmentReader:
             beyond = self._segment_beyond(sequence) if frame is None else frame.sequence
             if beyond is None:
                 break
-            beyond = min(beyond, until + 1)  # records behind `until` were not looked for
+            beyond = min(beyond, until + 1)  # records after `until` were not searched
             if beyond > sequence + 1:
                 if self._suspect is not None:
                     self._suspect.update(first for first in segments(self.directory) if first < beyond)
@@ -94,13 +94,13 @@ class SegmentReader:
             size += len(frame.payload)
             sequence = frame.sequence
             self._offset, self._offset_after = frame.end, sequence
-        if skipped:  # one line a batch, as each record may be damaged
+        if skipped:  # one log line per batch, as every record may be damaged
             lost = {"source": self.directory.name, "first": first_lost, "last": last_lost, "lost": skipped}
             log.error("records of a spool are lost", extra=lost)
         return RecordBatch(tuple(payloads), sequence, skipped) if payloads else None
 
     def acknowledge(self, last: int) -> None:
-        """The receiver has everything up to `last`: remember it, drop segments that hold nothing else."""
+        """Store that the receiver has everything up to `last`, and remove segments with only such records."""
         if last <= self.acknowledged:
             return
         self.acknowledged = last
@@ -115,29 +115,29 @@ class SegmentReader:
                     remove_segment(self.directory, first)
                 else:
                     (self.directory / segment_name(first)).unlink(missing_ok=True)
-            except OSError as error:  # it stays, and the next acknowledgement tries again: shipping goes on
+            except OSError as error:  # the segment stays until the next acknowledgement; shipping continues
                 stays = {"source": self.directory.name, "segment": segment_name(first), "error": repr(error)}
                 log.error("a shipped segment can't be removed", extra=stays)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the position file. Idempotent."""
         if self._position_fd >= 0:
             fd, self._position_fd = self._position_fd, -1
             with suppress(OSError):  # the position is a hint
                 os.close(fd)
 
     def _write_position(self, last: int) -> None:
-        # No sync: a position that a power cut takes back only means that records are posted twice, which is harmless.
+        # No sync: if a power cut undoes the write, records are posted twice, which is harmless.
         if self._position_fd < 0:
             self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._position_fd, encode_position(last), 0)
 
     def _frame_after(self, sequence: int, until: int) -> Frame | None:
-        """Return the first whole frame behind `sequence`, up to `until`. Look only in the segment of the next one."""
+        """Return the first whole frame after `sequence`, up to `until`. Search only the next sequence's segment."""
         wanted = sequence + 1
         if self._segment != wanted and (self.directory / segment_name(wanted)).exists():
             self._load(wanted)
-        elif not 0 < self._segment <= wanted:  # nothing is loaded, or a batch that was not taken is read again
+        elif not 0 < self._segment <= wanted:  # nothing is loaded, or an unacknowledged batch is read again
             older = [first for first in segments(self.directory) if first <= wanted]
             if not older:
                 return None
@@ -147,7 +147,7 @@ class SegmentReader:
         frame = decode_frame(self._content, self._offset)
         if frame is not None and frame.sequence == wanted:
             return frame
-        if not self._is_fresh:  # written since, perhaps
+        if not self._is_fresh:  # the frame may have been written since
             self._reload()
         beyond = self._segment_beyond(sequence)
         return find_frame(self._content, self._offset, wanted, until if beyond is None else min(until, beyond - 1))
@@ -171,12 +171,12 @@ class SegmentReader:
             self._content = b""
 
     def _segment_beyond(self, sequence: int) -> int | None:
-        """First sequence of the next segment behind a hole."""
+        """Return the first sequence of the next segment after a gap, or None."""
         return next((first for first in segments(self.directory) if first > sequence + 1), None)
 
 
 def encode_position(last: int) -> bytes:
-    """The file of the position, always as long: written over in place, it needs no room on a full disk."""
+    """Return the content of the position file. Its length is constant, so an overwrite needs no room on a full disk."""
     return _POSITION.pack(last, crc32(last.to_bytes(8, "little")))
 
 
@@ -198,7 +198,7 @@ def try_read_position(path: Path) -> int | None:
 
 
 def last_sequence(directory: Path) -> int:
-    """Return the last record that can be read, or the acknowledged one if that is later."""
+    """Return the sequence of the last readable record, or the acknowledged one if that is later."""
     content, found = _newest_segment(directory)
     offset = 0
     while (frame := find_frame(content, offset, found + 1, MAX_SEQUENCE)) is not None:
@@ -207,7 +207,7 @@ def last_sequence(directory: Path) -> int:
 
 
 def last_unbroken_sequence(directory: Path) -> int:
-    """Return the sequence behind which a writer goes on: as `last_sequence`, but up to the newest segment's first
+    """Return the sequence after which a writer continues: as `last_sequence`, but only up to the newest segment's first
     damage.
 
     A power cut can tear a group of records in the middle. None of them was acknowledged, so their numbers are free.
@@ -217,10 +217,11 @@ def last_unbroken_sequence(directory: Path) -> int:
 
 
 def remove_segment(directory: Path, first: int) -> None:
-    """Delete a segment that is no longer needed, or rename it (`DAMAGED`) and log that if bytes in it can't be read.
+    """Delete a segment that is no longer needed. If it has unreadable bytes, rename it (`DAMAGED`) and log that
+    instead.
 
-    A power cut may have torn them, then nobody was told that they were durable. Or they are damaged records, and only
-    an operator can tell. A rename needs neither free space nor hard links. Raises OSError.
+    A power cut may have torn those bytes before they were reported as durable. Or they are damaged records. Only an
+    operator can tell. A rename needs neither free space nor hard links. Raises OSError.
     """
     path = directory / segment_name(first)
     offset = 0
@@ -236,7 +237,7 @@ def remove_segment(directory: Path, first: int) -> None:
         path.unlink(missing_ok=True)
         return
     kept = path.with_name(path.name + DAMAGED)
-    # A writer that begins a segment again gives its name twice.
+    # A writer that begins the same segment again uses its name twice.
     names = (path.with_name(f"{path.name}.{number}{DAMAGED}") for number in count(2))
     while kept.exists():
         kept = next(names)
@@ -248,7 +249,7 @@ def remove_segment(directory: Path, first: int) -> None:
 
 
 def _unbroken(content: bytes, before: int) -> tuple[int, int]:
-    """Return where the whole frames that follow sequence `before` without a gap end, and the last one's sequence."""
+    """Return the end of the whole frames that follow `before` without a gap, and the last one's sequence."""
     offset = 0
     while (frame := decode_frame(content, offset)) is not None and frame.sequence == before + 1:
         offset, before = frame.end, frame.sequence
@@ -256,9 +257,8 @@ def _unbroken(content: bytes, before: int) -> tuple[int, int]:
 
 
 def _newest_segment(directory: Path) -> tuple[bytes, int]:
-    """Return the content of the newest segment, and the sequence before it.
-
-    Its name says that everything before it was committed, even where it holds nothing readable.
+    """Return the content of the newest segment, and the sequence before it. The segment's name proves that everything
+    before it was committed, even if it holds nothing readable.
     """
     firsts = segments(directory)
     return ((directory / segment_name(firsts[-1])).read_bytes(), firsts[-1] - 1) if firsts else (b"", 0)

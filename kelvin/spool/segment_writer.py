@@ -1,7 +1,7 @@
-"""Append records to preallocated segments, a group at a time: one write and one fdatasync however many records.
+"""Append records to preallocated segments in groups: one write and one fdatasync for any number of records.
 
-The core of a spool without threads or loops. A commit either makes a record durable and gives it the next sequence, or
-raises for it and gives the sequence to the next record: there are no holes.
+The core of a spool, without threads or event loops. A commit makes a record durable with the next sequence, or raises
+for it and uses the sequence for the next record. So there are no gaps.
 """
 
 import errno
@@ -28,7 +28,7 @@ LIMIT_BYTES: Final = 1024 * 1024 * 1024
 
 
 class SegmentWriter:
-    """One writer's segments in `directory`, which must exist and be this writer's alone. Not thread-safe."""
+    """One writer's segments in `directory`, which must exist and belong to this writer alone. Not thread-safe."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SegmentWriter:
         limit_bytes: int = LIMIT_BYTES,
         recent: RecentRecords | None = None,
     ) -> None:
-        """What is committed is put into `recent`, too."""
+        """Continue after the last durable record in `directory`. Committed records are added to `recent` too."""
         self._directory = directory
         self._recent = recent
         self._disk = disk or SegmentDisk()
@@ -51,14 +51,14 @@ class SegmentWriter:
         self.committed = last_unbroken_sequence(directory)  # the last durable sequence
 
     def __repr__(self) -> str:
-        return f"<Journal {self._directory.name} committed={self.committed}>"
+        return f"<SegmentWriter {self._directory.name} committed={self.committed}>"
 
     def commit(self, makes: Sequence[Make]) -> list[int | Exception]:
-        """Return one outcome for each record, after the last sync: its sequence if it is durable, else its failure.
+        """Return one outcome per record, after the last sync: its sequence if it is durable, else its exception.
 
         Each `make` is called once, with the sequence that its record would get, and returns the record's bytes.
-        Failures: what `make` raises, ValueError for a record of illegal size, Refused(Unavailable) where the disk
-        fails, Refused(Overloaded) where the backlog is at its limit.
+        Exceptions: any that `make` raises, ValueError for a record of illegal size, Refused(Unavailable) if the disk
+        fails, Refused(Overloaded) if the backlog is at its limit.
         """
         outcomes: list[int | Exception] = []
         frames: list[bytes] = []
@@ -87,22 +87,22 @@ class SegmentWriter:
         return outcomes
 
     def advance_to(self, sequence: int) -> None:
-        """Go on behind `sequence`: it was given before, although the disk has lost it."""
+        """Continue after `sequence`: it was used before, although the disk has lost its record."""
         if sequence > self.committed:
             self.close()
             self.committed = sequence
 
     def close(self) -> None:
-        """Idempotent. The space that was reserved and not used is given back."""
+        """Close the segment and free its unused space. Idempotent."""
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1  # also if closing fails: the number is free then, and another file may get it
+            fd, self._fd = self._fd, -1  # reset first: if closing fails, another file may get the descriptor number
             with suppress(OSError):
                 self._disk.cut(fd, self._offset)
-            with suppress(OSError):  # what was committed is synced
+            with suppress(OSError):  # committed records are synced already
                 os.close(fd)
 
     def check_integrity(self) -> None:
-        """The files hold what was acknowledged. For tests."""
+        """Assert that the files hold the committed records. For tests."""
         found = last_unbroken_sequence(self._directory)
         assert found == self.committed, f"{self!r}: {found} on disk"
         if self._fd >= 0:
@@ -113,7 +113,7 @@ class SegmentWriter:
         return [failure if isinstance(outcome, int) and outcome > self.committed else outcome for outcome in outcomes]
 
     def _write(self, frames: Sequence[bytes]) -> None:
-        """Groups that fit a segment, each durable before the next; `committed` moves with each."""
+        """Write groups that fit into a segment. Each is durable, and counted in `committed`, before the next."""
         group: list[bytes] = []
         size = 0
         for frame in frames:
@@ -148,18 +148,17 @@ class SegmentWriter:
         self.committed += len(group)
 
     def _begin_segment(self) -> None:
-        # Each segment counts whole: the limit is on reserved space.
+        # The limit is on reserved space, so each segment counts with its full size.
         if (len(segments(self._directory)) + 1) * self._segment_bytes > self._limit_bytes:
             raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0, "bytes"))
-        # A segment of that name begins with bytes that can't be read. What lies behind them is kept for an operator.
+        # An existing segment of that name begins with unreadable bytes. It is kept for an operator.
         remove_segment(self._directory, self.committed + 1)
         self._fd = self._disk.create(self._directory / segment_name(self.committed + 1), self._segment_bytes)
         self._first, self._offset = self.committed + 1, 0
 
     def _abandon_segment(self) -> None:
-        """After a failed write or sync nothing more is known of the segment's tail: never write to it again.
-
-        A sync that failed may succeed when repeated without anything having reached the disk.
+        """Never write to this segment again: after a failed write or sync, the state of its tail is unknown. A repeated
+        sync may succeed although nothing has reached the disk.
         """
         holds_records = self._first <= self.committed
         self.close()

@@ -1,6 +1,6 @@
-"""Hand a spool's records over, in order, at least once: the receiver makes repeats harmless.
+"""Send a spool's records in order, at least once. The receiver makes repeats harmless.
 
-Everything that was acknowledged is forgotten; nothing else ever is, whatever the receiver says.
+Acknowledged records are removed. No other record is ever removed, whatever the receiver responds.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ MAX_BYTES: Final = 1024 * 1024
 
 
 class Shipper:
-    """Ships one spool. `async with` ships in the background; `flush` works without that, too.
+    """Ships one spool. `async with` ships in the background; `flush` also works without that.
 
     `post` gets records in order, returns once the receiver has them durably, and must end by itself. If it raises
-    Refused or OSError, the same records are posted again after a pause that doubles up to `max_backoff_s`, with jitter.
-    Any other error is a defect: it ends `run`, which its loop starts again.
+    Refused or OSError, the same records are posted again after an exponential back-off up to `max_backoff_s`, with
+    jitter. Any other error is a defect: it ends `run`, and its loop starts `run` again.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Shipper:
         self._one_at_a_time = asyncio.Lock()
         self._committed = asyncio.Event()
         self._loops = Loops()
-        self.failures = 0  # in a row; 0 while the receiver takes what we have
+        self.failures = 0  # consecutive failures; 0 while the receiver accepts records
 
     def __repr__(self) -> str:
         return f"<Shipper {self._spool.source} backlog={self.backlog} failures={self.failures}>"
 
     @property
     def backlog(self) -> int:
-        """Durable records that the receiver has not acknowledged."""
+        """Return the number of durable records that the receiver has not acknowledged."""
         return self._spool.committed - self._spool.tail.acknowledged
 
     async def __aenter__(self) -> Self:
@@ -69,9 +69,7 @@ class Shipper:
         await self._loops.close()
 
     async def run(self) -> None:
-        """Ship until cancelled. The pause before a batch that is not full lets records gather: one post for many
-        requests, however steadily they come.
-        """
+        """Ship until cancelled. Before a batch that is not full, pause so that records gather in one post."""
         unsubscribe = self._spool.subscribe(self._committed.set)
         try:
             while True:
@@ -95,13 +93,13 @@ class Shipper:
                         await asyncio.sleep(self._pause_s())
         except TimeoutError:
             return False
-        except Exception as error:  # a drain has more to do than this
+        except Exception as error:  # a drain must continue with its other steps
             record_error(error, self._spool.source)
             return False
         return True
 
     async def _try_ship(self) -> bool:
-        """Post one batch. Return False where the receiver or the disk refuses. Other errors are defects, and raised."""
+        """Post one batch. Return False if the receiver or the disk refuses. Other errors are defects, and raised."""
         async with self._one_at_a_time:
             try:
                 tail = self._spool.tail
@@ -110,7 +108,8 @@ class Shipper:
                     await self._post(batch.payloads)
                     await run_uncancellable(None, tail.acknowledge, batch.last)
                 elif self.backlog:
-                    # Damage at the end of what is written: the next segment lets us go on behind the hole.
+                    # Damage at the end of the written records. Once there is a next segment, reading continues after
+                    # the gap.
                     raise OSError("durable records cannot be read back")
             except (Refused, OSError) as error:
                 self.failures += 1
@@ -124,5 +123,5 @@ class Shipper:
             return True
 
     def _pause_s(self) -> float:
-        # Between this step and the next: 0.1 to 0.2 s after the first failure.
+        # Between this step and the next of the back-off: 0.1 to 0.2 s after the first failure.
         return self._backoff.after(self.failures + 1, 1 - self._jitter())

@@ -1,4 +1,4 @@
-"""A source's directory and its lock. The holder of the flock writes the spool, or ships what a dead process left."""
+"""A source's directory and its lock. The holder of the flock writes the spool, or ships a dead process's records."""
 
 import errno
 import fcntl
@@ -15,12 +15,12 @@ from kelvin.spool.segment_reader import POSITION, encode_position, last_sequence
 
 log = logging.getLogger(__name__)
 
-_denied: set[Path] = set()  # that were logged
+_denied: set[Path] = set()  # directories that were logged already
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def sources(root: Path) -> list[str]:
-    """Names of the directories in `root` that can be sources, sorted. Foreign ones, as `lost+found`, are left out."""
+    """Return the sorted names of directories in `root` that can be sources. Skips others, as `lost+found`."""
     try:
         with os.scandir(root) as entries:
             return sorted(
@@ -55,9 +55,8 @@ def is_shipped(directory: Path) -> bool:
 
 
 def has_owner(root: Path, source: str) -> bool:
-    """Return whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError.
-
-    The call holds the lock for an instant: a recovery that meets it skips this source until its next look.
+    """Return whether the process that writes `source`, or ships its leftovers, is alive. Raises OSError. The call holds
+    the lock for an instant. A recovery at that instant skips this source until its next run.
     """
     try:
         fd = os.open(root / source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -73,7 +72,7 @@ def has_owner(root: Path, source: str) -> bool:
 
 
 class SourceDirectory:
-    """`root`/`source`, locked until closed. The lock ends with the process, however it ends."""
+    """The directory `root`/`source`, locked until closed. The lock ends with the process in any case."""
 
     def __init__(self, root: Path, source: str, fd: int) -> None:
         self.path = root / source
@@ -81,25 +80,24 @@ class SourceDirectory:
         self._fd = fd
 
     def __repr__(self) -> str:
-        return f"<Home {self.source}>"
+        return f"<SourceDirectory {self.source}>"
 
     @classmethod
     def lock(cls, root: Path, source: str, disk: SegmentDisk | None = None) -> "SourceDirectory":
-        """Lock the directory, and create it if it is missing. Its name is durable on return.
-
-        Raises BlockingIOError if a live process has it, OSError, and ValueError for a bad name.
+        """Lock the directory, and create it if it is missing. Its name is durable on return. Raises BlockingIOError if
+        a live process has it, OSError, and ValueError for a bad name.
         """
         if _SOURCE.fullmatch(source) is None:
             raise ValueError(f"source {source!r}: must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What is there is tried first, as a full disk takes no new directory; and last, as another may have made it.
+        # Try an existing directory first, because a full disk allows no new one; and last, because another process may
+        # create it.
         source_directory = cls.try_lock(root, source) or cls._try_create(root, source) or cls.try_lock(root, source)
         if source_directory is None:
             raise BlockingIOError(errno.EWOULDBLOCK, "this source has a live owner", str(root / source))
         try:
-            (disk or SegmentDisk()).sync_directory(
-                root
-            )  # or a power cut takes it, with the records that were durable in it
+            # Otherwise a power cut could remove the directory with its durable records.
+            (disk or SegmentDisk()).sync_directory(root)
         except BaseException:
             source_directory.close()
             raise
@@ -125,7 +123,7 @@ class SourceDirectory:
 
     @classmethod
     def try_lock(cls, root: Path, source: str) -> "SourceDirectory | None":
-        """Lock the directory. Return None if it does not exist, or somebody has it."""
+        """Lock the directory. Return None if it does not exist, or another process has the lock."""
         path = root / source
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -133,7 +131,7 @@ class SourceDirectory:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another may have removed it between our open and our lock.
+            # Another process may have removed it between open and lock.
             if os.fstat(fd).st_ino == path.stat().st_ino:
                 return cls(root, source, fd)
         except (BlockingIOError, FileNotFoundError):
@@ -146,29 +144,28 @@ class SourceDirectory:
 
     @property
     def is_open(self) -> bool:
-        """Whether the lock is still held."""
+        """Return whether the lock is still held."""
         return self._fd >= 0
 
     def remove_if_shipped(self) -> None:
         """Remove the directory if every record in it was acknowledged. Segments with unreadable bytes stay in it.
-
-        What the disk refuses is logged.
+        Errors of the disk are logged.
         """
         try:
             if last_sequence(self.path) > read_position(self.path):
                 return
             for first in segments(self.path):
                 remove_segment(self.path, first)
-            # Last: without its position everything that is left would be shipped again.
+            # Last: without the position, everything that is left would be shipped again.
             (self.path / POSITION).unlink(missing_ok=True)
         except OSError as error:
             log.error("a shipped spool can't be removed", extra={"source": self.source, "error": repr(error)})
             return
-        with suppress(OSError):  # a damaged segment is kept in it, or a stranger's file
+        with suppress(OSError):  # it still has a damaged segment or a foreign file
             self.path.rmdir()
 
     def close(self) -> None:
-        """Unlock. Idempotent."""
+        """Unlock the directory. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

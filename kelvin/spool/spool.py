@@ -1,6 +1,6 @@
 """A process's durable spool: appends from any thread or event loop, one committer thread, group commit.
 
-What is appended stays until a `Shipper` has handed it over; encoding and meaning of records are the caller's.
+Records stay until a `Shipper` has shipped them. Callers define encoding and meaning of records.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 MAX_WAITING: Final = 4096
 MAX_GROUP: Final = 512
 BLOCKING_TIMEOUT_S: Final = 30.0
-LINGER_ROUNDS: Final = 1  # rounds of a loop
-UNAWAITED_DELAY_S: Final = 0.05  # within which what nobody waits for is on its way to the disk
+LINGER_ROUNDS: Final = 1  # iterations of an event loop
+UNAWAITED_DELAY_S: Final = 0.05  # delay after which unawaited appends are written to the disk
 
 Outcome = int | Exception
 
 
 class _LoopWaiter:
-    """An append that an event loop waits for."""
+    """An append that a task of an event loop awaits."""
 
     __slots__ = ("future", "loop", "make", "outcome")
 
@@ -42,8 +42,8 @@ class _LoopWaiter:
         self.outcome: Outcome = 0
 
     def resolve(self) -> None:
-        """On the loop."""
-        if self.future.done():  # cancelled: the record stays
+        """Resolve the future. Call on its loop."""
+        if self.future.done():  # cancelled, but the record is kept
             return
         if isinstance(self.outcome, int):
             self.future.set_result(self.outcome)
@@ -52,7 +52,7 @@ class _LoopWaiter:
 
 
 class _ThreadWaiter:
-    """An append that a thread waits for."""
+    """An append for which a thread blocks."""
 
     __slots__ = ("done", "make", "outcome")
 
@@ -63,7 +63,7 @@ class _ThreadWaiter:
 
 
 class _FireAndForget:
-    """An append that nobody waits for."""
+    """An append without a waiter."""
 
     __slots__ = ("make",)
 
@@ -75,7 +75,7 @@ Waiter = _LoopWaiter | _ThreadWaiter | _FireAndForget
 
 
 class Spool:
-    """Records of one source. The source names one process lifetime: never use one again."""
+    """The records of one source. A source names one process lifetime: never reuse a name."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class Spool:
         self._max_waiting = max_waiting
         self._committed = journal.committed
         self._failure: Unavailable | None = None
-        self._lock = threading.Lock()  # over the next four
+        self._lock = threading.Lock()  # protects the next four
         self._waiting: list[Waiter] = []
-        self._lingering: asyncio.AbstractEventLoop | None = None  # that will wake the committer
+        self._lingering: asyncio.AbstractEventLoop | None = None  # the loop that will wake the committer
         self._closing = False
-        self._is_waking_soon = False  # of the loop that appends what nobody waits for
+        self._is_waking_soon = False  # on the loop that calls `append_unacknowledged`
         self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self.tail = SegmentReader(source_directory.path, recent)  # the shipper's
+        self.tail = SegmentReader(source_directory.path, recent)  # used by the shipper
         self._thread = threading.Thread(target=self._run, name=f"spool-{self.source}", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class Spool:
         max_waiting: int = MAX_WAITING,
         recent_bytes: int = RECENT_BYTES,
     ) -> "Spool":
-        """The spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
+        """Open the spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
         source_directory = SourceDirectory.lock(directory, source, disk)
         try:
             recent = RecentRecords(recent_bytes)
@@ -134,20 +134,21 @@ class Spool:
 
     @property
     def committed(self) -> int:
-        """The last durable sequence."""
+        """Return the last durable sequence."""
         return self._committed
 
     @property
     def failure(self) -> Unavailable | None:
-        """Why the last attempt to write failed, else None. Refuse new work with it: that could not be recorded."""
+        """Return why the last write failed, or None. Refuse new work with it: it could not be recorded."""
         return self._failure
 
     async def append(self, make: Make) -> int:
-        """The record's sequence, once it is durable. `make(sequence)` runs on the committer's thread: keep it pure.
+        """Return the record's sequence, once it is durable. `make(sequence)` runs on the committer's thread: keep it
+        pure.
 
-        Cancelling gives up the wait, not the record. After a failure nothing was recorded. Raises what `make` raises,
-        ValueError for a record of illegal size, Refused(Unavailable) where the disk fails, Refused(Overloaded) where
-        too many wait or too much is not yet shipped, Refused(Internal) after `close` or a defect.
+        Cancelling ends the wait, but the record is kept. After an error, nothing was recorded. Raises any error of
+        `make`; ValueError for a record of illegal size; Refused(Unavailable) if the disk fails; Refused(Overloaded) if
+        too many appends wait or the backlog is too large; Refused(Internal) after `close` or a defect.
         """
         loop = asyncio.get_running_loop()
         waiter = _LoopWaiter(make, loop)
@@ -156,9 +157,10 @@ class Spool:
         return await waiter.future
 
     def append_unacknowledged(self, make: Make) -> None:
-        """A record that costs nobody anything if a crash takes it: it goes to the disk with the next one that is waited
-        for, or within UNAWAITED_DELAY_S. From one event loop. What the disk says is logged, and is `failure`. Raises
-        `Refused`: Overloaded where too many wait, Internal after `close`.
+        """Append a record whose loss in a crash is harmless. Call from one event loop.
+
+        It is written with the next awaited record, or within UNAWAITED_DELAY_S. Disk errors are logged, and set
+        `failure`. Raises `Refused`: Overloaded if too many appends wait, Internal after `close`.
         """
         self._enqueue(_FireAndForget(make))
         if not self._is_waking_soon:
@@ -166,7 +168,7 @@ class Spool:
             asyncio.get_running_loop().call_later(UNAWAITED_DELAY_S, self._wake_soon)
 
     def append_blocking(self, make: Make, timeout_s: float = BLOCKING_TIMEOUT_S) -> int:
-        """As `append`, for a thread without a loop. After Refused(DeadlineExceeded) the record may still be made."""
+        """Append as `append` does, from a thread. After Refused(DeadlineExceeded) the record may still be written."""
         waiter = _ThreadWaiter(make)
         self._enqueue(waiter)
         self._wakes.put(None)
@@ -177,7 +179,7 @@ class Spool:
         return waiter.outcome
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` on the running loop after each commit; returns what ends that."""
+        """Run `callback` on the running loop after each commit. Return a function that ends this."""
         loop, key = asyncio.get_running_loop(), id(callback)
         with self._lock:
             self._listeners[key] = (loop, callback)
@@ -189,10 +191,10 @@ class Spool:
         return unsubscribe
 
     def close(self) -> None:
-        """Commit what waits, end the thread, release the directory; remove it where all was shipped. Idempotent.
+        """Commit waiting records, end the thread, release the directory; remove it if all was shipped. Idempotent.
 
-        If the disk does not answer within BLOCKING_TIMEOUT_S, that is logged, and thread and directory stay as they are
-        until the process ends.
+        If the disk does not answer within BLOCKING_TIMEOUT_S, that is logged. Thread and directory then stay until the
+        process ends.
         """
         with self._lock:
             self._closing = True
@@ -212,7 +214,7 @@ class Spool:
         self._wakes.put(None)
 
     def _enqueue(self, waiter: Waiter, loop: asyncio.AbstractEventLoop | None = None) -> bool:
-        """Whether that loop is going to wake the committer anyway."""
+        """Queue the append. Return whether `loop` will wake the committer anyway."""
         with self._lock:
             if self._closing:
                 raise Refused(Internal())
@@ -223,7 +225,7 @@ class Spool:
             return before is loop
 
     def _wake_after_rounds(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
-        """Rounds of the loop: no time where it is idle, and company for the record where it is busy."""
+        """Wake the committer after some loop iterations: at once on an idle loop, and in groups on a busy one."""
         if rounds:
             loop.call_soon(self._wake_after_rounds, loop, rounds - 1)
         else:
@@ -234,7 +236,7 @@ class Spool:
             pass
 
     def _commit_next(self) -> bool:
-        """Wait for a wake, then commit one group. False once the spool is closing and nothing waits."""
+        """Wait for a wake-up, then commit one group. Return False once the spool is closing and nothing waits."""
         self._wakes.get()
         with self._lock:
             group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
@@ -242,7 +244,7 @@ class Spool:
             if self._closing and not group:
                 return False
             if self._closing or self._waiting:
-                self._wakes.put(None)  # there is more to be done than this
+                self._wakes.put(None)  # more groups wait
         if group:
             self._deliver(group, self._commit([waiter.make for waiter in group]))
         return True
@@ -250,14 +252,14 @@ class Spool:
     def _commit(self, makes: Sequence[Make]) -> list[Outcome]:
         try:
             outcomes = self._journal.commit(makes)
-        except Exception:  # a defect: whoever waits is told, and the thread lives on
+        except Exception:  # a defect: waiters get Internal, and the thread lives on
             log.exception("the committer failed", extra={"source": self.source})
             outcomes = [Refused(Internal())] * len(makes)
         self._committed = self._journal.committed
         refusals = [outcome.failure for outcome in outcomes if isinstance(outcome, Refused)]
         if refusals:
             self._failure = refusals[0] if isinstance(refusals[0], Unavailable) else Unavailable("the usage spool")
-        elif any(isinstance(outcome, int) for outcome in outcomes):  # else nothing was written
+        elif any(isinstance(outcome, int) for outcome in outcomes):  # otherwise nothing was written
             self._failure = None
         return outcomes
 
@@ -280,7 +282,7 @@ class Spool:
         for loop, callbacks in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_call_all, callbacks)
-            except RuntimeError:  # that loop is closed: nobody waits
+            except RuntimeError:  # the loop is closed, so nothing waits on it
                 continue
 
 

@@ -1,6 +1,6 @@
-"""Traces to an OpenTelemetry collector: OTLP over HTTP, protobuf. The only file that imports OpenTelemetry.
+"""Send traces to an OpenTelemetry collector: OTLP over HTTP, protobuf. Only this file imports OpenTelemetry.
 
-Nothing is instrumented by its SDK: finished facts are put into its data model, and its exporter does the rest.
+Its SDK instruments nothing. This module converts finished facts to the SDK's data model and uses its exporter.
 """
 
 import logging
@@ -23,13 +23,12 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OtlpCollector:
-    """A collector. Calls block, each for TIMEOUT_S at most. Used by one thread.
-
-    `instance` names this life of the process.
+    """A connection to a collector. Calls block, each for at most TIMEOUT_S. Use it from one thread. `instance` names
+    this lifetime of the process.
     """
 
     def __init__(self, endpoint: str, process: str, instance: str, version: str) -> None:
-        # It says what it could not send, with addresses and the collector's words; `sender` counts instead.
+        # The exporter would log failures with addresses and the collector's texts. `trace_sender` counts them instead.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._resource = Resource(
             {
@@ -48,7 +47,7 @@ class OtlpCollector:
         return self._spans.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """Give up a call under way soon. May be called from another thread."""
+        """Make a running call end soon. May be called from another thread."""
         self._spans.shutdown()  # type: ignore[no-untyped-call]
 
     def _span(self, span: TraceSpan) -> ReadableSpan:

@@ -1,7 +1,7 @@
-"""Where traces go. `KELVIN_OTLP_ENDPOINT` alone says whether any leaves the machine.
+"""Settings of traces. Only if `KELVIN_OTLP_ENDPOINT` is set do traces leave the machine.
 
-How the collector is spoken to is in OpenTelemetry's own variables, which its exporter reads: certificates, and headers,
-which hold a secret. They are checked here, so that a bad one is refused by its name and never written anywhere.
+OpenTelemetry's own variables configure the connection: certificates, and headers, which may hold a secret. Its exporter
+reads them. They are checked here, so that a bad one is refused by name and its value is never written anywhere.
 """
 
 import os
@@ -21,7 +21,7 @@ _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzAB
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """`endpoint` is the collector's base address; None: nothing is sent, and nothing of the exporter is imported."""
+    """`endpoint` is the collector's base address. None: nothing is sent, and the exporter is not imported."""
 
     endpoint: str | None = None
     sample_ratio: float = 0.01
@@ -31,7 +31,7 @@ NO_TRACES: Final = TelemetrySettings()
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> TelemetrySettings:
-    """Raises BadSetting, which shows nothing that may be secret."""
+    """Read the settings. Raises BadSetting, which shows nothing that may be secret."""
     return TelemetrySettings(
         endpoint=_endpoint(env),
         sample_ratio=setting_parser.number(env, "KELVIN_TRACE_SHARE", 0.01, low=0, high=1),
@@ -45,7 +45,7 @@ def _endpoint(env: Mapping[str, str]) -> str | None:
     try:
         url = urlsplit(raw)
         is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # brackets that don't match, a port that is none
+    except ValueError:  # unbalanced brackets, an invalid port
         raise BadSetting(ENDPOINT, "(not shown)", "must be http://HOST:PORT or https://HOST:PORT") from None
     if url.username is not None or url.query or url.fragment:
         raise BadSetting(ENDPOINT, "(not shown)", f"holds an address only; secrets belong in {HEADERS[0]}")
@@ -66,7 +66,7 @@ def _is_installed() -> bool:
 
 
 def _check_headers(name: str, raw: str) -> None:
-    """`name=value,…`, values percent-encoded (OTLP exporter specification)."""
+    """Check a list `name=value,…` with percent-encoded values (OTLP exporter specification). Raises BadSetting."""
     for pair in filter(None, (part.strip() for part in raw.split(","))):
         key, separator, value = pair.partition("=")
         if not separator or not key.strip() or not set(key.strip()) <= _TOKEN or not unquote(value).isprintable():

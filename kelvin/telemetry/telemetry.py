@@ -1,6 +1,6 @@
-"""One process's telemetry: its page, and the sender of its traces where a collector is named.
+"""One process's telemetry: its metrics page, and a sender of traces if a collector is configured.
 
-Composition roots open it: those that have traces by `open_telemetry`, the others by `open_without_traces`.
+Composition roots open it: with `open_telemetry` if the process has traces, else with `open_without_traces`.
 """
 
 import datetime
@@ -33,7 +33,7 @@ CERTIFICATE_EXPIRY_METRIC: Final = "kelvin_certificate_expiration_timestamp_seco
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Used on one event loop. `sender` is None where nothing leaves the machine."""
+    """The telemetry of one process. Use it on one event loop. `sender` is None if no traces are sent."""
 
     page: MetricsPage
     sender: TraceSender | None
@@ -52,11 +52,11 @@ class Telemetry:
             self.sender.offer(facts)
 
     def render_page(self) -> str:
-        """The page as Prometheus reads it. What can't be read now is left out, and logged."""
+        """Return the page for Prometheus. Metrics that can't be read now are left out, and logged."""
         return render(self.page.families(record_error), self.page.process)
 
     def with_metrics_route(self, app: ASGIApp) -> ASGIApp:
-        """The application with `GET /metrics` before it, for a socket of the installation's own."""
+        """Return the application with an added `GET /metrics`. Use it only for sockets that outsiders can't reach."""
 
         async def exposed(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET":
@@ -86,9 +86,8 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
     endpoint, page = settings.endpoint, MetricsPage(process)
 
     def connect() -> "OtlpCollector":
-        from kelvin.telemetry.otlp import (
-            OtlpCollector,  # in the thread: a third of a second, and nothing where it is off
-        )
+        # Imported in the sender's thread, only if traces are on: it takes a third of a second.
+        from kelvin.telemetry.otlp import OtlpCollector
 
         version = importlib.metadata.version("kelvin-serving")
         return OtlpCollector(endpoint, process, f"{process}-{secrets.token_hex(6)}", version)
@@ -103,9 +102,8 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
 
 
 def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
-    """Add what every process says of itself: processor time, memory, descriptors, loops, what became of its telemetry.
-
-    Names are the Prometheus clients' customary ones.
+    """Add the metrics that every process has: CPU time, memory, descriptors, loops, and results of sending traces.
+    Names follow the Prometheus client libraries.
     """
     page.read(
         "process_cpu_seconds_total", "Processor time used.", MetricKind.COUNTER, (), lambda: {(): time.process_time()}
@@ -119,10 +117,10 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
     failing = "Background loops that keep failing. The process is not ready unless this is 0."
     page.gauge("kelvin_loops_failing", failing, lambda: len(PROCESS_HEALTH.failing()))
     if sender is not None:
-        told = "Traces by what became of them: sent, dropped here, not taken by the collector."
+        results = "Traces by what became of them: sent, dropped here, not taken by the collector."
         page.read(
             "kelvin_traces_total",
-            told,
+            results,
             MetricKind.COUNTER,
             ("result",),
             lambda: by((("sent", sender.sent), ("dropped", sender.dropped), ("lost", sender.lost))),
@@ -130,8 +128,8 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
 
 
 def describe_certificates(page: MetricsPage, ends: Callable[[], Mapping[str, datetime.datetime]]) -> None:
-    """Add when a process's certificates expire. `ends` is called for each page: the first expiry by use, such as
-    `inner`. The metric's name follows cert-manager's.
+    """Add the expiry times of a process's certificates. `ends` is called for each page and returns the first expiry by
+    use. A use is, for example, `inner`. The metric's name follows cert-manager's.
     """
     help = "Seconds since 1970 at which a certificate ends; of several, the first."
     page.read(
@@ -149,4 +147,5 @@ def _open_fds() -> int:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # all are open, and none is left to count them with
+        # all descriptors are in use, so none is left to count them with
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,7 +1,7 @@
-"""Hands traces to a collector from a thread of its own. Nobody waits: what doesn't fit is dropped, counted.
+"""Send traces to a collector from a separate thread. Callers never wait: traces that don't fit are dropped and counted.
 
-Offering is an append; the thread looks twice a second. Batches are small: making one holds Python's lock, and the
-event loop should get it back soon.
+Offering a trace is an append; the thread polls twice a second. Batches are small, because encoding one holds the GIL,
+and the event loop should get it back soon.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ FLUSH_S: Final = 1.0
 
 
 class TraceSender:
-    """`connect_collector` connects, in the thread: what it imports is slow to import. Open from `start` to `close`."""
+    """Queue and thread, from `start` to `close`. `connect_collector` runs in the thread: its imports are slow."""
 
     def __init__(
         self, connect_collector: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic
@@ -44,7 +44,7 @@ class TraceSender:
         self._closing = threading.Event()
         self._ended = threading.Event()
         self.sent = 0
-        self.dropped = 0  # not taken in: too many
+        self.dropped = 0  # not queued: too many
         self._lost = 0
         self._failures = 0
 
@@ -53,15 +53,15 @@ class TraceSender:
 
     @property
     def lost(self) -> int:
-        """Traces that the collector did not take, or that wait for a thread that has ended."""
+        """Return the number of traces that the collector did not accept, or that wait for a thread that has ended."""
         return self._lost + (len(self._traces) if self._ended.is_set() else 0)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         threading.Thread(target=self._run, name="telemetry", daemon=True).start()
 
     def offer(self, facts: TraceFacts) -> None:
-        """Send it some time, if there is room. Never waits."""
+        """Queue the trace if there is room, else drop it. Never waits."""
         now_s, trace_s = self._clock(), 1 / TRACES_PER_S
         if len(self._traces) >= QUEUE_LIMIT or self._bucket.wait_s(1, BURST, trace_s, now_s):
             self.dropped += 1
@@ -70,9 +70,8 @@ class TraceSender:
             self._traces.append(facts)
 
     async def close(self, within_s: float = FLUSH_S) -> bool:
-        """Send what is queued. Return whether the thread ended within `within_s` seconds; if not, it ends by itself.
-
-        If the collector could not be made, the thread ended before and nothing is sent.
+        """Send the queued traces. Return whether the thread ended within `within_s` seconds; if not, it ends by itself.
+        If the collector could not be created, the thread has ended already and nothing is sent.
         """
         self._closing.set()
         if await asyncio.to_thread(self._ended.wait, within_s):
@@ -103,7 +102,7 @@ class TraceSender:
                 self._lost += len(batch)
 
     def _take(self, collector: "OtlpCollector", batch: Sequence[TraceFacts]) -> bool:
-        """Whether the collector took it. What can't be told at all is lost, and what comes after it is told."""
+        """Return whether the collector accepted the batch. A batch that can't be encoded is lost, without an error."""
         defect: Exception | None = None
         try:
             taken = collector.traces(batch)

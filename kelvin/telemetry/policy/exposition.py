@@ -1,4 +1,4 @@
-"""Families as Prometheus' text format 0.0.4, and several processes' pages as one.
+"""Render metric families in Prometheus' text format 0.0.4, and merge pages of several processes.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -13,19 +13,20 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def render(families: Iterable[MetricFamily], process: str) -> str:
-    """One block for each family that has series; every series says of which process it is."""
+    """Return one block per family with series. Each series has the label `process`."""
     return "".join(_block(family, process) for family in families if family.values or family.spreads)
 
 
 def merge(pages: Iterable[str]) -> str:
-    """Pages that `render` made as one. What several say of the same series is added up, so that counters must not be
-    kept by what comes and goes.
+    """Merge pages that `render` made. Equal series of several pages are added up. So a process that comes and goes must
+    not keep counters.
     """
     blocks: dict[str, tuple[list[str], dict[str, float]]] = {}
     for page in pages:
         head: list[str] = []
         series: dict[str, float] = {}
-        for line in filter(None, page.split("\n")):  # a label's value may hold what else Python calls a line's end
+        # a label's value may contain other characters that Python treats as line ends
+        for line in filter(None, page.split("\n")):
             if line.startswith("# HELP "):
                 head, series = blocks.setdefault(line.split(" ", 3)[2], ([], {}))
                 new = not head

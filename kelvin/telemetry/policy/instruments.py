@@ -1,6 +1,6 @@
-"""Counters, histograms and readings of one process. One thread writes and reads them.
+"""Counters, histograms and callback metrics of one process. One thread writes and reads them.
 
-Cheap enough for every request: a look-up and an addition. `exposition` renders them.
+Cheap enough for every request: one dictionary look-up and one addition. `exposition` renders them.
 """
 
 from bisect import bisect_left
@@ -11,20 +11,20 @@ from typing import Final
 
 from kelvin.telemetry.policy.labels import OTHER_VALUE
 
-MAX_SERIES: Final = 2048  # of one family, however its labels are bounded
+MAX_SERIES: Final = 2048  # per family, even if its labels are bounded
 Labels = tuple[str, ...]
 
 
 class MetricKind(StrEnum):
-    """What a family's values mean."""
+    """The type of a metric family."""
 
-    COUNTER = "counter"  # only grows while the process lives
+    COUNTER = "counter"  # never decreases during the process's life
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class HistogramState:
-    """A histogram's state. `counts` are of the intervals up to each bound, and of what lies above the last."""
+    """A histogram's state. `counts` has one count per interval up to each bound, and one above the last bound."""
 
     __slots__ = ("counts", "total")
 
@@ -35,7 +35,7 @@ class HistogramState:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """All series of one name. They are the instrument's own: render them before it changes."""
+    """All series of one name. They are the instrument's live data: render them before they change."""
 
     name: str
     help: str
@@ -43,18 +43,18 @@ class MetricFamily:
     labels: Labels
     values: Mapping[Labels, float]
     bounds: tuple[float, ...] = ()
-    spreads: Mapping[Labels, HistogramState] | None = None  # of a histogram, instead of values
+    spreads: Mapping[Labels, HistogramState] | None = None  # for a histogram, instead of `values`
 
 
 class Counter:
-    """Grows."""
+    """A metric that only grows."""
 
     def __init__(self, name: str, help: str, labels: Labels) -> None:
         self._name, self._help, self._labels = name, help, labels
         self._values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1) -> None:
-        """`labels` are the values, in the order of the names."""
+        """Add `amount` to the series with these label values, in the order of the label names."""
         values = self._values
         try:
             values[labels] += amount
@@ -63,12 +63,12 @@ class Counter:
             values[labels] = values.get(labels, 0) + amount
 
     def family(self) -> MetricFamily:
-        """Return its series."""
+        """Return the counter's series."""
         return MetricFamily(self._name, self._help, MetricKind.COUNTER, self._labels, self._values)
 
 
 class Histogram:
-    """Counts observations by interval."""
+    """A metric that counts observations by interval."""
 
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         assert list(bounds) == sorted(set(bounds)), "bounds ascend"
@@ -76,7 +76,7 @@ class Histogram:
         self._series: dict[Labels, HistogramState] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
-        """A value on a bound belongs below it."""
+        """Count `value`. A value equal to a bound belongs to the interval below it."""
         series = self._series.get(labels)
         if series is None:
             series = self._series.setdefault(
@@ -86,12 +86,12 @@ class Histogram:
         series.total += value
 
     def family(self) -> MetricFamily:
-        """Return its series."""
+        """Return the histogram's series."""
         return MetricFamily(self._name, self._help, MetricKind.HISTOGRAM, self._labels, {}, self._bounds, self._series)
 
 
 class CallbackMetric:
-    """Values that another keeps: asked for when the page is."""
+    """A metric whose values are read when the page is rendered."""
 
     def __init__(
         self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
@@ -99,12 +99,12 @@ class CallbackMetric:
         self._name, self._help, self._kind, self._labels, self._read = name, help, kind, labels, read
 
     def family(self) -> MetricFamily:
-        """Read its series. Their labels are from closed sets, or the reader bounds them."""
+        """Read the series. `read` must bound its label values, or take them from closed sets."""
         return MetricFamily(self._name, self._help, self._kind, self._labels, self._read())
 
 
 class MetricsPage:
-    """The families of one process; `process` becomes a label of each series. Families keep their order."""
+    """The metric families of one process, in order of registration. `process` becomes a label of each series."""
 
     def __init__(self, process: str) -> None:
         self.process = process
@@ -128,16 +128,16 @@ class MetricsPage:
     def read(
         self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
     ) -> None:
-        """Add values that are kept elsewhere and read for each page. Raises ValueError if the name is taken."""
+        """Add a callback metric, read for each page. Raises ValueError if the name is taken."""
         self._put(name, CallbackMetric(name, help, kind, labels, read))
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """One value without labels."""
+        """Add a gauge without labels. Raises ValueError if the name is taken."""
         self.read(name, help, MetricKind.GAUGE, (), lambda: {(): read()})
 
     def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[MetricFamily]:
-        """Return all that can be read now. `failed` is told of the error and the name of each other one; without it the
-        first error is raised.
+        """Return all families that can be read now. `failed` gets the error and name of each other one. Without
+        `failed`, the first error is raised.
         """
         found: list[MetricFamily] = []
         for name, instrument in self._instruments.items():
@@ -155,9 +155,9 @@ class MetricsPage:
         self._instruments[name] = made
 
 
-def by(name_of: Iterable[tuple[str, float]]) -> dict[Labels, float]:
-    """Values under one label each."""
-    return {(name,): value for name, value in name_of}
+def by(values: Iterable[tuple[str, float]]) -> dict[Labels, float]:
+    """Return the values as series with one label each."""
+    return {(name,): value for name, value in values}
 
 
 def _bounded_labels(present: Mapping[Labels, object], labels: Labels) -> Labels:

@@ -1,4 +1,4 @@
-"""Values of labels: from closed sets, or capped. Whatever callers do, a family has a bounded number of series."""
+"""Label values from closed sets, or capped. So a family has a bounded number of series, whatever callers send."""
 
 from typing import Final
 
@@ -6,26 +6,26 @@ from kelvin.contracts import artifact_errors, errors, traffic_errors
 
 OTHER_VALUE: Final = "other"
 OK: Final = "ok"
-TIERS: Final = ("host", "nvme", "peer", "store")  # quickest first
+TIERS: Final = ("host", "nvme", "peer", "store")  # fastest first
 
 
 _MODULE_MEMBERS: Final = [
     kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()
 ]
 _FAILURES: Final = [kind for kind in _MODULE_MEMBERS if isinstance(kind, type) and issubclass(kind, errors.Failure)]
-REPEAT_OUTCOMES: Final = ("joined", "replayed", "cached")  # answered out of what another request got
+REPEAT_OUTCOMES: Final = ("joined", "replayed", "cached")  # answered from another request's response
 OUTCOMES: Final = frozenset(
     {OK, *REPEAT_OUTCOMES} | {kind.code for kind in _FAILURES if kind is not errors.RemoteFailure}
 )
 
 
 def outcome_of(code: str) -> str:
-    """A failure's code, or `ok`; what no process of ours says is `other`."""
+    """Return a failure's code or `ok`; `other` for a code that no Kelvin process defines."""
     return code if code in OUTCOMES else OTHER_VALUE
 
 
 def slowest_tier(bytes_by_tier: dict[str, int]) -> str:
-    """The tier that a restore had to reach down to; `other` where nothing is known, or something unknown."""
+    """Return the slowest tier that a restore read from; `other` if the tiers are unknown."""
     found = [tier for tier, nbytes in bytes_by_tier.items() if nbytes]
     if not found or any(tier not in TIERS for tier in found):
         return OTHER_VALUE
@@ -33,7 +33,7 @@ def slowest_tier(bytes_by_tier: dict[str, int]) -> str:
 
 
 class LabelCap:
-    """The first `limit` values that were seen keep their names; all others share one."""
+    """A cap: the first `limit` distinct values keep their names, all others become `other`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +43,7 @@ class LabelCap:
         return f"<LabelCap {len(self._named)}/{self._limit}>"
 
     def bounded(self, values: tuple[str, ...]) -> tuple[str, ...]:
-        """The values, or as many times `other`."""
+        """Return the values, or `other` for each of them."""
         if values in self._named:
             return values
         if len(self._named) < self._limit:

@@ -1,8 +1,7 @@
-"""A request's or a restore's trace, made of its finished stages: one span for the whole, one for each stage in it.
+"""Build the trace of a request or restore from its finished stages: one span for the whole, and one per stage.
 
-A stage's span begins where the stage before it ended, as in the timeline. Ids follow from the request's or the
-replica's own, so a request can refer to the restore that it waited for without having met it. By their ids a share of
-the traces is chosen, which are sent.
+A stage's span begins where the stage before it ended, as in the timeline. Ids are derived from the id of the request or
+replica. So a request's trace can link to the restore that it waited for. Sampling uses the ids too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ _BY_RUNTIME: Final = frozenset({Stage.LEASED, Stage.BOUND, Stage.READY, Stage.TO
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """Times are microseconds of the wall clock. `failure` is a code."""
+    """A span. Times are microseconds of the wall clock. `failure` is a code."""
 
     name: str
     trace_id: int
@@ -31,13 +30,13 @@ class TraceSpan:
     end_us: int
     attributes: Mapping[str, Value]
     failure: str | None = None
-    is_server: bool = False  # it answers a caller of ours
-    linked_span: tuple[int, int] | None = None  # trace and span that it waited for
+    is_server: bool = False  # it serves a call from outside
+    linked_span: tuple[int, int] | None = None  # trace id and span id of the restore that it waited for
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What is known of a request that ended."""
+    """Facts about a finished request."""
 
     request_id: str
     caller: TraceContext | None
@@ -56,20 +55,20 @@ class RequestFacts:
 
     @property
     def trace_id(self) -> int:
-        """The caller's, where one was brought."""
+        """Return the caller's trace id if it sent one, else an id derived from the request's."""
         return trace_id_of(self.request_id) if self.caller is None else self.caller.trace_id
 
     @property
     def is_always_sampled(self) -> bool:
-        """Whether it is told whatever the share."""
+        """Return whether the request is traced regardless of the sample ratio: it was cold or failed."""
         return self.cold or self.outcome != OK
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFacts:
-    """What is known of a restore that ended. Of one that failed there are no stamps."""
+    """Facts about a finished restore. A failed restore has no stamps."""
 
-    name: str  # the replica's, or one of the failure's own
+    name: str  # the replica's name, or a name of the failure
     tenant: str
     model: str
     version: str
@@ -80,7 +79,7 @@ class RestoreFacts:
 
 
 def request_spans(facts: RequestFacts) -> list[TraceSpan]:
-    """The whole first."""
+    """Return the span of the whole request, then those of its stages."""
     waited_for = None
     if facts.cold and facts.runtime_id is not None:
         waited_for = (trace_id_of(facts.runtime_id), span_id_of(facts.runtime_id))
@@ -153,7 +152,7 @@ def _stage_spans(whole: TraceSpan, name: str, stamps: Iterable[Stamp]) -> list[T
 
 
 def _process_of_stage(stage: Stage) -> str:
-    """Who stamps it."""
+    """Return the process that stamps this stage."""
     if stage in _BY_CONTROL_PLANE:
         return "controlplane"
     return "runtime" if stage in _BY_RUNTIME else "activator"
@@ -168,12 +167,14 @@ def _known_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value
 
 
 def is_sampled(trace_id: int, share: float) -> bool:
-    """The same for everybody who looks at the trace (OpenTelemetry's TraceIdRatioBased: the lower 64 bits)."""
+    """Return whether the trace is in the sampled share (OpenTelemetry's TraceIdRatioBased: the lower 64 bits). All
+    processes that see the trace decide the same.
+    """
     return (trace_id & _LOWER_64_BITS) < round(share * (1 << 64))
 
 
 def is_sampled_for_caller(trace_id: int, caller: TraceContext | None, share: float) -> bool:
-    """Within the share, unless its caller said that the trace is not recorded. That a caller records it makes no
-    difference: strangers don't decide what is written here.
+    """Return whether the trace is sampled: it is in the share, and its caller did not say that it is not recorded. A
+    caller that records its trace does not raise the share. Outsiders must not decide how much is written here.
     """
     return (caller is None or caller.sampled) and is_sampled(trace_id, share)

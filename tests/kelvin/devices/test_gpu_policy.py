@@ -70,10 +70,12 @@ GOOD = GpuFacts(
         pytest.param(replace(GOOD, uncorrected_ever=2), HealthyGpu(), id="errors of long ago"),
         pytest.param(replace(GOOD, temperature_c=86), HealthyGpu(), id="warm"),
         pytest.param(
-            replace(GOOD, temperature_c=87), DegradedGpu("it has 87 C, and slows down from 87 on"), id="too warm"
+            replace(GOOD, temperature_c=87), DegradedGpu("its temperature is 87 °C; it slows down at 87"), id="too warm"
         ),
         pytest.param(
-            replace(GOOD, temperature_c=92), UnhealthyGpu("it has 92 C, and switches itself off at 92"), id="hot"
+            replace(GOOD, temperature_c=92),
+            UnhealthyGpu("its temperature is 92 °C; it switches itself off at 92"),
+            id="hot",
         ),
         pytest.param(
             replace(GOOD, temperature_c=99, slows_c=None, ends_c=None), HealthyGpu(), id="no thresholds known"
