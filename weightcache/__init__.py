@@ -1,5 +1,5 @@
 """The tiered weight cache: an agent that keeps model weights in memory and on disk, and the library that leases them.
 
-Versions are made by `snapshotter` and bound to an engine by `runtime`. `client/` is all that a runtime imports; the
-other folders are the agent's. Begin with `app/cache.py`, which puts the tiers together, and `client/lease.py`.
+`snapshotter` makes versions and `runtime` binds them to an engine. `client/` is all that a runtime imports; the other
+folders belong to the agent. Begin with `app/cache.py`, which composes the tiers, and `client/lease.py`.
 """

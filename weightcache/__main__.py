@@ -9,11 +9,12 @@ from kelvin.process.settings import log_level
 from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_settings
 from weightcache.app.settings import read_settings
 
-THREAD_SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms
+# how long a thread that returns from a call waits for the GIL behind a busy one; Python's default is 5 ms
+THREAD_SWITCH_S: Final = 0.0005
 
 
 def main() -> None:
-    """Exits with 0 after a drain, with 2 for a bad setting, with 1 where another agent has the data directory."""
+    """Run the agent. Exits with 0 after a drain, 2 for a bad setting, 1 if another agent has the data directory."""
     raise_descriptors()
     try:
         with refusing_bad_settings():
@@ -21,7 +22,7 @@ def main() -> None:
             settings = read_settings()
             if only_checks():
                 return
-            from weightcache.app.app import run  # a check needs none of it
+            from weightcache.app.app import run  # not needed for a check
 
             sys.setswitchinterval(THREAD_SWITCH_S)
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)

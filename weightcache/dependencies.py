@@ -1,4 +1,4 @@
-"""What the cache agent depends on. A test takes each away."""
+"""Dependencies of the cache agent. A test takes each away."""
 
 from typing import Final
 

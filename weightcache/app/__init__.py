@@ -1,5 +1,5 @@
-"""Build and start the agent: settings, the lease socket, the HTTP API, metrics, the tiers put together.
+"""Build and start the agent: settings, the lease socket, the HTTP API, metrics, and the composition of the tiers.
 
-How a version is loaded is in `fetch/`, what a tier does is in `host/`, `nvme/`, `peers/` and `sources/`. Every other
-folder may be imported here, and none imports this one. Begin with `cache.py`, then `lease_server.py`.
+Loading of versions is in `fetch/`, tiers are in `host/`, `nvme/`, `peers/` and `sources/`. No other folder imports this
+one. Begin with `cache.py`, then `lease_server.py`.
 """

@@ -1,4 +1,4 @@
-"""The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
+"""The agent's HTTP API: health, state, eviction, prefetch. Weights are sent over the lease socket."""
 
 import asyncio
 from typing import Literal
@@ -20,7 +20,7 @@ from weightcache.fetch.prefetcher import PrefetchRequest
 
 
 class Evict(Wire, frozen=True):
-    """`POST /v1/evict`: everything of the version, of the tenant, or at all."""
+    """Body of `POST /v1/evict`: evict the chunks of one version, one tenant, or all."""
 
     tier: Literal["host", "nvme"]
     tenant: str | None = None
@@ -28,7 +28,7 @@ class Evict(Wire, frozen=True):
 
 
 class Prefetch(Wire, frozen=True):
-    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it."""
+    """Body of `POST /v1/prefetch`: load the version into the tier. `urgent`: a start waits for it."""
 
     tenant: str
     version: Digest
@@ -37,7 +37,7 @@ class Prefetch(Wire, frozen=True):
 
 
 class PrefetchState(Wire, frozen=True):
-    """Wishes by what they are doing, and what became of others; `failed` by the failure's code."""
+    """Prefetches by state, and results of finished ones. `failed` counts by the failure's code."""
 
     running: int
     waiting: int
@@ -47,7 +47,7 @@ class PrefetchState(Wire, frozen=True):
 
 
 class Damaged(Wire, frozen=True):
-    """A chunk in memory that was found wrong after its check, and the processes that still have it mapped."""
+    """A chunk that changed in memory after its check, and the processes that still have it mapped."""
 
     tenant: str
     chunk: Digest
@@ -55,13 +55,13 @@ class Damaged(Wire, frozen=True):
 
 
 class Damages(Wire, frozen=True):
-    """`GET /v1/damages`: a part of the state, for who asks often."""
+    """Response of `GET /v1/damages`: a small part of the state, for clients that poll."""
 
     damaged: tuple[Damaged, ...]
 
 
 class HostState(Wire, frozen=True):
-    """Slabs by what they are doing; `slabs_huge` of them have huge pages throughout. `slabs_quota`: for one tenant."""
+    """State of the host tier. `slabs_huge` slabs have huge pages only. `slabs_quota` is the quota of one tenant."""
 
     bytes: int
     budget_bytes: int
@@ -78,8 +78,10 @@ class HostState(Wire, frozen=True):
 
 
 class NvmeState(Wire, frozen=True):
-    """Chunk files. `bytes_by_way` were read since the start: out of the page cache (`cached`), past it (`direct`) or,
-    where the file system refuses that, through it (`buffered`). `recognised_bytes` of them were compared with a tag.
+    """State of the NVMe tier. `bytes_by_way` counts bytes read since the start of the agent.
+
+    Ways: from the page cache (`cached`), past it (`direct`), or through it (`buffered`) if the file system refuses
+    direct reads. `recognised_bytes` of them were compared with a tag.
     """
 
     bytes: int
@@ -92,12 +94,14 @@ class NvmeState(Wire, frozen=True):
 
 
 class State(Wire, frozen=True):
-    """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
-    by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
-    versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
-    their memory was needed, reads of the store that were asked twice, connections of other users, chunks that were
-    hashed anew. Reads that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this
-    moment. Rates are of tiers below the host's.
+    """Response of `GET /v1/state`.
+
+    Counters start with the agent, and have only the tiers, kinds and codes that occurred. `chunk_faults` count by tier
+    and kind, `healed_chunks` by the tier with the good copy, `refused_chunks` by the failure's code.
+    `unverified_versions` lacked a trusted signature while `require` or `warn` demands one. `unkept_chunks` were not
+    written to NVMe because their memory was needed. `hedges` are repeated reads of the store, `strangers` connections
+    of other users, `examined_chunks` chunks that were hashed again. `reads_running`, `chunks_queued` and
+    `chunks_to_admit` are current values. `rates` has the tiers below the host's.
     """
 
     host: HostState
@@ -136,7 +140,7 @@ class State(Wire, frozen=True):
 
 
 def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
-    """Routes over an open cache."""
+    """Return the application for an open cache."""
     app = FastAPI(title="Kelvin weight cache", openapi_url=None)
     install_failure_handlers(app)
     checking = asyncio.Lock()
@@ -196,7 +200,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
 
 def rates_of(cache: Cache) -> dict[str, TierRate]:
-    """How fast each tier below the host's is, as far as loads have shown."""
+    """Return the speed of each tier below the host's, as learned from loads."""
     return {
         tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
         for tier, rate in cache.residents.rates.by_tier.items()
@@ -204,13 +208,13 @@ def rates_of(cache: Cache) -> dict[str, TierRate]:
 
 
 def damages_of(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
-    """Chunks that were found wrong in memory, where processes live that may have them mapped."""
+    """Return the chunks that were found damaged in memory, if living processes may have them mapped."""
     found = ((each, leases.pids_with(each.digest, each.place)) for each in cache.examiner.damages())
     return tuple(Damaged(tenant=each.tenant, chunk=each.digest, pids=pids) for each, pids in found if pids)
 
 
 def state_of(cache: Cache, leases: LeaseServer) -> State:
-    """What an operator may want to know."""
+    """Return the agent's state for operators."""
     index, slabs, counters = cache.arena.index, cache.arena.pool.counts, cache.counters
     chunks, in_use = index.ready
     return State(

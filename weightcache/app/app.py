@@ -1,4 +1,4 @@
-"""The composition root of the cache agent: settings in, two sockets out."""
+"""The composition root of the cache agent. It serves two sockets."""
 
 import asyncio
 import socket
@@ -18,11 +18,11 @@ from weightcache.client.lease_protocol import SOCKET
 from weightcache.sources.source import Verify, is_digest_of
 
 HTTP_SOCKET = "cache.sock"
-SPARE_CONNECTIONS = 8  # for manifests, and for reads that are asked a second time
+SPARE_CONNECTIONS = 8  # connections for manifests and hedged reads
 
 
 async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises BlockingIOError where another agent has the directory, BadSetting over the store."""
+    """Serve until `stop`. Raises BlockingIOError if another agent has the directory, BadSetting for the store."""
     connections = settings.store_reads + SPARE_CONNECTIONS
     async with open_checked_store(settings.store_url, writes=False, connections=connections) as store:
         await serve(settings, store, stop)
@@ -31,7 +31,7 @@ async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
 async def serve(
     settings: CacheSettings, store: BlobStore, stop: asyncio.Event, *, verify: Verify = is_digest_of
 ) -> None:
-    """As `run`, over a given store."""
+    """Serve as `run` does, from the given store."""
     directory, telemetry = SocketDirectory(settings.run), open_without_traces("weightcache")
     try:
         async with (

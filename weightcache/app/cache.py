@@ -1,4 +1,4 @@
-"""The whole cache of one machine, put together: tiers, loader, versions. How it is asked is the sockets' business."""
+"""The whole cache of one machine: tiers, loaders, prefetcher, examiner. The sockets that serve it are elsewhere."""
 
 import asyncio
 import os
@@ -41,12 +41,12 @@ from weightcache.sources.store_ranges import StoreRanges
 from weightcache.sources.store_tier import StoreTier
 from weightcache.sources.verifier import Recheck, Tags, Verifier
 
-SETTLE_S: Final = 20.0  # less than the control plane waits for the answer
+SETTLE_S: Final = 20.0  # less than the control plane's timeout for the response
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Open until the block of `open_cache` is left."""
+    """The parts of an open cache. Valid inside the block of `open_cache`."""
 
     arena: Arena
     nvme: NvmeTier
@@ -62,8 +62,8 @@ class Cache:
     peering: PeerNode | None
 
     async def locate_chunks(self, tenant: str, version: str) -> TierTally:
-        """Return the distinct chunks of the version by the tier in which a lease would find them now. Peers are not
-        asked: what they may have counts as the store's. No chunk is touched. Raises as `ManifestLoader.manifest`.
+        """Count the version's distinct chunks by the tier in which a lease would find them now. Reads no chunk. Peers
+        are not asked: their chunks count as the store's. Raises as `ManifestLoader.manifest`.
         """
         if (hot := self.residents.try_hot(tenant, version)) is not None:
             return hot
@@ -80,11 +80,11 @@ class Cache:
         return tally
 
     async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
-        """Drop what the tier holds of the version (None: all) of the tenant (None: all). Loads and writes under way are
-        waited for, for SETTLE_S at most. What a prefetch brings after that stays.
+        """Evict chunks of the version (None: all) of the tenant (None: all) from the tier.
 
-        Raises `Refused`: Conflict where slabs are in use (the others are gone then), InvalidRequest for a version
-        without a tenant, Unavailable where the disk refuses, and as `ManifestLoader.manifest`.
+        First waits for running loads and writes, at most SETTLE_S. Chunks that a prefetch brings later stay. Raises
+        `Refused`: Conflict if slabs are in use (the others are evicted then), InvalidRequest for a version without a
+        tenant, Unavailable if the disk refuses, and as `ManifestLoader.manifest`.
         """
         digests = None
         if version is not None:
@@ -105,7 +105,7 @@ class Cache:
 async def open_cache(
     settings: CacheSettings, store: BlobStore, *, verify: Verify = is_digest_of
 ) -> AsyncIterator[Cache]:
-    """Raises BlockingIOError where another agent has the directory, BadSetting over trust roots that are none."""
+    """Open the cache. Raises BlockingIOError if another agent has the directory, BadSetting for invalid trust roots."""
     counters = Counters()
     rates = TierModel()
     nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100

@@ -1,6 +1,6 @@
-"""The lease socket: one request and one lease per connection, ended by the connection's end or the process's.
+"""The lease socket: one request and one lease per connection. The lease ends with the connection or the process.
 
-Whoever asks for a progressive lease is sent the slabs while they are being filled, and told which parts are ready.
+A progressive lease gets its slabs while they are being filled, and messages about which parts are ready.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 1024
 REQUEST_TIMEOUT_S: Final = 5.0
 SEND_TIMEOUT_S: Final = 60.0
-PAUSE_S: Final = 0.1  # until somebody has closed a descriptor
-LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
+PAUSE_S: Final = 0.1  # time for other code to close a descriptor
+LOAD_TIMEOUT_S: Final = 900.0  # a client with a shorter timeout hangs up, which cancels the load
 
 
 @dataclass(slots=True)
 class _LeaseConnection:
-    """One connection: the version whose slabs were sent, what undoes the lease, and whether its process has died."""
+    """A connection: the version whose slabs were sent, the stack that undoes the lease, the death of its process."""
 
     sock: socket.socket
     stack: ExitStack
@@ -64,7 +64,7 @@ class LeaseServer:
         counters: Counters,
         tenant: str | None = None,
     ) -> None:
-        """With a `tenant`, lend versions of that tenant alone: a client states its tenant, and nothing proves it."""
+        """With a `tenant`, lend only versions of that tenant: a client states its tenant without proof."""
         self._tenant = tenant
         self._listener = listener
         self._residents = residents
@@ -72,7 +72,7 @@ class LeaseServer:
         self._counters = counters
         self._mappings = MappingTracker(arena.drop_holder)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failures = 0  # of accepts, in a row
+        self._failures = 0  # consecutive failures of accept
         self.active = 0
         self.accepting = False
 
@@ -81,26 +81,26 @@ class LeaseServer:
 
     @property
     def connections(self) -> int:
-        """Clients that are connected, granted or not."""
+        """Return the number of connected clients, with or without a lease."""
         return len(self._tasks)
 
     @property
     def holder_count(self) -> int:
-        """Living processes that may have slabs mapped."""
+        """Return the number of living processes that may have slabs mapped."""
         return self._mappings.count
 
     def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
-        """Living processes that may have the chunk mapped from that place."""
+        """Return the living processes that may have the chunk mapped from that place."""
         return self._mappings.pids_with(digest, place)
 
     def open(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections on the listener."""
         self._listener.setblocking(False)
         self.accepting = True
         self._listen()
 
     async def close(self) -> None:
-        """Ends all leases; processes keep what they mapped."""
+        """End all leases. Processes keep their mappings."""
         self.accepting = False
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
@@ -121,12 +121,12 @@ class LeaseServer:
             if should_log(self._failures):
                 log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())  # who waits goes on waiting: it would be told at once again
+            loop.remove_reader(self._listener.fileno())  # otherwise the waiting client would trigger this again at once
             loop.call_later(PAUSE_S, self._listen)
             return
         self._failures = 0
         if self.connections >= MAX_CONNECTIONS:
-            sock.close()  # the client reads an end and reports the cache unavailable
+            sock.close()  # the client reads the end, and reports the cache as unavailable
             return
         sock.setblocking(False)
         task = asyncio.create_task(self._serve(sock))
@@ -139,7 +139,7 @@ class LeaseServer:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
             if raw:
-                # Nothing more is expected: whatever comes is the end.
+                # No further message is expected: any bytes, or the end, end the lease.
                 await first(self._lease(sock, raw), loop.sock_recv(sock, 1))
         except (TimeoutError, OSError) as error:
             log.info("a lease's client is gone", extra={"error": repr(error)})
@@ -149,7 +149,7 @@ class LeaseServer:
             sock.close()
 
     async def _lease(self, sock: socket.socket, raw: bytes) -> None:
-        """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
+        """Serve one lease. Return if it was refused; otherwise last until cancelled or until the process dies."""
         with ExitStack() as stack:
             connection = _LeaseConnection(sock, stack)
             try:
@@ -165,9 +165,10 @@ class LeaseServer:
             await connection.ended.wait()
 
     def _check_user(self, sock: socket.socket) -> None:
-        """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
+        """Refuse other users, in case the mode of the directory does not. Raises `Refused`."""
         pid, uid = credentials(sock)
-        if pid == 0:  # its death could not be seen, nor it be told from others: its slabs would be taken from under it
+        # A process outside this PID namespace can't be identified, and its death not seen: its slabs would be reused.
+        if pid == 0:
             self._counters.strangers += 1
             log.warning("a process of another PID namespace asked for a lease", extra={"uid": uid})
             rule = "must be of a process that the weight cache's PID namespace has (hostPID)"
@@ -178,12 +179,12 @@ class LeaseServer:
             raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
 
     def check_tenant(self, tenant: str, version: str) -> None:
-        """Raise `Refused(NotFound)` if this agent is not for that tenant: another's version does not exist here."""
+        """Raise `Refused(NotFound)` if this agent serves another tenant: to this one, the version does not exist."""
         if self._tenant not in (None, tenant):
             raise Refused(NotFound("version", version))
 
     async def _grant(self, connection: _LeaseConnection, request: LeaseRequest) -> None:
-        """Send the answer. Raises OSError where the client is gone."""
+        """Send the response, once the version is loaded. Raises OSError if the client is gone."""
         on_loading = partial(self._stream_progress, connection) if request.progressive else None
         residents = self._residents
         async with residents.pinned(
@@ -193,7 +194,7 @@ class LeaseServer:
             if connection.resident is arrival.resident:
                 await _send(connection.sock, whole)
             else:
-                if connection.resident is not None:  # the client may not have read all that it was told yet
+                if connection.resident is not None:  # the client may not have read all earlier messages
                     await _until_writable(connection.sock)
                 self._send_slabs(connection, arrival.resident, whole)
             self._counters.leases_granted += 1
@@ -202,12 +203,12 @@ class LeaseServer:
             log.info("leased", extra=seen)
 
     def _note_lease_end(self, holder: Holder) -> None:
-        """A process that lives on and has unmapped its leases' slabs holds none of them any more."""
+        """Release the slabs of a living process that has unmapped the slabs of its leases."""
         slabs = self._arena.index.held_by(holder.number)
         self._mappings.note_lease_end(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
 
     async def _stream_progress(self, connection: _LeaseConnection, progress: LoadProgress) -> None:
-        """Answer as soon as that is possible; then which parts are ready, until it is cancelled."""
+        """Send the slabs as early as possible, then the parts that become ready, until cancelled."""
         resident = await progress.wait_until_placed()
         if not await self._arena.made(resident.slabs) or progress.resident is not resident:
             return
@@ -218,8 +219,10 @@ class LeaseServer:
             told += len(spans)
 
     def _send_slabs(self, connection: _LeaseConnection, resident: ResidentVersion, reply: LeaseReply) -> None:
-        """Send the reply with the slabs, which stay until the process has none of them. They are pinned now, and
-        nothing awaits in here: between sending and holding nothing may be evicted, nor the process forgotten.
+        """Send the reply with the slabs, which stay until the process has none of them mapped.
+
+        The slabs are pinned now. This function must not await: between sending and holding, no slab may be evicted and
+        the process not forgotten.
         """
         holder = self._mappings.track_process(connection.sock)
         slabs = [self._arena.slab(number) for number in resident.slabs]
@@ -239,7 +242,7 @@ class LeaseServer:
 
     @contextmanager
     def _hold_lease(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
-        """The process has a lease while the block runs; its death sets `ended`."""
+        """Hold a lease for the process while the block runs. The death of the process sets `ended`."""
         self.active += 1
         holder.leases.add(ended)
         try:
@@ -256,12 +259,12 @@ class LeaseServer:
 
 
 def may_lease(uid: int) -> bool:
-    """Whether a process of this user may be sent weights: of our own, or of root, who can read them anyway."""
+    """Return whether this user's processes may receive weights: our own user, or root, which can read them anyway."""
     return uid in (0, os.geteuid())
 
 
 async def _until_writable(sock: socket.socket) -> None:
-    """Wait until a message can be sent without waiting. Raises TimeoutError where the client reads nothing."""
+    """Wait until a message can be sent without blocking. Raises TimeoutError if the client does not read."""
     loop, writable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_writer(sock, writable.set)
     try:
@@ -272,6 +275,6 @@ async def _until_writable(sock: socket.socket) -> None:
 
 
 async def _send(sock: socket.socket, reply: LeaseReply) -> None:
-    """Raises OSError or TimeoutError where the client is gone, or does not read what it was sent before."""
+    """Send the reply. Raises OSError or TimeoutError if the client is gone or does not read."""
     async with asyncio.timeout(SEND_TIMEOUT_S):
         await asyncio.get_running_loop().sock_sendall(sock, encode(reply))

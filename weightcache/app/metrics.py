@@ -1,4 +1,4 @@
-"""The agent's state and counters as metrics: bytes and chunks by tier, what was wrong with them, leases."""
+"""Metrics from the agent's state: bytes and chunks by tier, faults, leases."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ from weightcache.app.api import State
 
 
 def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
-    """Each reads the state when it is asked."""
+    """Add the metrics of the cache. Each reads the state when the page is rendered."""
 
     def counter(name: str, help: str, labels: Labels, read: Callable[[State], Mapping[Labels, float]]) -> None:
         page.read(name, help, MetricKind.COUNTER, labels, lambda: read(state()))

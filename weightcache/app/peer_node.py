@@ -1,4 +1,4 @@
-"""This node among others, put together: the source and the turns that loads take, and the port on which others ask."""
+"""This node as a peer of others: the source for its loads, the shared store, and the port that serves other nodes."""
 
 import asyncio
 import secrets
@@ -26,12 +26,12 @@ from weightcache.sources.source import Source
 from weightcache.sources.verifier import Verifier
 
 BACKLOG: Final = 256
-CONNECTIONS: Final = MAX_PEER_READS + MAX_OWNER_WAITS + 8  # to one node: for chunks, waits, and questions about many
-KEPT_S: Final = 30.0  # less than the other end keeps them
+CONNECTIONS: Final = MAX_PEER_READS + MAX_OWNER_WAITS + 8  # per node: for chunks, waits, and lookups of many chunks
+KEPT_S: Final = 30.0  # less than the other end's keep-alive
 
 
 class PeerFact(Wire, frozen=True):
-    """Another node, as this one has found it."""
+    """Another node, as seen by this one."""
 
     url: str
     answers: bool
@@ -39,8 +39,10 @@ class PeerFact(Wire, frozen=True):
 
 
 class PeerState(Wire, frozen=True):
-    """What others are to this node, and what it sent them since its start. Refused: as too much was under way;
-    cut: too slow, or gone; strangers: connections of no node.
+    """The other nodes, and the number of chunks and bytes sent to them since the start.
+
+    `refused` responses were over the limit; `cut` ones were too slow or lost their client; `strangers` are connections
+    without a node's certificate.
     """
 
     nodes: tuple[PeerFact, ...]
@@ -53,7 +55,7 @@ class PeerState(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PeerNode:
-    """Open until the block of `open_peers` is left. `store` is the one that was given, for all nodes together."""
+    """The parts of an open peer, valid inside the block of `open_peers`. `store` is shared by all nodes."""
 
     tier: PeerTier
     store: SharedStore
@@ -65,7 +67,7 @@ class PeerNode:
 async def open_peers(
     settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, verifier: Verifier, counters: Counters
 ) -> AsyncIterator[PeerNode | None]:
-    """None where there are to be no peers."""
+    """Open the client side for peers. Yields None if no peers are configured."""
     if not settings.secrets:
         yield None
         return
@@ -84,7 +86,7 @@ async def open_peers(
 
 @asynccontextmanager
 async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
-    """Others may ask while the block runs, where `settings` say so. Raises BadSetting over an address not ours."""
+    """Serve other nodes while the block runs, if configured. Raises BadSetting for an address that is not ours."""
     if peering is None or settings.listen is None:
         yield
         return
@@ -97,7 +99,7 @@ async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counte
 
 
 def peer_state(peering: PeerNode | None, counters: Counters) -> PeerState:
-    """What an operator may want to know."""
+    """Return the state of peers for operators."""
     peers = [] if peering is None else peering.tier.group.peers
     return PeerState(
         nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),

@@ -20,8 +20,8 @@ from weightcache.fetch.trust_policy import VerificationPolicy
 from weightcache.sources.verifier import Recheck
 
 SLAB_BYTES: Final = 256 << 20
-DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more
-LINE_READS: Final = 32  # of one behind a line, where a request waits longer than it moves bytes
+DISK_READS: Final = 12  # concurrent reads of a store in a directory, two per chunk: more would not make the disk faster
+LINE_READS: Final = 32  # concurrent reads of a remote store, where latency takes longer than the transfer
 SPARE_BYTES: Final = 1 << 30
 MAX_PEERS: Final = 256
 _LIMIT: Final = 1 << 50
@@ -30,9 +30,8 @@ _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """`listen` is where other nodes ask this one (host, port), None: nowhere; `urls` are where others are asked.
-
-    `secrets` are what all nodes know; without any there are no peers.
+    """`listen` is where other nodes reach this one (host, port), None: nowhere. `urls` are the other nodes. `secrets`
+    are shared by all nodes. Without secrets there are no peers.
     """
 
     listen: tuple[str, int] | None = None
@@ -42,9 +41,11 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Budgets in bytes. `host_bytes` holds whole slabs, at least one; `spare_bytes` of them are made ahead. Quotas are
-    what one tenant may have of a tier while others want it, in percent. Between two passes over all that is kept are
-    `scrub_s`; 0: there are none.
+    """Settings of the agent. Sizes are in bytes, quotas in percent.
+
+    `host_bytes` holds whole slabs, at least one; `spare_bytes` of it are prepared in advance. A quota limits one
+    tenant's part of a tier while other tenants need it. `scrub_s` is the pause between two passes of the scrubber; 0:
+    no scrubbing.
     """
 
     data: Path
@@ -54,8 +55,8 @@ class CacheSettings:
     nvme_bytes: int
     spare_bytes: int = 0
     lifeline_fd: int | None = None
-    store_reads: int = DISK_READS  # ranges of the store that are read at once
-    hedge_percent: float = 0.0  # of them, those that may be asked for a second time because they are late
+    store_reads: int = DISK_READS  # concurrent reads of the store
+    hedge_percent: float = 0.0  # percentage of these reads that may be repeated when they are late
     host_quota: int = 100
     nvme_quota: int = 100
     scrub_s: float = 0.0
@@ -63,30 +64,30 @@ class CacheSettings:
     verify: VerificationPolicy = VerificationPolicy.OFF
     trust_roots: Path | None = None
     peers: PeerSettings = PeerSettings()
-    tenant: str | None = None  # whose versions it lends, None: everybody's
+    tenant: str | None = None  # the only tenant whose versions are lent; None: all tenants
 
     @property
     def roots(self) -> Path:
-        """Where public keys lie that are trusted."""
+        """Return the directory of trusted public keys."""
         return self.trust_roots or self.data / ROOTS
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """Return the directory of the sockets."""
         return self.data / "run"
 
     @property
     def cache(self) -> Path:
-        """Where the NVMe tier is."""
+        """Return the directory of the NVMe tier."""
         return self.data / "cache"
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
-    """Raises `BadSetting`.
+    """Read the settings. Raises `BadSetting`.
 
-    By default the host tier has a quarter of the memory, and a quarter of that (at most 1 GiB) is made ahead. The NVMe
-    tier has 80 % of the disk that is free or its own. The store is a directory in KELVIN_DATA. From a store in S3 more
-    ranges are read at once, and up to 5 % of them are asked for a second time.
+    By default the host tier has a quarter of the memory, and a quarter of that (at most 1 GiB) is prepared in advance.
+    The NVMe tier has 80 % of the disk space that is free or its own. The store is a directory in KELVIN_DATA. A store
+    in S3 gets more concurrent reads, and up to 5 % of them are hedged.
     """
     data = Path(setting_parser.text(env, "KELVIN_DATA")).absolute()
     slab_bytes = setting_parser.integer(env, "KELVIN_SLAB_BYTES", SLAB_BYTES, low=HUGE_PAGE, high=_LIMIT)
@@ -147,7 +148,7 @@ def _peers(env: Mapping[str, str]) -> PeerSettings:
 
 
 def _urls(value: str) -> tuple[str, ...]:
-    """Without repetitions, in order."""
+    """Return the URLs in order, without duplicates."""
     urls = tuple(dict.fromkeys(value.replace(",", " ").split()))
     if not all(map(is_url, urls)):
         raise BadSetting("KELVIN_PEERS", value, "must be https://HOST:PORT, separated by commas")
@@ -157,7 +158,7 @@ def _urls(value: str) -> tuple[str, ...]:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the control group where that is less."""
+    """Return the memory of the machine, or of the control group if that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(machine, int(_CGROUP_LIMIT.read_text()))
@@ -166,7 +167,7 @@ def _memory_bytes() -> int:
 
 
 def _disk_bytes(data: Path) -> int:
-    """80 % of what is free beside `data`, what the tier holds already counted as free."""
+    """Return 80 % of the free space of the disk with `data`. Space that the tier uses already counts as free."""
     held = 0
     for path in (data / "cache").glob("*/??/*"):
         with suppress(OSError):  # a foreign entry, such as a link to nothing

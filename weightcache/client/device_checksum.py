@@ -1,11 +1,12 @@
-"""128 bits over bytes wherever they lie: the same operations on a CPU's tensors and on a device's.
+"""A 128-bit checksum that a CPU and a device compute with the same operations.
 
-It answers one question: did the bytes that were verified on the host arrive in the device's memory? Each block of 1 MiB
-is two sums of its 32-bit words, each word times an odd 64-bit key of its position, modulo 2^64: multilinear hashing
-(Carter and Wegman 1979; Lemire and Kaser 2013), which a device does at the rate of its memory. A BLAKE3 digest over
-all blocks' sums binds their order, their number and the length. Whatever changes within one word is seen for certain;
-any other change that was not made for these keys, with a probability of all but 2^-64. The keys are no secret: against
-somebody who means it the chunks' BLAKE3 digests stand.
+It shows whether bytes verified on the host arrived in the device's memory. Each block of 1 MiB has two sums of its
+32-bit words. Each word is multiplied by an odd 64-bit key of its position, modulo 2^64. This is multilinear hashing
+(Carter and Wegman 1979; Lemire and Kaser 2013), which a device computes at memory speed. A BLAKE3 digest over the sums
+of all blocks binds their order, number and total length.
+
+A change within one word is always detected. Any other change is missed with a probability of 2^-64, unless it was made
+for these keys. The keys are not secret: the chunks' BLAKE3 digests protect against attackers.
 """
 
 from functools import lru_cache
@@ -20,20 +21,20 @@ _KEYS: Final = b"kelvin device checksum 1"
 
 
 def blocks_of(nbytes: int) -> int:
-    """How many blocks so many bytes are; the last may be shorter."""
+    """Return the number of blocks of `nbytes` bytes. The last block may be shorter."""
     return -(-nbytes // BLOCK_BYTES)
 
 
 @lru_cache(maxsize=8)
 def keys_on(device: torch.device) -> torch.Tensor:
-    """(2, words of a block) int64 on the device: 4 MiB, made once."""
+    """Return the keys on the device: int64, (2, words of a block). They take 4 MiB and are made once per device."""
     raw = bytearray(blake3(_KEYS).digest(length=2 * _WORDS * 8))
-    # Odd, so that no change of a single word is a multiple of 2^64.
+    # Odd, so that no change of a single word becomes a multiple of 2^64.
     return (torch.frombuffer(raw, dtype=torch.int64) | 1).view(2, _WORDS).to(device)
 
 
 def sum_blocks(data: torch.Tensor, sums: torch.Tensor) -> None:
-    """Put the sums of `data` (uint8, whole words, from a block's beginning) into `sums`: (blocks, 2), int64."""
+    """Write the sums of `data` to `sums`: int64, (blocks, 2). `data` is uint8, whole words from a block's start."""
     words, keys = data.view(torch.int32), keys_on(data.device)
     whole = words.numel() // _WORDS
     body, tail = words[: whole * _WORDS].view(whole, _WORDS), words[whole * _WORDS :]
@@ -45,13 +46,13 @@ def sum_blocks(data: torch.Tensor, sums: torch.Tensor) -> None:
 
 
 def fold(sums: torch.Tensor, nbytes: int) -> str:
-    """All sums of `nbytes` bytes as 32 hex digits."""
+    """Return the checksum of `nbytes` bytes from all their sums: 32 hex digits."""
     raw = sums.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return blake3(nbytes.to_bytes(8, "little") + raw).hexdigest()[:32]
 
 
 def sums_of(data: memoryview) -> torch.Tensor:
-    """(blocks, 2) int64 of bytes in this process's memory, read-only ones too."""
+    """Return the sums of bytes in this process's memory, writable or not: int64, (blocks, 2)."""
     sums = torch.zeros((blocks_of(data.nbytes), 2), dtype=torch.int64)
     into = bytearray(BLOCK_BYTES)  # torch takes no read-only buffer
     scratch = torch.frombuffer(into, dtype=torch.uint8)
@@ -63,5 +64,5 @@ def sums_of(data: memoryview) -> torch.Tensor:
 
 
 def checksum_of(data: memoryview) -> str:
-    """32 hex digits."""
+    """Return the checksum of `data`: 32 hex digits."""
     return fold(sums_of(data), data.nbytes)

@@ -1,13 +1,13 @@
-"""A lease's tensors: views of its mapping without a copy, or of a copy on a device.
+"""The tensors of a lease: views of its mapping without a copy, or of a copy on a device.
 
-Views of the read-only mapping: writing to one is a SIGSEGV, by design.
+The mapping is read-only: a write to such a view is a SIGSEGV, by design.
 
-On a device there is one arena, filled through a ring of buffers and held against the host's bytes. Bytes go through the
-ring as they become ready: few and large copies, no buffer filled before it was drained. What a buffer is, and how a
-copy out of it runs beside everything else, is the lane's.
+On a device, one arena holds all bytes. It is filled through a ring of buffers and compared with the host's bytes. Bytes
+go through the ring as they become ready: few, large copies, and no buffer is refilled before it was drained. A `Lane`
+defines the buffers and how copies run concurrently.
 
-Of `CudaLane` the CPU fills a pinned buffer while the device drains the others; an event tells when a buffer may be
-filled again. A second stream sums up in the device's own memory what arrived, while the next copies run.
+With `CudaLane`, the CPU fills a pinned buffer while the device drains the others. An event signals when a buffer may be
+filled again. A second stream sums the bytes that arrived in device memory while the next copies run.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ from weightcache.sources.source import is_digest_of
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 2  # a bad copy is not yet bad memory
+ATTEMPTS: Final = 2  # one bad copy does not prove bad memory
 STAGERS: Final = 4  # one core copies slower than a device's bus
 
 SLOT_BYTES: Final = 32 << 20
@@ -45,10 +45,10 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 
 
 def tensors(lease: Lease) -> dict[str, torch.Tensor]:
-    """By name, in the manifest's order. They keep the lease object alive, but not its mapping past `close`."""
+    """Return the tensors by name, in the manifest's order. They keep the lease alive, but not its mapping."""
     if not lease.total_bytes:
         return {tensor.name: _empty(tensor) for tensor in lease.manifest.tensors}
-    # A ctypes buffer claims to be writable: a read-only one would make torch warn for each tensor.
+    # A ctypes buffer claims to be writable; for a read-only one torch would print a warning per tensor.
     buffer = (ctypes.c_ubyte * lease.total_bytes).from_address(lease.address)
     buffer._lease = lease  # type: ignore[attr-defined]
     lease.track_buffer(buffer)
@@ -69,45 +69,45 @@ def _empty(tensor: Tensor) -> torch.Tensor:
 
 
 class Lane(Protocol):
-    """`slots` buffers of `slot_bytes`, whole blocks each. Called from one thread."""
+    """A ring of `slots` buffers of `slot_bytes` each, whole blocks, to one device. Call it from one thread."""
 
     @property
     def slots(self) -> int:
-        """How many copies may be under way."""
+        """Return how many copies may run at once."""
         ...
 
     @property
     def slot_bytes(self) -> int:
-        """A multiple of `BLOCK_BYTES`."""
+        """Return the size of a buffer, a multiple of `BLOCK_BYTES`."""
         ...
 
     def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The device's memory for so many bytes, and for their sums (blocks, 2). Raises torch.OutOfMemoryError."""
+        """Return device memory for `nbytes` bytes, and for their sums (blocks, 2). Raises torch.OutOfMemoryError."""
         ...
 
     def wait(self, slot: int) -> None:
-        """Until the last copy out of this buffer has ended; at once where there was none."""
+        """Wait until the last copy from this buffer has ended. Returns at once if there was none."""
         ...
 
     def stage(self, slot: int, address: int, nbytes: int) -> None:
-        """Fill the beginning of the buffer with what is at `address` in this process. Blocking."""
+        """Fill the start of the buffer from `address` in this process. Blocking."""
         ...
 
     def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
-        """Start to copy the buffer's beginning, and then to sum up what arrived. Copies run in the order of calls."""
+        """Start to copy the start of the buffer, then to sum the bytes that arrived. Copies run in call order."""
         ...
 
     def finish(self) -> None:
-        """All copies and sums have ended; the buffers are free."""
+        """Wait until all copies and sums have ended. The buffers are free then."""
         ...
 
 
 def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The device's copy of `total` bytes at `address`, and its sums; complete on return.
+    """Copy `total` bytes at `address` to the device. Return the complete copy and its sums.
 
-    `ready` gives the parts that may be read, in any order, each once, until that is all: it may block until there are
-    more. A buffer's worth is sent once all of it may be read, so that a part that is late keeps no other waiting.
-    Whatever `ready` raises is raised, after the last copy ended.
+    `ready` yields the readable parts in any order, each once, until they are complete; it may block. A buffer's worth
+    is sent once all of it is readable, so a late part does not delay others. Exceptions of `ready` are raised after the
+    last copy ended.
     """
     arena, sums = lane.begin(total)
     there, step = Spans(total), 0
@@ -126,7 +126,7 @@ def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tup
 
 
 class CudaLane:
-    """Pinned buffers, registered once: made while the process parks, used for each restore. See `Lane`."""
+    """Pinned buffers to a CUDA device, registered once while the process is parked and used for each restore."""
 
     def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES, slots: int = SLOTS) -> None:
         assert slot_bytes % BLOCK_BYTES == 0
@@ -145,23 +145,19 @@ class CudaLane:
         return f"<CudaLane {self.device} {self.slots} x {self.slot_bytes >> 20} MiB>"
 
     def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Lane`."""
         arena = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         sums = torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64, device=self.device)
-        for stream in (self._copies, self._checks):  # the memory may be in use on the current stream until then
+        for stream in (self._copies, self._checks):  # until then, the current stream may use the memory
             stream.wait_stream(torch.cuda.current_stream(self.device))
         return arena, sums
 
     def wait(self, slot: int) -> None:
-        """See `Lane`."""
-        self._copied[slot].synchronize()  # returns at once where it was never recorded
+        self._copied[slot].synchronize()  # returns at once if it was never recorded
 
     def stage(self, slot: int, address: int, nbytes: int) -> None:
-        """See `Lane`."""
         copy_in_parts(self._stagers, self._buffers[slot].data_ptr(), address, nbytes)
 
     def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
-        """See `Lane`."""
         with torch.cuda.stream(self._copies):
             into.copy_(self._buffers[slot][:nbytes], non_blocking=True)
             self._copied[slot].record(self._copies)
@@ -170,13 +166,12 @@ class CudaLane:
             sum_blocks(into, sums)
 
     def finish(self) -> None:
-        """See `Lane`."""
         self._copies.synchronize()
         self._checks.synchronize()
 
 
 def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: int) -> None:
-    """memmove by several threads, of a block or more each. Blocking."""
+    """Copy with several threads, one block or more each. Blocking."""
     share = -(-nbytes // STAGERS // BLOCK_BYTES) * BLOCK_BYTES
     parts = [
         threads.submit(ctypes.memmove, to + at, address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)
@@ -186,16 +181,16 @@ def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: in
 
 
 class Lanes:
-    """One lane per device, kept for the process's life.
+    """One lane per device, kept for the life of the process.
 
-    It is made while the process is parked, or by its first restore if that comes sooner: page-locking memory and a
-    first use of CUDA take longer than many a restore. Only forked processes get here; the zygote touches no device.
+    A lane is made while the process is parked, or by its first restore if that comes sooner. Page-locking memory and
+    the first use of CUDA take longer than many restores. Only forked processes use this; the zygote touches no device.
     """
 
     def __init__(
         self,
         make: Callable[[torch.device], Lane] = CudaLane,
-        count: Callable[[], int] = torch.cuda.device_count,  # by NVML where torch finds it: makes no context
+        count: Callable[[], int] = torch.cuda.device_count,  # torch uses NVML if it can, which makes no context
     ) -> None:
         self._make = make
         self._count = count
@@ -203,16 +198,16 @@ class Lanes:
 
     @property
     def has_device(self) -> bool:
-        """Whether this machine has one."""
+        """Return whether this machine has a device."""
         return self._count() > 0
 
     def prepare(self) -> None:
-        """A step of a parked standby's warm-up."""
+        """Make the lane to the first device, if any. A step of a parked standby's warm-up."""
         if self.has_device:
             self.to(torch.device("cuda", 0))
 
     def to(self, device: torch.device) -> Lane:
-        """The lane to the device."""
+        """Return the lane to the device, made on first use."""
         if device not in self._lanes:
             self._lanes[device] = self._make(device)
         return self._lanes[device]
@@ -220,7 +215,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """`tensors` are views of `arena`, which holds the version's linear space and has this checksum."""
+    """Weights on a device. `tensors` are views of `arena`, which holds the linear space with this checksum."""
 
     arena: torch.Tensor
     tensors: dict[str, torch.Tensor]
@@ -228,18 +223,17 @@ class DeviceWeights:
 
 
 def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
-    """What sealing took of the version's bytes; None where no seal says, or they contradict each other."""
-    said = {seal.device_checksum for seal in attestations} - {None}
-    return said.pop() if len(said) == 1 else None
+    """Return the seals' checksum of the version's bytes, or None if no seal has one or they contradict each other."""
+    checksums = {seal.device_checksum for seal in attestations} - {None}
+    return checksums.pop() if len(checksums) == 1 else None
 
 
 def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeights:
-    """Returns when all bytes are there and proved to be. The lease may be closed then. What of it is ready is copied
-    while the rest is on its way.
+    """Copy a lease's bytes to the device and verify them there. Parts are copied as soon as they are ready.
 
-    `expected` is the checksum that a seal has of the version's bytes; without one it is taken of the lease's, hashed
-    again for it, which takes longer than the copy. Raises `Refused` where other bytes arrive, twice, or the lease's
-    can't be had, and torch.OutOfMemoryError.
+    `expected` is the checksum in a seal. Without one, the lease's bytes are hashed again and summed, which takes longer
+    than the copy. The lease may be closed afterwards. Raises `Refused` if wrong bytes arrive twice or the lease fails,
+    and torch.OutOfMemoryError.
     """
     total = lease.total_bytes
     want = expected
@@ -249,19 +243,19 @@ def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeig
         if fold(sums, total) == want:
             return DeviceWeights(arena, _views(lease.manifest, arena), want)
         log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
-        del arena  # before the next one is asked for
+        del arena  # free the memory before the next attempt
     raise Refused(_find_damage(lease, sums))
 
 
 def _first_checksum(lease: Lease) -> str:
-    """It will be signed: memory that changed since it was verified must not get into it."""
+    """Return the checksum of the lease's bytes, after checking their digests: the checksum will be signed."""
     if (wrong := _wrong_chunk(lease)) is not None:
         raise Refused(ChunkCorrupt(wrong, "host"))
     return checksum_of(lease.view(0, lease.total_bytes))
 
 
 def _wrong_chunk(lease: Lease) -> str | None:
-    """The first chunk that is not what its digest says, on the host."""
+    """Return the first chunk on the host that does not match its digest, or None."""
     begin = 0
     for chunk in lease.manifest.chunks:
         if not is_digest_of(lease.view(begin, chunk.length), chunk.digest):
@@ -278,7 +272,7 @@ def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _find_damage(lease: Lease, sums: torch.Tensor) -> Failure:
-    """Which chunk is wrong: on the device, or on the host since it was verified there. Slow, and rare."""
+    """Return which chunk is wrong: on the device, or on the host since its check. Slow, and rare."""
     there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
     differing = (there != here).any(dim=1)
     begin = 0

@@ -1,7 +1,8 @@
-"""A runtime's side of a lease: ask, check the answer, map the version's bytes read-only. Blocking; no thread, no loop.
+"""The runtime's side of a lease: request it, check the reply, map the version's bytes read-only. Blocking, without
+threads.
 
-Just after a fork is a good time for it. A progressive lease is mapped while the agent fills it: what was not told to be
-ready can't be read, by the page tables, so that a byte whose digest was not checked is a SIGSEGV and never an answer.
+A good moment is just after a fork. A progressive lease is mapped while the agent fills it. Page protection makes parts
+that are not ready unreadable. So an access to an unverified byte is a SIGSEGV and never a wrong result.
 """
 
 import socket
@@ -22,14 +23,14 @@ from weightcache.client.lease_protocol import SOCKET, LeaseReply, LeaseRequest
 from weightcache.client.lease_reply import ContradictoryReply, LeaseAnswer, receive_reply, validate_reply
 from weightcache.client.spans_policy import Span, Spans
 
-RESTART_S: Final = 10.0  # for an agent that ended to listen again; a supervisor restarts it after 5 s at most
+RESTART_S: Final = 10.0  # time for an ended agent to listen again; a supervisor restarts it after 5 s at most
 _LOOK_S: Final = 0.05
 
 Engines = tuple[tuple[str, str], ...]
 
 
 class Lease:
-    """The bytes of a version, mapped from `address`. Views and tensors die with `close`."""
+    """The bytes of a version, mapped from `address`. Views and tensors become invalid with `close`."""
 
     def __init__(
         self,
@@ -41,7 +42,9 @@ class Lease:
         timeout_s: float,
         until_s: float,
     ) -> None:
-        """Maps it. `timeout_s` ends at `until_s` (monotonic). Raises `Refused(Unavailable)` and Contradiction."""
+        """Map the bytes. `timeout_s` ends at `until_s` (monotonic). Raises `Refused(Unavailable)`,
+        `ContradictoryReply`.
+        """
         self._sock = sock
         self._timeout_s = timeout_s
         self._until_s = until_s
@@ -54,8 +57,8 @@ class Lease:
         self.chunks_by_tier: dict[str, int] = {}
         self.bytes_by_tier: dict[str, int] = {}
         self._ready = Spans(self.total_bytes)
-        self._ready_spans: list[Span] = []  # in the order in which they became ready
-        self._is_complete = False  # the agent said that it is whole
+        self._ready_spans: list[Span] = []  # in order of readiness
+        self._is_complete = False  # the agent reported it as whole
         self._buffers: list[weakref.ref[object]] = []
         self.address = _reserved(self.total_bytes)
         try:
@@ -76,13 +79,14 @@ class Lease:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is known here that all of it may be read. Only a progressive lease ever is not."""
+        """Return whether all bytes are known to be readable. False only for a progressive lease."""
         return self._is_complete
 
     def ready_parts(self) -> Iterator[Span]:
-        """Parts that may be read, each once: those that may already, then the others as they become ready, until that
-        is all of it. Blocking. Raises `Refused`: what the agent refused, `Unavailable` where it died, or
-        `DeadlineExceeded`; the lease is of no use then, and to be closed.
+        """Yield readable parts, each once: first those that are ready, then the others as they become ready. Blocking.
+
+        Raises `Refused`: the agent's refusal, `Unavailable` if the agent died, or `DeadlineExceeded`. Close the lease
+        then.
         """
         given = 0
         while True:
@@ -94,13 +98,13 @@ class Lease:
             self._receive()
 
     def wait_until_whole(self) -> None:
-        """Returns when all of it may be read. Raises as `ready_parts`."""
+        """Wait until all bytes are readable. Raises as `ready_parts`."""
         while not self._is_complete:
             self._receive()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Read-only bytes of the linear space, once they may be read. A write past Python's check is a SIGSEGV. Raises
-        ValueError, and as `ready_parts`.
+        """Return read-only bytes of the linear space, once they are readable. Raises ValueError, and as `ready_parts`.
+        A write that evades Python's check is a SIGSEGV.
         """
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
@@ -113,12 +117,12 @@ class Lease:
         return libc.view(self.address + offset, nbytes).toreadonly()
 
     def track_buffer(self, buffer: object) -> None:
-        """`buffer` lies over the mapping, and whatever is made of it keeps it alive."""
+        """Track a buffer over the mapping. Everything made from the buffer must keep it alive. See `in_use`."""
         self._buffers.append(weakref.ref(buffer))
 
     @property
     def in_use(self) -> bool:
-        """Whether something lives that would look into the mapping. (Of a bare `view` nothing is known.)"""
+        """Return whether a tracked buffer over the mapping is still alive. A bare `view` is not tracked."""
         return any(looker() is not None for looker in self._buffers)
 
     def __enter__(self) -> "Lease":
@@ -128,13 +132,12 @@ class Lease:
         self.close()
 
     def fileno(self) -> int:
-        """Of a whole lease readable once the agent is gone; what is mapped stays."""
+        """Return the socket. For a whole lease it becomes readable when the agent is gone; the mapping stays."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Unmap and end the lease, in this order: the agent looks whether we have it mapped as soon as it ends.
-
-        Touching a view or tensor afterwards is a SIGSEGV.
+        """Unmap, then end the lease. The agent checks whether we have the bytes mapped as soon as the lease ends.
+        Access to a view or tensor afterwards is a SIGSEGV.
         """
         if self._sock.fileno() < 0:
             return
@@ -144,7 +147,7 @@ class Lease:
             self._sock.close()
 
     def _receive(self) -> None:
-        """Take in the agent's next message."""
+        """Receive and apply the agent's next message."""
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
         try:
@@ -161,7 +164,7 @@ class Lease:
             raise Refused(Unavailable("address space for weights")) from error
 
     def _move(self, reply: LeaseReply, descriptors: Sequence[int]) -> None:
-        """A part was found wrong after it had been told: all of it is elsewhere now, and comes here instead."""
+        """Map a replacement: a part was found damaged after it was reported as ready, so the bytes have moved."""
         if not reply.whole:
             raise ContradictoryReply("it moved before it was whole")
         answer = validate_reply(reply, descriptors, self.version)
@@ -186,7 +189,7 @@ class Lease:
         self._ready_spans.append(span)
 
     def _end(self, reply: LeaseReply) -> None:
-        """What is mapped is all there."""
+        """Make all bytes readable: the lease is whole."""
         for span in self._ready.gaps():
             self._add(span)
         self.chunks_by_tier = reply.chunks_by_tier or {}
@@ -195,7 +198,7 @@ class Lease:
         self._sock.settimeout(None)
 
     def _map(self, answer: LeaseAnswer) -> None:
-        """Put it where it is to be, whatever was there. Raises OSError."""
+        """Map the extents over the reserved range, replacing earlier mappings. Raises OSError."""
         for virtual, slab, offset, length in answer.layout.extents:
             libc.map_shared(self.address + virtual, length, answer.slabs[slab], offset, writable=False)
 
@@ -213,16 +216,16 @@ def acquire(
     *,
     progressive: bool = False,
 ) -> Lease:
-    """Lease a version from the agent, which loads and verifies what is not in memory yet. Blocks.
+    """Lease a version from the agent, which loads and verifies the chunks that are not in memory. Blocks.
 
     Waits up to RESTART_S for an agent that is being restarted. `engines` are pairs of library and device class: if the
-    agent knows no answers of one of them, it looks in the store.
+    agent knows no known answers for one of them, it asks the store.
 
     A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `ready_parts` and
-    `wait_until_whole` wait for the bytes, and raise what goes wrong with them. Any other lease can be read at once.
+    `wait_until_whole` wait for the bytes, and raise their failures. Any other lease can be read at once.
 
     All waits together end after `timeout_s`. Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`,
-    or `ManifestCorrupt` if the answer contradicts itself.
+    or `ManifestCorrupt` if the reply contradicts itself.
     """
     asked_by = cause()
     wish = LeaseRequest(
@@ -239,8 +242,8 @@ def acquire(
     except Refused as refused:
         if not isinstance(refused.failure, Unavailable) or time.monotonic() >= until_s:
             raise
-    # An agent that is killed takes connections until it has ended. Ask the next one, once: the version may be what
-    # ends them.
+    # A killed agent accepts connections until it has ended. Retry with the next one, but only once: the version itself
+    # may be what kills agents.
     return _request_lease(_connect(directory, until_s), wish, timeout_s, until_s)
 
 
@@ -280,14 +283,14 @@ def _request_lease(sock: socket.socket, wish: LeaseRequest, timeout_s: float, un
 
 
 def _remaining_s(until_s: float) -> float:
-    """Raises TimeoutError where nothing is left."""
+    """Return the seconds left. Raises TimeoutError if there are none."""
     if (left_s := until_s - time.monotonic()) <= 0:
         raise TimeoutError
     return left_s
 
 
 def _reserved(nbytes: int) -> int:
-    """Address space for so many bytes; 0 for none. Raises `Refused(Unavailable)`."""
+    """Reserve address space for `nbytes` bytes; return 0 for none. Raises `Refused(Unavailable)`."""
     try:
         return libc.reserve(nbytes) if nbytes else 0
     except OSError as error:

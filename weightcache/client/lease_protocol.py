@@ -1,11 +1,11 @@
-"""What client and agent say on the lease socket: one JSON message to the agent; one or more back, with descriptors.
+"""Messages on the lease socket: one JSON message to the agent; one or more replies, with descriptors.
 
-An answer is whole: all bytes are there and verified. Whoever asks for a progressive lease may be answered before that:
-then parts follow that have become ready, and at last one that it is whole, or a failure. An answer with descriptors
-that comes after such a one replaces it, and is whole.
+A whole reply means that all bytes are there and verified. A progressive lease may get an earlier reply. Then replies
+with newly ready parts follow, and finally a whole one or a failure. A later reply with descriptors replaces the earlier
+one, and is whole.
 
-The first descriptor is a sealed memfd: the manifest's canonical bytes, then a `Layout`. It holds what may outgrow a
-socket message. The rest are the slabs, in the order in which extents number them.
+The first descriptor is a sealed memfd with the manifest's canonical bytes, then a `Layout`. These may be too large for
+a socket message. The other descriptors are the slabs, in the order that extents refer to.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ from kelvin.contracts.wire import Fact
 SOCKET: Final = "lease.sock"
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_SLABS: Final = 252  # 253 descriptors fit a message (SCM_MAX_FD)
-MAX_SPANS: Final = 1000  # of a message
-HUGE_PAGE: Final = 2 << 20  # a lease is mapped at a multiple of it, so extents that agree modulo it may have huge pages
+MAX_SPANS: Final = 1000  # per message
+HUGE_PAGE: Final = 2 << 20  # leases are mapped at multiples of it, so extents that agree modulo it may have huge pages
 
 
 class LeaseRequest(Fact, frozen=True):
@@ -27,21 +27,22 @@ class LeaseRequest(Fact, frozen=True):
 
     tenant: str
     version: Digest
-    request_id: str | None = None  # for which it is wanted, where that is known
-    engines: tuple[tuple[str, str], ...] = ()  # library and device class: known answers of one are wanted
-    progressive: bool = False  # whether to answer as soon as it is known where the bytes will be
+    request_id: str | None = None  # the inference request that needs the lease, if known
+    engines: tuple[tuple[str, str], ...] = ()  # library and device class whose known answers are wanted
+    progressive: bool = False  # reply as soon as the places of the bytes are known
 
 
 class SlabFact(Fact, frozen=True):
-    """A slab's number, unique while the agent lives, and its size."""
+    """A slab's number, unique during the agent's life, and its size."""
 
     id: int
     bytes: Size
 
 
 class LeaseReply(Fact, frozen=True):
-    """The agent's message: `ok`, or a failure and no descriptors. `ready` are parts of the linear space, first byte and
-    the first byte after it, that no earlier message had.
+    """The agent's message: `ok`, or a failure without descriptors.
+
+    `ready` has newly ready parts of the linear space, each as its first byte and the first byte after it.
     """
 
     ok: bool
@@ -51,12 +52,12 @@ class LeaseReply(Fact, frozen=True):
     manifest_bytes: Size = 0
     layout_bytes: Size = 0
     slabs: tuple[SlabFact, ...] = ()
-    chunks_by_tier: dict[str, int] | None = None  # where this lease's chunks were found, or came from
+    chunks_by_tier: dict[str, int] | None = None  # tiers from which this lease's chunks came
     bytes_by_tier: dict[str, int] | None = None
 
 
 class Layout(Fact, frozen=True):
-    """Where the version's linear space lies: extents of (virtual offset, index of the slab, offset in it, length)."""
+    """The layout of a version's linear space. An extent is (virtual offset, slab index, offset in the slab, length)."""
 
     total_bytes: Size
     extents: tuple[tuple[Offset, Offset, Offset, Size], ...]

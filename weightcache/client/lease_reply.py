@@ -1,6 +1,6 @@
-"""What an agent answers to a client: heard, and checked as far as the mapping relies on it.
+"""Receive the agent's replies, and check everything that the mapping relies on.
 
-Content was verified by the agent; here it is lengths, bounds, seals, and the manifest's digest.
+The agent has verified the content. The checks here cover lengths, bounds, seals, and the manifest's digest.
 """
 
 import fcntl
@@ -26,18 +26,16 @@ _ONE_FD: Final = array("i").itemsize
 
 
 class ContradictoryReply(Exception):
-    """The agent's answer contradicts itself."""
+    """The agent's reply contradicts itself."""
 
     def refused(self, version: str) -> Refused:
-        """As whoever asked for the version is told."""
+        """Return the exception for the caller that wants the version."""
         return Refused(ManifestCorrupt(version, f"its lease is wrong: {self}"))
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """Where a version is: its manifest and attestations, and the descriptors of its slabs. They are open while
-    `receive_reply`'s block lasts.
-    """
+    """A checked reply: manifest, layout and slab descriptors. They are open inside the block of `receive_reply`."""
 
     manifest: Manifest
     layout: Layout
@@ -46,8 +44,8 @@ class LeaseAnswer:
 
 @contextmanager
 def receive_reply(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[int]]]:
-    """The agent's next message, and the descriptors that came with it, closed with the block. Raises `Refused`: what
-    the agent refused, or `Unavailable` where it is gone; Contradiction; TimeoutError after the socket's timeout.
+    """Receive the agent's next message with its descriptors, which are closed after the block. Raises `Refused`: the
+    agent's refusal, or `Unavailable` if it is gone; ContradictoryReply; TimeoutError after the socket's timeout.
     """
     descriptors = array("i")
     space = socket.CMSG_SPACE((MAX_SLABS + 1) * _ONE_FD)
@@ -75,7 +73,7 @@ def receive_reply(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[in
 
 
 def validate_reply(reply: LeaseReply, descriptors: Sequence[int], version: str) -> LeaseAnswer:
-    """Raises Contradiction, and `Refused` over a manifest that is not the version's."""
+    """Return the checked reply. Raises ContradictoryReply, and `Refused` if the manifest is not the version's."""
     if len(descriptors) != 1 + len(reply.slabs):
         raise ContradictoryReply(f"{len(descriptors)} descriptors for {len(reply.slabs)} slabs")
     papers, *slabs = descriptors
@@ -112,7 +110,7 @@ def _decoded(raw: bytes, kind: type[_T]) -> _T:
 
 
 def _check_slabs(slabs: Sequence[int], reply: LeaseReply) -> None:
-    needed = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK  # nobody but the agent writes; no touch of it is ever a SIGBUS
+    needed = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK  # only the agent can write, and no access is ever a SIGBUS
     for fd, fact in zip(slabs, reply.slabs, strict=True):
         if os.fstat(fd).st_size != fact.bytes:
             raise ContradictoryReply(f"slab {fact.id} has not {fact.bytes} bytes")

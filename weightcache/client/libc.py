@@ -1,7 +1,7 @@
-"""What Python's `mmap` and `fcntl` don't offer: reserved ranges, fixed places, advice on and protection of any range,
-seals' numbers, what of a file the page cache holds.
+"""System calls that Python's `mmap` and `fcntl` lack.
 
-Addresses are integers; whoever maps a range unmaps it.
+They reserve address ranges, map at fixed places, advise and protect any range, and count cached pages of a file.
+Addresses are integers. The caller that maps a range must unmap it.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _MAP_FIXED: Final = 0x10
 _MAP_ANONYMOUS: Final = 0x20
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
-_CACHESTAT: Final = 451  # Linux 6.5; the number is every architecture's
+_CACHESTAT: Final = 451  # Linux 6.5; the same number on every architecture
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)  # releases the GIL in each call
@@ -48,7 +48,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def reserve(length: int) -> int:
-    """Address space without access, `length` bytes from a 2 MiB boundary. Raises OSError."""
+    """Reserve `length` bytes of address space without access, from a 2 MiB boundary. Raises OSError."""
     length = _pages(length)
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
     begin = _mapped(_libc.mmap(None, length + HUGE_PAGE, PROT_NONE, flags, -1, 0))
@@ -61,43 +61,42 @@ def reserve(length: int) -> int:
 
 
 def map_shared(address: int, length: int, fd: int, offset: int, *, writable: bool) -> None:
-    """Put `length` bytes of the file from `offset` at `address`, inside a range that this process reserved."""
+    """Map `length` bytes of the file from `offset` at `address`, inside a reserved range. Raises OSError."""
     protection = PROT_READ_WRITE if writable else PROT_READ
     _mapped(_libc.mmap(address, length, protection, _MAP_SHARED | _MAP_FIXED, fd, offset))
 
 
 def protect(address: int, length: int, protection: int) -> None:
-    """What may be done with the mapped range from now on. Raises OSError."""
+    """Set the access protection of a mapped range. Raises OSError."""
     if _libc.mprotect(address, length, protection) != 0:
         _fail("mprotect")
 
 
 def unmap(address: int, length: int) -> None:
-    """The range is free again. Raises OSError."""
+    """Unmap a range. Raises OSError."""
     if _libc.munmap(address, _pages(length)) != 0:
         _fail("munmap")
 
 
 def advise(address: int, length: int, advice: int) -> None:
-    """`madvise(2)`. Raises OSError."""
+    """Call `madvise(2)`. Raises OSError."""
     if _libc.madvise(address, length, advice) != 0:
         _fail("madvise")
 
 
 def view(address: int, length: int) -> memoryview:
-    """The bytes at `address`, writable where the mapping is; the caller keeps the mapping alive."""
+    """Return the bytes at `address`, writable if the mapping is. The caller keeps the mapping alive."""
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
 def zero(address: int, length: int) -> None:
-    """Overwrite with zero bytes."""
+    """Overwrite the range with zero bytes."""
     ctypes.memset(address, 0, length)
 
 
 def missing_pages(fd: int, length: int) -> int:
-    """How many pages of the file's first `length` bytes the page cache lacks. Nothing is read for it, or thrown away.
-
-    (A read with RWF_NOWAIT would tell as well, but has the kernel read ahead what it did not find.) Raises OSError.
+    """Return how many pages of the file's first `length` bytes are not in the page cache. Reads and drops no page. A
+    read with RWF_NOWAIT would also tell, but then the kernel reads missing pages ahead. Raises OSError.
     """
     pages = -(-length // _PAGE)
     try:
@@ -109,7 +108,7 @@ def missing_pages(fd: int, length: int) -> int:
 
 
 def _cached_pages(fd: int, length: int) -> int:
-    """`cachestat(2)`: one call, which maps nothing."""
+    """Return the cached pages by `cachestat(2)`: one call, without a mapping."""
     wanted = (ctypes.c_uint64 * 2)(0, length)
     found = (ctypes.c_uint64 * 5)()  # cached, dirty, written back, evicted, recently evicted
     number, no_flags = ctypes.c_long(_CACHESTAT), ctypes.c_uint(0)
@@ -119,7 +118,7 @@ def _cached_pages(fd: int, length: int) -> int:
 
 
 def _mapped_pages(fd: int, length: int) -> int:
-    """`mincore(2)`, for kernels without the former; of a file that is not this user's it says that all is there."""
+    """Return the cached pages by `mincore(2)`, for older kernels. Counts all pages of another user's file."""
     address = _mapped(_libc.mmap(None, length, PROT_READ, _MAP_SHARED, fd, 0))
     try:
         pages = ctypes.create_string_buffer(-(-length // _PAGE))

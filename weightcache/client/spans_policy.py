@@ -1,6 +1,6 @@
-"""Which parts of a version's bytes may be read while others are on their way. Pure.
+"""Track which parts of a version's bytes are readable while others are still loading. Pure.
 
-A span is its first byte and the first byte after it, in the version's linear space.
+A span is (first byte, first byte after it) in the version's linear space.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,7 +10,7 @@ Span = tuple[int, int]
 
 
 class Spans:
-    """Disjoint parts of `total` bytes, neighbours merged; they only become more."""
+    """A growing set of disjoint parts of `total` bytes. Adjacent parts are merged."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -22,17 +22,17 @@ class Spans:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is there."""
+        """Return whether all bytes are in the set."""
         return self.covers(0, self.total)
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether all of these bytes are there; of none, yes."""
+        """Return whether all these bytes are in the set. True for an empty range."""
         at = bisect_right(self._begins, begin) - 1
         return begin == end or (at >= 0 and end <= self._ends[at])
 
     def add(self, begin: int, end: int) -> Span:
-        """Returns what these bytes, with those around them, are now. Raises ValueError for none, for such as are
-        outside, and for such as are there already.
+        """Add a part and return the merged part that contains it. Raises ValueError if the part is empty, outside the
+        range, or overlaps the set.
         """
         if not 0 <= begin < end <= self.total:
             raise ValueError(f"{begin} to {end} is no part of {self.total} bytes")
@@ -48,7 +48,7 @@ class Spans:
         return around
 
     def gaps(self) -> tuple[Span, ...]:
-        """What is not there yet."""
+        """Return the parts that are not in the set."""
         edges = zip([0, *self._ends], [*self._begins, self.total], strict=True)
         return tuple((begin, end) for begin, end in edges if begin < end)
 
@@ -65,7 +65,7 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def spans_of(chunks: Iterable[tuple[str, int]]) -> dict[str, tuple[Span, ...]]:
-    """Where each digest of (digest, length), in the order of the linear space, is: a chunk may occur again."""
+    """Return the spans of each digest. `chunks` are (digest, length) in the order of the linear space."""
     found: dict[str, tuple[Span, ...]] = {}
     begin = 0
     for digest, length in chunks:
@@ -75,8 +75,8 @@ def spans_of(chunks: Iterable[tuple[str, int]]) -> dict[str, tuple[Span, ...]]:
 
 
 def completed(added: Span, around: Span, piece: int, total: int) -> Iterator[Span]:
-    """The pieces that are whole since `added` came, which made `around` (see `Spans.add`): `total` bytes are cut every
-    `piece` bytes, from the start.
+    """Yield the pieces that became whole when `added` was added. `around` is the merged part, as `Spans.add` returns
+    it. Pieces are `piece` bytes long and start at multiples of that; the last one ends at `total`.
     """
     for begin in range(added[0] // piece * piece, added[1], piece):
         end = min(begin + piece, total)

@@ -1,4 +1,4 @@
-"""Load versions: manifests, attestations, chunks from source after source, each once for all that wait.
+"""Load versions: manifests, attestations, and chunks, which are read once for all waiting loads.
 
 Sources are in `sources/`, `nvme/` and `peers/`; memory is in `host/`. Begin with `version_loader.py`, then
 `chunk_loader.py` and `fetcher.py`.

@@ -1,7 +1,8 @@
-"""What is signed about a version, verified: from the store, which may have news, or as the NVMe tier kept it.
+"""Load and verify a version's attestations, from the store or from the copy in the NVMe tier.
 
-The kept copy is read, then the store is asked for news. Where it is away, or slow, the copy counts, so a version whose
-bytes are all here starts without it. A faulty object is read twice; then the kept copy stands in for it.
+The kept copy is read first, then the store is asked for newer attestations. If the store is unavailable or slow, the
+copy is used. So a version whose bytes are all here starts without the store. A faulty object is read twice; then its
+kept copy replaces it.
 """
 
 import asyncio
@@ -31,23 +32,23 @@ from weightcache.sources.policy.healing import ReadOutcome
 
 log = logging.getLogger(__name__)
 
-REFRESH_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
-READS: Final = 2  # a bad read is not yet a bad object
+REFRESH_S: Final = NEWS.timeout_s  # how long a start with a kept copy waits for the store
+READS: Final = 2  # one bad read does not prove a bad object
 _DIGEST_HEX: Final = 64
 
-_Objects = dict[str, bytes]  # by name
+_Objects = dict[str, bytes]  # content by name
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """All that is sound: seals, and by whom the version was signed."""
+    """The valid seals, and the keys that signed the version."""
 
     seals: tuple[SealRecord, ...]
     signers: tuple[str, ...]
 
 
 class AttestationLoader:
-    """Over a store that is only read. What `policy` demands of where a version comes from is decided here."""
+    """Loads attestations from a store that it only reads. Enforces `policy` on the version's origin."""
 
     def __init__(
         self, store: BlobStore, nvme: NvmeTier, counters: Counters, trust: Trust, policy: VerificationPolicy
@@ -59,11 +60,11 @@ class AttestationLoader:
         self._policy = policy
 
     def __repr__(self) -> str:
-        return f"<Attestations {self._policy} roots={len(self._trust.roots)}>"
+        return f"<AttestationLoader {self._policy} roots={len(self._trust.roots)}>"
 
     async def load_seals(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
-        """Seals that count, by name. Raises `Refused`: VersionUnverified where the policy forbids to start it,
-        AttestationInvalid where a seal is damaged or forged and there is no copy, a retryable failure of the store.
+        """Return the seals to use, by name. Raises `Refused`: VersionUnverified if the policy forbids the start;
+        AttestationInvalid if a seal is damaged or forged and has no kept copy; a retryable failure of the store.
         """
         found = await self._look(tenant, version)
         if self._policy is not VerificationPolicy.OFF:
@@ -77,7 +78,7 @@ class AttestationLoader:
         self._counters.unverified += 1
         if self._policy is VerificationPolicy.REQUIRE:
             raise Refused(VersionUnverified(version, doubt))
-        log.warning("a version that nobody vouches for", extra={"tenant": tenant, "version": version, "why": doubt})
+        log.warning("no trusted key signed a version", extra={"tenant": tenant, "version": version, "why": doubt})
 
     async def _look(self, tenant: str, version: str) -> _Found:
         kept = await self._kept(tenant, version)
@@ -88,30 +89,28 @@ class AttestationLoader:
             away = not isinstance(error, Refused) or error.failure.retryable
             if kept is None or not away:
                 raise
-            log.warning("the store is away: what was kept is gone by", extra={"tenant": tenant, "version": version})
+            log.warning("the store is unavailable: using the kept copy", extra={"tenant": tenant, "version": version})
             return _sorted_out(version, kept)
         if objects != (kept or {}):
             await self._nvme.keep_document(tenant, version, _pack(objects), DocumentKind.ATTESTATIONS)
         return found
 
     async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
-        """Return the attestations in the store. A faulty object is replaced by its kept copy; a seal without one is
-        refused.
-        """
+        """Return the store's attestations. A kept copy replaces a faulty one; a faulty seal without one is refused."""
         prefix = attestations_prefix(tenant, version)
 
         async def look(name: str) -> bytes | None:
             try:
                 return await self._read(prefix + name, name, version)
             except BlobNotFound:
-                return None  # taken away since it was listed
+                return None  # deleted since the listing
             except Refused as refused:
                 if not isinstance(refused.failure, AttestationInvalid):
                     raise
                 told = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
                 log.error("a faulty attestation", extra=told)
                 if name not in kept and name.startswith(SEAL_PREFIX):
-                    raise  # without it known answers would go unchecked
+                    raise  # without the seal, known answers would not be checked
                 return kept.get(name)
 
         keys = [key async for key in self._store.list(prefix) if is_object_key(key)]
@@ -134,7 +133,7 @@ class AttestationLoader:
         raise AssertionError("unreachable")
 
     async def _kept(self, tenant: str, version: str) -> _Objects | None:
-        """Return the kept copy after verifying it again; None if there is none or it is no longer good."""
+        """Return the kept copy after verifying it again, or None if there is none or it is faulty."""
         try:
             raw = await self._nvme.try_read_document(tenant, version, DocumentKind.ATTESTATIONS)
             if raw is None:
@@ -170,13 +169,13 @@ def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:
 
 
 def _pack(objects: _Objects) -> bytes:
-    """The file of the NVMe tier: the digest of what follows, then all objects."""
+    """Return the content of the NVMe tier's file: a digest of the rest, then all objects."""
     body = msgspec.json.encode(objects, order="sorted")
     return blake3(body).hexdigest().encode() + body
 
 
 def _unpack(raw: bytes) -> _Objects:
-    """Raises ValueError."""
+    """Return the objects. Raises ValueError."""
     body = raw[_DIGEST_HEX:]
     if blake3(body).hexdigest().encode() != raw[:_DIGEST_HEX]:
         raise ValueError("its bytes do not match their digest")

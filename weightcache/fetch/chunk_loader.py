@@ -1,7 +1,8 @@
-"""Bring chunks into the host tier: each once for all loads that wait for it, verified in place.
+"""Load chunks into the host tier, verified in place. Each is loaded once for all loads that wait for it
+(single-flight).
 
-A chunk becomes ready only after its bytes matched its digest at the place from which they are served. If no source has
-such bytes, every load that waits is refused by name. `read_scheduler.py` decides when each chunk is read.
+A chunk becomes ready only after its bytes, in their final place, matched its digest. If no source has such bytes, every
+waiting load is refused. `read_scheduler.py` decides when each chunk is read.
 """
 
 import asyncio
@@ -25,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _ChunkLoad:
-    """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
+    """One running load of a chunk. Its outcome is the chunk's tier, or a failure."""
 
     place: SlabRange
     outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class ChunkLoader:
-    """Brings chunks. A read that has begun runs to its end even if no load waits for it: its memory is in use."""
+    """Loads chunks. A read that has begun runs to its end, even without waiting loads, because its memory is in use."""
 
     def __init__(self, arena: Arena, fetcher: Fetcher, admissions: NvmeAdmission) -> None:
         self._arena = arena
@@ -43,16 +44,16 @@ class ChunkLoader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Loader loading={len(self._jobs)}>"
+        return f"<ChunkLoader loading={len(self._jobs)}>"
 
     @property
     def loading(self) -> int:
-        """Chunks on their way."""
+        """Return the number of chunks that are being loaded."""
         return len(self._jobs)
 
     @property
     def busy_chunks(self) -> int:
-        """Chunks whose slabs are in use: those on their way, and those that are to be written to NVMe."""
+        """Return the number of chunks whose slabs are in use: loading, or waiting to be written to NVMe."""
         return len(self._jobs) + self._admissions.waiting
 
     async def bring(
@@ -62,11 +63,11 @@ class ChunkLoader:
         weight: float = FULL_WEIGHT,
         on_ready: Callable[[str], None] = lambda _: None,
     ) -> dict[str, str]:
-        """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
-        what is still queued then, or when cancelled, is given up unless others wait for it.
+        """Load all chunks of the reservation and return their tiers. Raises the first `Refused`.
 
-        It gets `weight` parts of each source beside what others have. `flow` is a name for `set_weight`, of this call
-        alone. `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises.
+        After a failure or a cancellation, chunks that are still queued are given up unless other loads wait for them.
+        The call gets `weight` shares of each source. `flow` names this call for `set_weight`. `on_ready` is called for
+        each chunk that becomes ready, until this returns or raises.
         """
         tenant = reservation.tenant
         for digest in reservation.load:
@@ -92,13 +93,11 @@ class ChunkLoader:
         return tiers
 
     def set_weight(self, flow: Flow, weight: float) -> None:
-        """Give the flow another weight from now on."""
+        """Change the weight of a flow."""
         self._turns.set_weight(flow, weight)
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing is loading and all that was loaded has been admitted. See
-        `NvmeAdmission.wait_until_idle`.
-        """
+        """Wait until nothing is loading and all loaded chunks are admitted. See `NvmeAdmission.wait_until_idle`."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._admissions.wait_until_idle()
@@ -119,7 +118,7 @@ class ChunkLoader:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, tenant: str, digest: str) -> None:
-        """One job, start to end. Once it runs, the index, the pin and the waiters are settled whatever happens."""
+        """Run one load from start to end. On any exit, the index, the pin and the waiters are settled."""
         job = self._jobs[tenant, digest]
         outcome: str | Failure = Cancelled()
         try:

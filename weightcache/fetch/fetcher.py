@@ -1,7 +1,8 @@
-"""Get an object's right bytes from the first source that has them. A faulty copy is set aside, the next one asked.
+"""Get correct bytes of an object from the first source that has them. A faulty copy is quarantined and the next one
+read.
 
-Callers keep waiting meanwhile. Each faulty copy is counted. Once it is known how the load ended, healed from a tier or
-refused, each of them is logged in one line.
+Callers wait meanwhile. Each faulty copy is counted. Once the load was healed by another tier or refused, each faulty
+copy is logged in one line.
 """
 
 import logging
@@ -32,7 +33,7 @@ from weightcache.sources.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
-MAX_OWNER_WAITS: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
+MAX_OWNER_WAITS: Final = 16  # chunks waiting for one owner; chunks of other owners, or of none, don't queue behind them
 
 
 async def heal(
@@ -42,9 +43,8 @@ async def heal(
     named: dict[str, str],
     healed: Counter[str],
 ) -> Fetched | Unrecoverable:
-    """Ask the sources of `rules` by their positions until one has a right copy, or none has.
-
-    Each faulty copy of `what`, `named` in the log, gets one line. A load that was healed counts once in `healed`.
+    """Read from the sources of `rules`, by position, until one has a correct copy or none has. Each faulty copy of
+    `what`, with the fields `named`, is logged in one line. A healed load counts once in `healed`.
     """
     trials: list[ReadAttempt] = []
     while isinstance(step := choose_step(rules, trials), TrySource):
@@ -63,7 +63,7 @@ async def heal(
 
 
 class Fetcher:
-    """Fetches chunks from `sources`, in that order, and waits for a turn at each of them."""
+    """Fetches chunks from `sources` in order, and waits for a slot of each source."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Fetcher:
         self._counters = counters
         self._peers = peers
         tiers = {source.tier: source.room for source in sources}
-        # A chunk may be wanted in memory and on disk at once. What waits for its owner has a lane for each.
+        # A chunk may be needed in memory and on disk at once. Each of the two has its own lane to wait for the owner.
         owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
         self.scheduler = ReadScheduler(tiers, dict.fromkeys(owners, ChunkCountLimit(MAX_OWNER_WAITS)))
         self._is_below = False
@@ -87,17 +87,17 @@ class Fetcher:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
 
     def without_first(self) -> "Fetcher":
-        """Return a fetcher of the sources below the first one. The two of them take turns with each other."""
+        """Return a fetcher of the sources below the first one. The two fetchers share the scheduler."""
         below = copy(self)
         below._sources, below._rules, below._is_below = self._sources[1:], self._rules[1:], True
         return below
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> str:
-        """Fill `into` (page-aligned, whole pages) with the chunk, verified there. Returns the tier that it came from.
+        """Fill `into` (page-aligned, whole pages) with the verified chunk. Return the tier that it came from.
 
-        Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` where no source has a good copy, a retryable failure where
-        one that may have it does not answer, `Cancelled` where nobody wants the chunk any more when its turn comes.
-        Nothing writes to `into` any more when this returns, raises or is cancelled.
+        Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` if no source has a good copy; a retryable failure if a source
+        that may have it does not answer; `Cancelled` if no load needs the chunk any more when its slot is free. Once
+        this returns, raises or is cancelled, nothing writes to `into`.
         """
         if self._peers is None:
             return await self._fetch(tenant, digest, into)
@@ -126,7 +126,7 @@ class Fetcher:
                 raise Refused(failure)
 
     async def _try_source(self, source: Source, tenant: str, digest: str, into: memoryview) -> ReadAttempt:
-        """Wait for a turn at the source and ask it. A source that has no copy is not waited for."""
+        """Wait for a slot of the source and read. Returns at once if the source can't have the chunk."""
         if not source.may_have(tenant, digest):
             return ReadAttempt(source.tier, ReadOutcome.ABSENT)
         async with self.scheduler.hold_slot(source.tier, (tenant, digest), into.nbytes) as turn:
@@ -135,7 +135,7 @@ class Fetcher:
     async def _read_once(
         self, source: Source, tenant: str, digest: str, into: memoryview, turn: ReadSlot
     ) -> ReadAttempt:
-        """Read the chunk once and verify it. A faulty copy is set aside."""
+        """Read the chunk once and verify it. A faulty copy is quarantined."""
         try:
             outcome = await source.fetch(tenant, digest, into, turn)
         except Refused as refused:

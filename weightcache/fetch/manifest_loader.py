@@ -1,6 +1,4 @@
-"""A version's manifest, checked against its digest. See `attestation_loader.py` for what is signed about the
-version.
-"""
+"""Load a version's manifest and check its digest. `attestation_loader.py` loads signed statements about the version."""
 
 from typing import Final
 
@@ -22,7 +20,7 @@ RULES: Final = (SourceRule(NVME, 1), SourceRule(STORE, 2))
 
 
 class ManifestLoader:
-    """Manifests, from NVMe or else from the store (published ones, then drafts). They are kept on NVMe."""
+    """Loads manifests from NVMe, else from the store (published manifests, then drafts), and keeps them on NVMe."""
 
     def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
         self._store = store
@@ -31,10 +29,8 @@ class ManifestLoader:
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
-        """Return the canonical bytes and the manifest. Raises `Refused`: `ManifestMissing`, `ManifestCorrupt`, or the
-        retryable failure of a store that does not answer.
-
-        The registry names every version that is asked for here, so a version without a manifest has lost it.
+        """Return the canonical bytes and the manifest. The registry knows the version, so a missing manifest was lost.
+        Raises `Refused`: `ManifestMissing`, `ManifestCorrupt`, or a retryable failure of the store.
         """
         found: tuple[bytes, Manifest] | None = None
 
@@ -55,7 +51,7 @@ class ManifestLoader:
                 return found
 
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:
-        """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""
+        """Read once and check. A failure says what is wrong with the copy, or that the tier is unavailable."""
         try:
             raw = await (self._kept(tenant, version) if tier == NVME else self._stored(tenant, version))
             if raw is None:
@@ -78,7 +74,8 @@ class ManifestLoader:
         return await self._nvme.try_read_document(tenant, version, DocumentKind.MANIFESTS)
 
     async def _stored(self, tenant: str, version: str) -> bytes | None:
-        for key_of in (manifest_key, draft_key, manifest_key):  # published meanwhile, its draft is gone
+        # the third read: published meanwhile, so the draft is gone
+        for key_of in (manifest_key, draft_key, manifest_key):
             try:
                 return await self._store.read(key_of(tenant, version))
             except BlobNotFound:

@@ -1,13 +1,13 @@
-"""Write chunks to the NVMe tier and count them. Nothing else writes chunks there.
+"""Write chunks to the NVMe tier and count them. No other code writes chunks there.
 
 A chunk is written for one of three reasons:
 
-1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after the leases that
-   wait for it were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
+1. Write-behind (`offer`): a load brought the chunk from another tier. It is written from its slab, after the waiting
+   leases were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
    needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
-2. Prefetch (`ensure`): no lease asked for the chunk, so it takes no place in the host tier. If it is not in memory
-   already, it is fetched into a buffer of its own, once for all callers.
-3. Healing (`rewrite`): an examination found its file wrong, while no lease asked for it.
+2. Prefetch (`ensure`): no lease needs the chunk, so it takes no place in the host tier. If it is not in memory already,
+   it is fetched into a separate buffer, once for all callers.
+3. Healing (`rewrite`): an examination found its file damaged while no lease needed it.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class _QueuedWrite:
 
 
 class NvmeAdmission:
-    """The writer of the NVMe tier. `below` fetches from the sources under that tier, the last of which is `remote`;
-    `loading` says whether the disk is being read for somebody.
+    """The writer of the NVMe tier. `below` fetches from the sources under that tier; `remote` is the last of them.
+    `loading` returns whether the disk is being read for a load.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class NvmeAdmission:
         self._loading = loading
         self._offers: deque[_QueuedWrite] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lookups: set[asyncio.Task[int | None]] = set()  # of chunk lengths, before the chunks are fetched
+        self._lookups: set[asyncio.Task[int | None]] = set()  # lookups of chunk lengths, before the chunks are fetched
         arena.on_full = self.drop_oldest
 
     def __repr__(self) -> str:
-        return f"<Admissions writing={len(self._tasks)} waiting={len(self._offers)}>"
+        return f"<NvmeAdmission writing={len(self._tasks)} waiting={len(self._offers)}>"
 
     @property
     def waiting(self) -> int:
-        """Chunks that wait to be written, or are."""
+        """Return the number of chunks that are queued for writing or being written."""
         return len(self._offers) + len(self._tasks)
 
     def offer(self, tenant: str, digest: str, place: SlabRange) -> None:
-        """Write a ready chunk later, in the order of offers. The caller must have its slab pinned during this call."""
+        """Queue a ready chunk for writing, in order of offers. The caller must have its slab pinned."""
         self._arena.index.pin((place.slab,))
         self._offers.append(_QueuedWrite(tenant, digest, place))
         self._begin()
@@ -94,39 +94,35 @@ class NvmeAdmission:
         return True
 
     def check_room(self, tenant: str, nbytes: int) -> None:
-        """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once: its chunks would only
-        drive out one another.
+        """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once. In that case its chunks
+        would only evict one another.
         """
         if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
 
     async def ensure(self, tenant: str, digest: str, length: int | None) -> str | None:
-        """Ensure that the chunk is on NVMe. Return the tier that it was kept from; None if it was there, or if another
-        call wrote it. A load or a write of the chunk that is under way is waited for. Without a `length` (bytes) packs
-        are asked for it.
+        """Ensure that the chunk is on NVMe. Return its source tier, or None if it was there or another call wrote it.
 
-        Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
-        Unavailable if the disk did not take it.
+        Waits for a running load or write of the chunk. Without a `length` (bytes), the length is looked up in the
+        packs. Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is
+        fetched; Unavailable if the write failed.
         """
         while not await self._nvme.wait_until_written(tenant, digest):
             if self._arena.index.is_loading(tenant, digest):
                 await self._arena.wait_until_loaded(tenant, digest)
-                continue  # it may be written already, or not have arrived
+                continue  # it may be written by now, or the load may have failed
             if length is None and not self._arena.index.is_ready(tenant, digest):
                 length = await self._find_length(tenant, digest)
-                continue  # another call may bring it by now
+                continue  # another call may load it by now
             tier, admitted = await self._fetch_and_write(tenant, digest, length)
             if admitted:
                 return tier
-            if not self._nvme.index.knows((tenant, digest)):  # else another call was quicker
+            if not self._nvme.index.knows((tenant, digest)):  # otherwise another call was faster
                 raise Refused(Unavailable("the NVMe tier of the weight cache"))
         return None
 
     async def _find_length(self, tenant: str, digest: str) -> int:
-        """Return the chunk's length in bytes from the store's tables. Loads of the chunk do not wait for this.
-
-        Raises `Refused`.
-        """
+        """Return the chunk's bytes by the store's tables. Loads of the chunk don't wait for this. Raises `Refused`."""
         lookup = asyncio.create_task(self._remote.length_of(tenant, digest))
         self._lookups.add(lookup)
         lookup.add_done_callback(self._lookups.discard)
@@ -136,7 +132,6 @@ class NvmeAdmission:
 
     async def _fetch_and_write(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
         """Write the chunk from memory or from a source below. Return its tier there, and whether it was admitted.
-
         `length` must be known if the chunk is not in memory.
         """
         place = self._arena.index.try_place(tenant, digest)
@@ -161,13 +156,11 @@ class NvmeAdmission:
             return tier, await self._write(tenant, digest, buffer)
 
     async def rewrite(self, tenant: str, digest: str) -> None:
-        """Write the chunk anew, in place of its faulty file. If that fails, it is logged: the next load that wants the
-        chunk heals it or is refused by name.
-        """
+        """Replace the chunk's faulty file. A failure is logged: the next load heals the chunk or is refused."""
         seen = {"tenant": tenant, "chunk": digest}
         try:
             async with asyncio.timeout(REWRITE_TIMEOUT_S):
-                tier = await self.ensure(tenant, digest, None)  # a faulty file does not say how long its chunk is
+                tier = await self.ensure(tenant, digest, None)  # a faulty file does not tell the chunk's length
         except TimeoutError:
             why = DeadlineExceeded(REWRITE_TIMEOUT_S, "healing").message
             log.warning("a kept chunk was not healed", extra={**seen, "why": why})
@@ -179,7 +172,7 @@ class NvmeAdmission:
                 log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
 
     async def wait_until_idle(self) -> None:
-        """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""
+        """Wait until no offer is left, and until prefetches and healing have written their current chunks."""
         while under_way := self._tasks | self._lookups:
             await asyncio.wait(under_way)
         await self._nvme.wait_until_idle()
@@ -202,7 +195,7 @@ class NvmeAdmission:
 
     async def _write_offer(self, offer: _QueuedWrite) -> None:
         try:
-            # If the chunk was found wrong in memory meanwhile, it is gone or at another place.
+            # If the chunk was found damaged in memory meanwhile, it is gone or at another place.
             if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
                 await self._write(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:

@@ -1,9 +1,9 @@
 """Load versions before they are leased: when a deploy names them, and while a start waits for its process.
 
-Prefetches run one after another, and wait while leases load. A lease that comes meanwhile interrupts one; chunks that
-have arrived stay. An urgent prefetch is part of a start: it neither waits nor yields.
+Prefetches run one after another, and wait while leases load. A new lease interrupts a prefetch; chunks that have
+arrived stay. An urgent prefetch is part of a start: it neither waits nor yields.
 
-If the host tier has no room for a version, its chunks are brought to NVMe. A version that NVMe can't hold as a whole is
+If the host tier has no room for a version, its chunks are loaded to NVMe. A version that NVMe can't hold as a whole is
 refused before anything is fetched.
 """
 
@@ -24,13 +24,13 @@ from weightcache.fetch.version_loader import LeasePriority, VersionLoader
 log = logging.getLogger(__name__)
 
 MAX_UNDER_WAY: Final = 64
-DEADLINE_S: Final = 900.0  # waiting included
+DEADLINE_S: Final = 900.0  # includes waiting
 RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """A version, and the tier that it should be in."""
+    """A version, and the tier to load it into."""
 
     tenant: str
     version: str
@@ -39,7 +39,7 @@ class PrefetchRequest:
 
 
 class Prefetcher:
-    """Fulfils wishes. A wish that is made again while it is under way changes nothing."""
+    """Runs prefetches. A repeated request while the same one is running or waiting changes nothing."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Prefetcher:
 
     @property
     def waiting(self) -> int:
-        """Wishes that wait for their turn, or for leases."""
+        """Return the number of prefetches that wait for their turn or for leases."""
         return len(self._under_way) - self.running
 
     def ask(self, wish: PrefetchRequest) -> None:
-        """Begin a wish, unless it is under way. Returns at once. Raises `Refused(Overloaded)` if too many are."""
+        """Start a prefetch in the background, unless it exists. Raises `Refused(Overloaded)` if there are too many."""
         if wish in self._under_way:
             return
         if len(self._under_way) >= MAX_UNDER_WAY:
@@ -79,11 +79,11 @@ class Prefetcher:
         task.add_done_callback(lambda _: self._under_way.pop(wish))
 
     async def close(self) -> None:
-        """Cancel all wishes, and wait for their ends."""
+        """Cancel all prefetches and wait for their ends."""
         await cancel_and_wait(tuple(self._under_way.values()))
 
     async def _run_prefetch(self, wish: PrefetchRequest) -> None:
-        """One wish, start to end; what became of it is counted."""
+        """Run one prefetch from start to end, and count its result."""
         failure: Failure
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -122,7 +122,7 @@ class Prefetcher:
             self.running -= 1
 
     async def _try_host(self, wish: PrefetchRequest) -> bool:
-        """Bring the version to the host tier. Return False if there is no room for it."""
+        """Load the version into the host tier. Return False if there is no room for it."""
         try:
             await self._residents.bring(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
         except Refused as refused:

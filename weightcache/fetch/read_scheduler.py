@@ -1,7 +1,7 @@
 """Limit how much is read at once from each source (NVMe, peer, store), and share it fairly among loads.
 
-`fetcher.py` decides which source a chunk is read from; this module decides when the read begins. A chunk waits for the
-turn of its first part. If the source gives less than that at once, the reader asks for a turn of each further part.
+`fetcher.py` decides which source a chunk is read from; this module decides when the read begins. A chunk waits for a
+slot for its first part. If the source allows less than the whole chunk at once, the reader requests each further part.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from weightcache.peers.peer_client import Peer
 from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, FairReadQueue, Flow, Key, ReadLimit, WaiterIndex
 
 OWNER: Final = "owner"
-OwnerKey = tuple[Peer, bool]  # for which owner, and whether for the disk alone
+OwnerKey = tuple[Peer, bool]  # the owner, and whether the chunk is only for the disk
 
 
 class _SourceQueue:
-    """The queue and the reads under way of one source."""
+    """The fair queue and the running reads of one source."""
 
     def __init__(self, room: ReadLimit, wants: WaiterIndex) -> None:
         self.room = room
@@ -33,7 +33,7 @@ class _SourceQueue:
         self.nbytes = 0
 
     def queue(self, key: Key, nbytes: int) -> "asyncio.Future[int | None]":
-        """How much of it has begun, once it has; None once nobody wants it any more."""
+        """Queue the chunk. The future gets the number of bytes that may begin, or None once no flow wants the chunk."""
         turn: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.fair_queue.add(key, nbytes)
         self.waiting[key] = turn
@@ -41,11 +41,11 @@ class _SourceQueue:
         return turn
 
     def begin(self) -> None:
-        """Begin the next reads that fit."""
+        """Start the next reads that fit."""
         while (following := self.fair_queue.next()) is not None:
             key, left = following
             turn = self.waiting[key]
-            if turn.cancelled():  # its task has yet to hear of it
+            if turn.cancelled():  # its task has not handled the cancellation yet
                 self.withdraw(key)
                 continue
             part = self.room.part(self.parts, self.nbytes, left)
@@ -66,7 +66,7 @@ class _SourceQueue:
             turn = self.waiting.pop(key)
             if not turn.done():
                 turn.set_result(None)
-        self.begin()  # the next one may need less
+        self.begin()  # the next chunk may be smaller
 
     def end(self, key: Key, part: int) -> None:
         self.fair_queue.end(key)
@@ -77,67 +77,68 @@ class _SourceQueue:
 
 @dataclass(slots=True, eq=False)
 class _ReadSlot:
-    """A `ReadSlot`. Of its parts those that count are under way, and end when as many bytes came."""
+    """A `ReadSlot`. `counted` has the sizes of its running parts; each ends when as many bytes have arrived."""
 
     source_queue: _SourceQueue
     key: Key
-    first: int | None  # bytes that have begun, until somebody asks for them
+    first: int | None  # bytes allowed for the first part, until they are used
     counted: deque[int] = field(default_factory=deque)
     came_bytes: int = 0
 
     async def part(self, nbytes: int) -> int:
-        """See `ReadSlot`."""
+        """Return how many of the next `nbytes` may be read now."""
         if self.first is not None:
             begun, self.first = min(self.first, nbytes), None
-            self.source_queue.nbytes -= self.counted[0] - begun  # it was more than there is to read
+            self.source_queue.nbytes -= self.counted[0] - begun  # more was allowed than there is to read
             self.counted[0] = begun
             self.source_queue.begin()
             return begun
         part = await _wait(self.source_queue, self.key, nbytes) if self.source_queue.wants.flows_of(self.key) else None
-        if part is None:  # nobody wants it any more: what has begun runs to its end
+        if part is None:  # no flow wants the chunk any more; a read that has begun still runs to its end
             return self.source_queue.room.part(0, 0, nbytes) or nbytes
         self.counted.append(part)
         return part
 
     def record_arrival(self, nbytes: int) -> None:
-        """See `ReadSlot`."""
+        """Count arrived bytes, and end the parts that are complete."""
         self.came_bytes += nbytes
         while self.counted and self.came_bytes >= self.counted[0]:
             self.came_bytes -= self.counted[0]
             self.source_queue.end(self.key, self.counted.popleft())
 
     def end(self) -> None:
-        """End all parts of it that are under way."""
+        """End all running parts."""
         while self.counted:
             self.source_queue.end(self.key, self.counted.popleft())
 
 
 class ReadScheduler:
-    """The turns at each tier, and the waits for each peer that owns chunks. Each of them has room and a queue of its
-    own, so that a slow source or owner does not delay reads from another one. A read from NVMe may wait in its turn for
-    a chunk that a prefetch or healing is bringing there.
+    """The read slots of each tier, and the waits for each peer that owns chunks.
+
+    Each tier and owner has its own limit and queue, so a slow one does not delay reads from another. A read from NVMe
+    may hold its slot while it waits for a chunk that a prefetch or healing is writing there.
     """
 
     def __init__(
         self, rooms: Mapping[str, ReadLimit], owner_limits: Mapping[OwnerKey, ReadLimit] = MappingProxyType({})
     ) -> None:
-        """`owner_limits`: how many chunks may wait at once for each peer that owns them."""
+        """Make a queue for each tier. `owner_limits`: how many chunks may wait at once for each owner."""
         self._wants = WaiterIndex()
         self._queues: dict[str | OwnerKey, _SourceQueue] = {}
         for places in (rooms, owner_limits):
             self._queues |= {place: _SourceQueue(room, self._wants) for place, room in places.items()}
 
     def __repr__(self) -> str:
-        return f"<Turns running={self.running} queued={self.queued}>"
+        return f"<ReadScheduler running={self.running} queued={self.queued}>"
 
     @property
     def running(self) -> dict[str, int]:
-        """Chunks, or parts of them, that are under way, by tier; those that wait for an owner count as `owner`."""
+        """Return the running parts of chunks by tier. Waits for an owner count as `owner`."""
         return self._count(lambda source_queue: source_queue.parts)
 
     @property
     def queued(self) -> dict[str, int]:
-        """Chunks that wait for a turn, by tier; those that wait for an owner's count as `owner`."""
+        """Return the queued chunks by tier. Chunks queued for an owner count as `owner`."""
         return self._count(lambda source_queue: len(source_queue.fair_queue))
 
     def is_wanted(self, key: Key) -> bool:
@@ -145,34 +146,34 @@ class ReadScheduler:
         return bool(self._wants.flows_of(key))
 
     def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
-        """Have `flow` wait for these chunks, in the order of their positions, until `leave`."""
+        """Let `flow` wait for these chunks, in the order of their positions, until `leave`."""
         self._wants.enter(flow, wanted)
         for source_queue in self._queues.values():
             source_queue.fair_queue.enter(flow, weight)
 
     def set_weight(self, flow: Flow, weight: float) -> None:
-        """See `FairReadQueue.set_weight`. Does nothing if the flow has left, or has not entered yet."""
+        """Change the weight of a flow. Does nothing if the flow has left or has not entered yet."""
         if flow in self._wants:
             for source_queue in self._queues.values():
                 source_queue.fair_queue.set_weight(flow, weight)
 
     def leave(self, flow: Flow) -> None:
-        """End the flow's waiting. Chunks that no other flow wants lose their places in the queues."""
+        """End the flow's waiting. Chunks that no other flow wants leave the queues."""
         self._wants.leave(flow)
         for source_queue in self._queues.values():
             source_queue.leave(flow)
 
     @asynccontextmanager
     async def hold_slot(self, place: str | OwnerKey, key: Key, nbytes: int) -> AsyncIterator[_ReadSlot]:
-        """Wait for the turn of a block that reads the chunk from a tier, or waits until a peer has it. Raises
-        `Refused(Cancelled)` once no flow wants the chunk any more.
+        """Hold a slot of a tier to read the chunk, or of an owner to wait until it has the chunk. Raises
+        `Refused(Cancelled)` once no flow wants the chunk.
         """
         source_queue = self._queues[place]
         first: int | None = None
         while first is None:
             if not self.is_wanted(key):
                 raise Refused(Cancelled())
-            first = await _wait(source_queue, key, nbytes)  # where nobody did, it may be wanted again meanwhile
+            first = await _wait(source_queue, key, nbytes)  # after None, a new flow may want the chunk
         turn = _ReadSlot(source_queue, key, first, deque([first]))
         try:
             yield turn
@@ -188,7 +189,7 @@ class ReadScheduler:
 
 
 async def _wait(source_queue: _SourceQueue, key: Key, nbytes: int) -> int | None:
-    """See `_SourceQueue.queue`. When cancelled neither its place nor its room is lost."""
+    """Wait for the chunk's slot, see `_SourceQueue.queue`. A cancellation frees its place in the queue or its slot."""
     turn = source_queue.queue(key, nbytes)
     try:
         return await turn

@@ -1,7 +1,7 @@
-"""How fast each tier below the host's brings bytes: learned from loads, as a fixed part and bytes per second. Pure.
+"""Predict how long a tier takes to load bytes: a fixed part plus bytes per second, learned from loads. Pure.
 
-A small load teaches what every load takes, a large one how fast bytes come. Where a load had several tiers, its time is
-divided among them as it was expected to be. Until something was learned, a tier's figures are guesses.
+Small loads teach the fixed part, large ones the rate. If a load read from several tiers, its time is divided among them
+in proportion to the predictions. Until a tier has loads, its figures are guesses.
 """
 
 from collections import Counter
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 LARGE_BYTES: Final = 16 << 20
-NEWEST_WEIGHT: Final = 0.3  # of the newest load
-LEAST_SHARE: Final = 1e-3  # of a large load's time that its bytes took, whatever is said to be fixed
+NEWEST_WEIGHT: Final = 0.3  # weight of the newest load
+LEAST_SHARE: Final = 1e-3  # lowest share of a large load's time that counts for its bytes, whatever the fixed part
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
-LEAST_S: Final = 1e-6  # a load that a clock calls shorter took about that
+LEAST_S: Final = 1e-6  # shortest duration of a load; a clock may report less
 Holds = Callable[[tuple[str, str]], bool]
 ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A tier's. `loads` is how many taught it, `large` ones its rate; of what nobody taught these are guesses."""
+    """Speed of a tier. `loads` counts observed loads, `large` the large ones, which teach the rate."""
 
     bytes_per_s: float
     fixed_s: float
@@ -33,25 +33,25 @@ UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "peer": Rate(5e8,
 
 
 class TierModel:
-    """One per agent. Bytes of tiers that are not named here cost nothing: they are there already."""
+    """The model of one agent. Bytes in tiers without a rate cost nothing: they are in memory already."""
 
     def __init__(self, guesses: Mapping[str, Rate] = UNKNOWN) -> None:
         self._rates = dict(guesses)
 
     def __repr__(self) -> str:
-        return f"<Rates {self._rates}>"
+        return f"<TierModel {self._rates}>"
 
     @property
     def by_tier(self) -> Mapping[str, Rate]:
-        """As they are now."""
+        """Return the current rates."""
         return dict(self._rates)
 
     def load_time_s(self, bytes_by_tier: Mapping[str, int]) -> float:
-        """How long a load of these would take."""
+        """Return the predicted duration of a load with these bytes."""
         return predict_load_s(self._rates, bytes_by_tier)
 
     def observe(self, bytes_by_tier: Mapping[str, int], seconds: float) -> None:
-        """A load of these took so long."""
+        """Learn from a load of these bytes that took `seconds`."""
         moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._rates}
         if not moved or seconds <= 0:
             return
@@ -75,14 +75,14 @@ class TierModel:
     def _learn_rate(self, tier: str, bytes_per_s: float) -> None:
         old = self._rates[tier]
         weight = NEWEST_WEIGHT if old.large else 1.0
-        # The mean is of seconds per byte: a mean of rates would forget the slow loads.
+        # Average seconds per byte: an average of rates would underweight slow loads.
         mean = 1.0 / (weight / bytes_per_s + (1.0 - weight) / old.bytes_per_s)
         bounded = min(max(mean, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
         self._rates[tier] = replace(old, bytes_per_s=bounded, loads=old.loads + 1, large=old.large + 1)
 
 
 def predict_load_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
-    """Seconds for these bytes. Tiers share the readers, so their times add up; what is fixed is paid once."""
+    """Return the predicted seconds for these bytes. Tiers share readers, so times add up; one fixed part is paid."""
     moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in rates}
     if not moved:
         return 0.0
@@ -92,7 +92,9 @@ def predict_load_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) 
 
 
 def slab_reload(rates: TierModel, holds: Holds) -> ReloadS:
-    """Seconds for a tenant's (digest, length) to come back to memory; `holds` says what is on the disk."""
+    """Return a function that predicts the seconds to reload a tenant's (digest, length) to memory. `holds` tells which
+    chunks are on the disk.
+    """
 
     def seconds(tenant: str, chunks: Iterable[tuple[str, int]]) -> float:
         by_tier: Counter[str] = Counter()
@@ -104,5 +106,5 @@ def slab_reload(rates: TierModel, holds: Holds) -> ReloadS:
 
 
 def file_reload(rates: TierModel) -> Callable[[int], float]:
-    """Seconds for so many bytes to come back to the disk."""
+    """Return a function that predicts the seconds to reload a number of bytes to the disk."""
     return lambda length: rates.load_time_s({"store": length})

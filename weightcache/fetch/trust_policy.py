@@ -1,4 +1,4 @@
-"""May a version be started with what is signed about it? Pure: signatures were verified, roots were read by others."""
+"""Decide whether a version may start with its attestations. Pure: callers verify signatures and read roots."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -8,26 +8,28 @@ from kelvin.contracts.artifacts.runtime_control import SealAttestation
 
 
 class VerificationPolicy(StrEnum):
-    """What happens to a version that no trust root signed."""
+    """The treatment of a version that no trust root signed."""
 
-    REQUIRE = "require"  # it is not started
-    WARN = "warn"  # it is started, logged and counted
-    OFF = "off"  # nobody looks
+    REQUIRE = "require"  # it does not start
+    WARN = "warn"  # it starts, and that is logged and counted
+    OFF = "off"  # signatures are not checked
 
 
 def find_distrust(signers: Sequence[str], is_root: Callable[[str], bool]) -> str | None:
-    """Why nothing vouches for where the version comes from, of the keys that signed; None where a root did."""
+    """Return why no trust root vouches for the version, or None if one signed it. `signers` are key ids."""
     if any(is_root(key_id) for key_id in signers):
         return None
     if signers:
         return f"{', '.join(shorten_key_id(key_id) for key_id in signers[:3])} signed it, which is no trust root here"
-    return "nobody signed it"
+    return "it has no valid signature"
 
 
 def usable_seals(
     policy: VerificationPolicy, seals: Sequence[SealRecord], name_of: Callable[[str], str | None]
 ) -> tuple[SealAttestation, ...]:
-    """Known answers to go by. With `require` only those of a trusted key: without any, a replica records its own."""
+    """Return the seals whose known answers may be used. With `require`, only those of a trusted key. Without any usable
+    seal, a replica records its own known answers.
+    """
     return tuple(
         sealed.seal
         for sealed in seals

@@ -1,4 +1,4 @@
-"""Versions in the host tier: each is brought once for all callers, and pinned while a lease of it is being granted."""
+"""Load versions into the host tier, once for all callers (single-flight), and pin them while a lease is granted."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, PREFETCH_WEI
 
 log = logging.getLogger(__name__)
 
-YIELD_TIMEOUT_S: Final = 5.0  # for what a prefetch was just reading
+YIELD_TIMEOUT_S: Final = 5.0  # time for an interrupted prefetch to finish its current reads
 RESERVE_POLL_S: Final = 0.01
 
 LoadCallback = Callable[[LoadProgress], Awaitable[None]]
@@ -44,16 +44,14 @@ Key = tuple[str, str]  # tenant, version
 
 
 class LeasePriority:
-    """The versions that leases wait for. Leases come first: background loads learn here when to begin, and when to
-    give way.
-    """
+    """The versions that leases wait for. Leases come first: background loads wait for them, and yield to them."""
 
     def __init__(self) -> None:
         self._awaited: Counter[Key] = Counter()
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Waiting awaited={len(self._awaited)}>"
+        return f"<LeasePriority awaited={len(self._awaited)}>"
 
     @contextmanager
     def waiting_lease(self, key: Key) -> Iterator[None]:
@@ -78,8 +76,8 @@ class LeasePriority:
             await self._changed.wait()
 
     async def try_run(self, work: Callable[[], Awaitable[None]], key: Key) -> bool:
-        """Run `work`, which is about that version. Return False if it was cancelled, and has ended, because a lease
-        began to wait for another version. Raises what `work` raises.
+        """Run `work`, which concerns version `key`. Return False if a lease for another version interrupted it. The
+        work has ended in both cases. Raises errors of `work`.
         """
         is_done, _ = await first(work(), self._wait_until_busy(key))
         return is_done
@@ -89,7 +87,7 @@ class LeasePriority:
             await self._changed.wait()
 
     def _notify(self) -> None:
-        """Have all waiters look again."""
+        """Wake all waiters to check again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -107,11 +105,11 @@ class _Load:
     bandwidth_share: _BandwidthShare
     progress: LoadProgress
     waiting: int = 0
-    leased: bool = False  # somebody who waited, or waits, wants a lease
+    leased: bool = False  # a past or present waiter wants a lease
 
 
 class VersionLoader:
-    """Versions in memory. Each is loaded by one flight (single-flight), cancelled once no caller waits for it."""
+    """Versions in memory. Each is loaded once for all callers; a load without waiting callers is cancelled."""
 
     def __init__(
         self,
@@ -133,15 +131,15 @@ class VersionLoader:
         self._loads: dict[tuple[str, str], _Load] = {}
         self._prefetch_tallies: dict[
             tuple[str, str], TierTally
-        ] = {}  # what an urgent prefetch found, for the first lease
+        ] = {}  # tallies of urgent prefetches, for the first lease
         arena.on_end = self.forget
 
     def __repr__(self) -> str:
-        return f"<Residents hot={len(self._hot)} arriving={len(self._loads)}>"
+        return f"<VersionLoader hot={len(self._hot)} loading={len(self._loads)}>"
 
     @property
     def hot_count(self) -> int:
-        """How many versions can be leased at once."""
+        """Return the number of versions that can be leased at once."""
         return len(self._hot)
 
     def try_hot(self, tenant: str, version: str) -> TierTally | None:
@@ -158,10 +156,8 @@ class VersionLoader:
         engines: tuple[tuple[str, str], ...] = (),
         on_loading: LoadCallback | None = None,
     ) -> AsyncIterator[LoadedVersion]:
-        """For a lease: yield the version, whole, verified and kept from eviction while the block runs.
-
-        If the version has to be brought first, `on_loading` runs meanwhile, and is cancelled when the version is there.
-        Raises `Refused`, and what `on_loading` raises.
+        """Yield the version for a lease: whole, verified, and pinned while the block runs. During a load, `on_loading`
+        runs; it is cancelled when the version is loaded. Raises `Refused`, and errors of `on_loading`.
         """
         key = (tenant, version)
         async with self._join_load(key, timeout_s, engines, leased=True, on_loading=on_loading) as arrival:
@@ -170,10 +166,10 @@ class VersionLoader:
             yield LoadedVersion(arrival.resident, prefetch_tally) if is_hot and prefetch_tally is not None else arrival
 
     async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
-        """Bring the version without a lease. It is here on return, and may be evicted from then on. Raises `Refused`.
+        """Load the version without a lease. Once this returns, the version may be evicted. Raises `Refused`.
 
-        An urgent call is part of a start: the lease that follows is told where its chunks were found. Other calls get
-        a small share of each source, until a lease waits for the version.
+        An urgent call is part of a start: the following lease reports its tiers. Other calls get a small share of each
+        source, until a lease waits for the version.
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else PREFETCH_WEIGHT
@@ -219,7 +215,7 @@ class VersionLoader:
                 self._end_load(key, load)
 
     async def close(self) -> None:
-        """Cancel all flights."""
+        """Cancel all loads and wait for their ends."""
         await cancel_and_wait([load.task for load in self._loads.values()])
         self._hot.clear()
 
@@ -230,20 +226,20 @@ class VersionLoader:
 
         def done(_: object) -> None:
             if self._loads.get(key) is load:
-                del self._loads[key]  # who comes now finds it hot, or tries again
+                del self._loads[key]  # later callers find the version hot, or load it again
 
         load.task.add_done_callback(done)
         return load
 
     def _end_load(self, key: tuple[str, str], load: _Load) -> None:
-        """End a flight that no caller waits for any more: unpin what it pinned, and let no caller join it."""
+        """End a load without callers: unpin its slabs, and let no caller join it."""
         if self._loads.get(key) is load:
             del self._loads[key]
         if not load.task.done():
             if not load.leased:
                 self._yielded_at_s = time.monotonic()
             load.task.cancel()
-            load.task.add_done_callback(self._release)  # it may have arrived in the same instant
+            load.task.add_done_callback(self._release)  # it may have finished at the same moment
         else:
             self._release(load.task)
 
@@ -254,7 +250,7 @@ class VersionLoader:
     async def _load(
         self, tenant: str, version: str, bandwidth_share: _BandwidthShare, progress: LoadProgress
     ) -> LoadedVersion | Failure:
-        """The version's slabs stay pinned where this returns an arrival."""
+        """Load the version. Its slabs stay pinned if this returns a LoadedVersion."""
         began_s = time.monotonic()
         try:
             raw, manifest = await self._manifest_loader.manifest(tenant, version)
@@ -281,7 +277,7 @@ class VersionLoader:
         bandwidth_share: _BandwidthShare,
         progress: LoadProgress,
     ) -> LoadedVersion:
-        """At a reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
+        """Reserve places and load all chunks. A chunk that was found damaged during the load is loaded again."""
         tiers: dict[str, str] = {}
         chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
         while True:
@@ -306,7 +302,7 @@ class VersionLoader:
     async def _reserve_with_retries(
         self, tenant: str, chunks: Sequence[tuple[str, int]], bandwidth_share: _BandwidthShare
     ) -> Reservation:
-        """A prefetch that gives way holds its place until what it was reading was read and kept: that is waited for."""
+        """Reserve places. If a prefetch is yielding, wait until its last reads have ended and freed their memory."""
         until_s = time.monotonic() + YIELD_TIMEOUT_S
         while True:
             try:
@@ -318,18 +314,18 @@ class VersionLoader:
                     raise
             await asyncio.sleep(RESERVE_POLL_S)
 
-    def _is_yielding(self, to: _BandwidthShare) -> bool:
-        """Whether a prefetch does, or did a moment ago."""
-        others = (load for load in self._loads.values() if load.bandwidth_share is not to)
+    def _is_yielding(self, own_share: _BandwidthShare) -> bool:
+        """Return whether a prefetch is yielding, or was a moment ago."""
+        others = (load for load in self._loads.values() if load.bandwidth_share is not own_share)
         leaving = any(not load.leased and load.bandwidth_share.weight < FULL_WEIGHT for load in others)
         return leaving or time.monotonic() - self._yielded_at_s < YIELD_TIMEOUT_S
 
     def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]]) -> Reservation:
-        # A version that no lease can hold is refused before anything is evicted for it.
+        # Refuse a version that no lease can hold before anything is evicted for it.
         if (least := self._arena.index.slabs_needed(chunks)) > MAX_SLABS:
             raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
         reservation = self._arena.reserve(tenant, chunks, time.monotonic())
-        if len(reservation.slabs) > MAX_SLABS:  # it is scattered
+        if len(reservation.slabs) > MAX_SLABS:  # its chunks are scattered over too many slabs
             self._arena.withdraw(reservation)
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
         return reservation
@@ -349,7 +345,7 @@ async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback
                 await _run_until_loaded(on_loading(load.progress), load.task)
             outcome = await asyncio.shield(load.task)
     except TimeoutError as error:
-        if not limit.expired():  # it is what `on_loading` raised
+        if not limit.expired():  # `on_loading` raised it
             raise
         raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
     if isinstance(outcome, Failure):
@@ -358,7 +354,7 @@ async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback
 
 
 async def _run_until_loaded(work: Awaitable[None], load: asyncio.Task[LoadedVersion | Failure]) -> None:
-    """Until the work or the flight is over; the work is gone then. Raises what the work raises."""
+    """Run the work until it or the load ends, then cancel the work. Raises errors of the work."""
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait((working, load), return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
-"""Hold chunks in sealed shared memory: slabs, what lies in them, and which processes have them mapped.
+"""Hold chunks in sealed shared memory: slabs, the chunks in them, and the processes that map them.
 
-Chunks are brought here by `fetch/` and lent by `app/lease_server.py`. Begin with `arena.py`, the tier;
-`resident_version.py` is a version as it lies here.
+`fetch/` loads chunks into this tier, `app/lease_server.py` lends them. Begin with `arena.py`, the tier;
+`resident_version.py` is a version in this tier.
 """

@@ -13,8 +13,8 @@ SLAB_TIMEOUT_S = 60.0
 
 
 class Arena:
-    """Slab numbers of the index, and the memory behind each. `on_end` is called with each number that is gone for
-    good. `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
+    """The index with the memory behind each of its slabs. `on_end` is called with the number of each slab that ends.
+    `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
     """
 
     def __init__(self, index: HostIndex, pool: SlabPool) -> None:
@@ -23,13 +23,13 @@ class Arena:
         self.on_end: Callable[[int], None] = lambda _: None
         self.on_full: Callable[[], bool] = lambda: False
         self._slabs: dict[int, asyncio.Task[Slab]] = {}
-        self._awaited: dict[tuple[str, str], asyncio.Event] = {}  # loads whose end somebody waits for, by chunk
+        self._awaited: dict[tuple[str, str], asyncio.Event] = {}  # loads with waiters for their end, by chunk
 
     def __repr__(self) -> str:
         return f"<Arena {self.index!r} {self.pool!r}>"
 
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
-        """See `HostIndex.reserve`. Start to allocate the new slabs; `view` and `made` wait for them."""
+        """Reserve places, see `HostIndex.reserve`, and start to allocate new slabs. `view` and `made` wait for them."""
         while True:
             try:
                 reservation = self.index.reserve(tenant, chunks, now)
@@ -58,44 +58,44 @@ class Arena:
             awaited.set()
 
     async def wait_until_loaded(self, tenant: str, digest: str) -> None:
-        """Wait until no load of the chunk is under way, however it ends."""
+        """Wait until no load of the chunk is running, however it ends."""
         while self.index.is_loading(tenant, digest):
             await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
 
     async def view(self, place: SlabRange) -> memoryview:
-        """Return the place's bytes, writable, once its slab is allocated; valid while that is pinned. Raises
-        `Refused(Unavailable)` if there is no memory.
+        """Return the place's bytes, writable, once its slab is allocated. They are valid while the slab is pinned.
+        Raises `Refused(Unavailable)` if there is no memory.
         """
         slab = await asyncio.shield(self._slabs[place.slab])
         return slab.view(place.offset, place.length)
 
     async def made(self, slabs: Iterable[int]) -> bool:
-        """Wait until each of these slabs is allocated or can't be. Return whether all are."""
+        """Wait until each of these slabs is allocated or has failed. Return whether all are allocated."""
         tasks = [self._slabs[number] for number in slabs]
         if tasks:
             await asyncio.wait(tasks)
         return not any(task.cancelled() or task.exception() for task in tasks)
 
     def slab(self, number: int) -> Slab:
-        """The memory of a slab whose chunks are ready."""
+        """Return the memory of a slab whose chunks are ready."""
         return self._slabs[number].result()
 
     def unpin(self, slabs: Iterable[int]) -> None:
-        """See `HostIndex.unpin`."""
+        """Undo one pin of each slab, see `HostIndex.unpin`, and recycle the slabs that ended."""
         self._end(self.index.unpin(slabs))
 
     def drop_holder(self, holder: int) -> None:
-        """See `HostIndex.drop_holder`."""
+        """Remove a holder, see `HostIndex.drop_holder`, and recycle the slabs that ended."""
         self._end(self.index.drop_holder(holder))
 
     def evict(self, tenant: str | None, digests: frozenset[str] | None) -> int:
-        """See `HostIndex.evict`. Returns how many slabs stay because they are in use."""
+        """Evict chunks, see `HostIndex.evict`. Return how many slabs stay because they are in use."""
         ended, busy = self.index.evict(tenant, digests)
         self._end(ended)
         return busy
 
     async def close(self) -> None:
-        """Give all slabs back; loads must have ended. Processes keep what they mapped."""
+        """Free all slabs. Loads must have ended. Processes keep their mappings."""
         await asyncio.gather(*self._slabs.values(), return_exceptions=True)
         await self.pool.close()
 

@@ -1,7 +1,7 @@
-"""Track the processes that were sent slabs, until they die or have let go of all of them.
+"""Track the processes that received slabs, until they die or have unmapped all of them.
 
-A process is known by a pidfd. What it may have mapped is kept by chunk and place, so that the holders of a wrong chunk
-can be named: others may have the same slab without it, or the same chunk at another place.
+A pidfd identifies a process. Possible mappings are kept by chunk and place, to find the processes that map a damaged
+chunk: other processes may have the same slab without that chunk, or the same chunk at another place.
 """
 
 import asyncio
@@ -18,34 +18,32 @@ from typing import Final
 from kelvin.blobstore.bounded_gather import cancel_and_wait
 from weightcache.host.policy.extents import SlabRange
 
-_SO_PEERPIDFD: Final = 77  # Linux 6.5: names the process itself, whatever became of its number
+_SO_PEERPIDFD: Final = 77  # Linux 6.5: identifies the process even if its pid was reused
 
 
 @dataclass(eq=False, slots=True)
 class Holder:
-    """A living process, and the end of each of its leases: set when it dies."""
+    """A living process, and one event per lease that is set when the process dies."""
 
     number: int
     pid: int
     pidfd: int
     leases: set[asyncio.Event] = field(default_factory=set)
-    places: dict[int, Mapping[str, SlabRange]] = field(
-        default_factory=dict
-    )  # of each version as it was lent, by identity
+    places: dict[int, Mapping[str, SlabRange]] = field(default_factory=dict)  # of each lent version, by object id
     times_lent: int = 0
 
     def lend(self, places: Mapping[str, SlabRange]) -> None:
-        """Record that the process was sent the slabs of these chunks, and may have them mapped until it dies."""
+        """Record that the process received the slabs of these chunks. It may have them mapped until it dies."""
         self.places[id(places)] = places
         self.times_lent += 1
 
     def has(self, digest: str, place: SlabRange) -> bool:
-        """Return whether it was lent a version that has the chunk at that place."""
+        """Return whether the process received a version with the chunk at that place."""
         return any(places.get(digest) == place for places in self.places.values())
 
 
 class MappingTracker:
-    """One holder per process, however many leases it has. `forget` is called with the number of each that is gone."""
+    """Tracks one holder per process, with any number of leases. Calls `forget` with the number of each ended holder."""
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
@@ -54,31 +52,31 @@ class MappingTracker:
         self._next = 0
 
     def __repr__(self) -> str:
-        return f"<Holders {sorted(self._by_pid)}>"
+        return f"<MappingTracker {sorted(self._by_pid)}>"
 
     @property
     def count(self) -> int:
-        """Living processes that may have slabs mapped."""
+        """Return the number of living processes that may have slabs mapped."""
         return len(self._by_pid)
 
     @property
     def pending_checks(self) -> int:
-        """Questions to the kernel that are not answered."""
+        """Return the number of running checks of a process's mappings."""
         return len(self._checks)
 
     def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
-        """The living processes that may have the chunk mapped from that place."""
+        """Return the living processes that may have the chunk mapped from that place."""
         return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.has(digest, place)))
 
     def track_process(self, peer: socket.socket) -> Holder:
-        """Return the holder of the process that connected. Raises ProcessLookupError if that is dead already."""
+        """Return the holder of the connected process. Raises ProcessLookupError if the process is dead."""
         pidfd, pid = _peer(peer)
         if _is_dead(pidfd):
             os.close(pidfd)
             raise ProcessLookupError(pid)
         known = self._by_pid.get(pid)
         if known is not None and _is_dead(known.pidfd):
-            self._died(known)  # its number was taken over before the loop heard of its death
+            self._died(known)  # its pid was reused before the loop noticed its death
             known = None
         if known is not None:
             os.close(pidfd)
@@ -90,8 +88,8 @@ class MappingTracker:
         return holder
 
     def note_lease_end(self, holder: Holder, inodes: Collection[int]) -> None:
-        """Record that a lease of the process has ended. If it was the last one, ask the kernel, in a thread, whether
-        the process still has any of the memory files `inodes`. If not, it is forgotten as if it were dead.
+        """Record that a lease of the process has ended. After the last lease, check its mappings in a thread. If the
+        process no longer maps any of the memory files `inodes`, it is forgotten as if it were dead.
         """
         if self._is_idle(holder):
             task = asyncio.create_task(self._check_mappings(holder, holder.times_lent, inodes))
@@ -107,11 +105,11 @@ class MappingTracker:
         self._by_pid.clear()
 
     def _is_idle(self, holder: Holder) -> bool:
-        """Whether it is known, and has no lease."""
+        """Return whether the holder is tracked and has no lease."""
         return self._by_pid.get(holder.pid) is holder and not holder.leases
 
     async def _check_mappings(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
-        """Ask the kernel, and forget the process if it has none of the files and was sent nothing meanwhile."""
+        """Ask the kernel. Forget the process if it has none of the files and received nothing meanwhile."""
         may_see = await asyncio.to_thread(_has_mapping, holder.pid, inodes)
         if not may_see and self._is_idle(holder) and holder.times_lent == times_lent:
             self._died(holder)
@@ -126,8 +124,8 @@ class MappingTracker:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
-    """Number and user of the process that connected, as they were then (SO_PEERCRED, unix(7)); 0 for one that is not in
-    our PID namespace (pid_namespaces(7)), -1 for a user that the kernel can't name here.
+    """Return pid and uid of the process that connected, as of then (SO_PEERCRED, unix(7)). The pid is 0 for a process
+    outside our PID namespace (pid_namespaces(7)). The uid is -1 if the kernel can't map it here.
     """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
@@ -135,7 +133,7 @@ def credentials(sock: socket.socket) -> tuple[int, int]:
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:
-    """A pidfd of the connected process, and its number."""
+    """Return a pidfd of the connected process, and its pid."""
     pid, _ = credentials(sock)
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD), pid
@@ -150,17 +148,17 @@ def _is_dead(pidfd: int) -> bool:
 
 
 def _has_mapping(pid: int, inodes: Collection[int]) -> bool:
-    """Whether the process has one of these memory files mapped or open, by the kernel's word (proc(5)), not its own.
-    Where the kernel does not say, it may: of the dead as well, of whom pidfds tell.
+    """Return whether the process has one of these memory files mapped or open, by proc(5).
 
-    Only files' numbers are compared, so that in doubt one more is found. What it is just being sent is not seen. For
-    a thread: it takes the longer the more mappings and files the process has.
+    If the kernel does not answer, assume that it has; for a dead process too, since its pidfd reports the death. Only
+    inode numbers are compared, so a collision keeps the process. Descriptors in transit are not seen. Call it in a
+    thread: the duration grows with the process's mappings and files.
     """
     wanted = set(inodes)
     proc = Path(f"/proc/{pid}")
     try:
         maps = (proc / "maps").read_bytes().splitlines()
-        # Range, mode, offset, device, inode, name.
+        # Fields: range, mode, offset, device, inode, name.
         if not maps or any(int(line.split(None, 5)[4]) in wanted for line in maps):
             return True
         for fd in os.listdir(proc / "fd"):

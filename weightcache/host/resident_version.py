@@ -1,6 +1,6 @@
-"""A version as the host tier has it: the slabs that its chunks are in, and the papers that go with them.
+"""A version in the host tier: the slabs of its chunks, its documents, and the progress of its load.
 
-Also how its load goes, for those who wait for it. When it is there, and for how long, is `version_loader.py`'s.
+`version_loader.py` decides when a version is resident, and for how long.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ TIERS: Final = ("host", "nvme", "peer", "store")
 
 
 class SealedFile:
-    """Immutable bytes behind a descriptor that other processes may be given. Closed with its last reference."""
+    """Immutable bytes behind a descriptor that can be sent to other processes. Closed with its last reference."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         self.fd = os.memfd_create("kelvin-papers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -41,7 +41,7 @@ class SealedFile:
 
 @dataclass(frozen=True, slots=True)
 class TierTally:
-    """Distinct chunks of a version, and their bytes, by the tier that this lease found them in."""
+    """Distinct chunks of a version, and their bytes, by the tier in which a lease found them."""
 
     chunks: dict[str, int]
     bytes: dict[str, int]
@@ -49,7 +49,7 @@ class TierTally:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidentVersion:
-    """Where a version's chunks are, or will be once they are ready, and the answer to whoever leases it."""
+    """The places of a version's chunks, ready or loading, and the content of its lease replies."""
 
     slabs: tuple[int, ...]
     places: Mapping[str, SlabRange]  # by digest
@@ -57,16 +57,18 @@ class ResidentVersion:
     manifest_bytes: int
     layout_bytes: int
     engines: frozenset[tuple[str, str]]  # library and device class of each seal
-    tally: TierTally  # everything in the host tier
+    tally: TierTally  # the tally of a hot lease: everything in the host tier
 
     def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
-        """Whether there are known answers of one of these, or of any where none is named: if not, there may be news."""
+        """Return whether there are known answers for one of these engines, or for any engine if none is named. If not,
+        the store may have new ones.
+        """
         return not self.engines.isdisjoint(engines) if engines else bool(self.engines)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A resident version, all of it ready, and where its chunks came from."""
+    """A resident version, completely ready, and the tiers that its chunks came from."""
 
     resident: ResidentVersion
     tally: TierTally
@@ -75,7 +77,7 @@ class LoadedVersion:
 def build_resident(
     raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
 ) -> ResidentVersion:
-    """At the places of the reservation."""
+    """Return the version at the places of the reservation."""
     slabs = reservation.slabs
     position = {slab: index for index, slab in enumerate(slabs)}
     chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
@@ -91,7 +93,7 @@ def build_resident(
 
 
 def build_tally(reservation: Reservation, tiers: Mapping[str, str]) -> TierTally:
-    """Of each digest's tier."""
+    """Return the tally of these tiers by digest."""
     tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
     for digest, tier in tiers.items():
         tally.chunks[tier] += 1
@@ -100,26 +102,26 @@ def build_tally(reservation: Reservation, tiers: Mapping[str, str]) -> TierTally
 
 
 class LoadProgress:
-    """Where a version's bytes will be, and which may be read already. Written by the flight, read by any number.
+    """The places of a version's bytes during its load, and which parts are readable. One writer, any number of readers.
 
-    A chunk is told once it is ready, which is to say verified where it lies. A flight that has to bring the version to
-    another place (something in it was found wrong meanwhile) is told anew from the start.
+    A chunk is reported once it is ready, which means verified in its place. If the load has to use other places (a
+    chunk was found damaged meanwhile), reporting starts again from the beginning.
     """
 
     def __init__(self) -> None:
-        self.resident: ResidentVersion | None = None  # while it is on its way there
+        self.resident: ResidentVersion | None = None  # set during a load
         self._spans_by_digest: dict[str, tuple[Span, ...]] = {}
-        self._ready: list[Span] = []  # in the order in which they became so
+        self._ready: list[Span] = []  # in order of readiness
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Filling placed={self.resident is not None} ready={len(self._ready)}>"
+        return f"<LoadProgress placed={self.resident is not None} ready={len(self._ready)}>"
 
     @contextmanager
     def loading_into(
         self, resident: ResidentVersion, chunks: Sequence[tuple[str, int]], ready: Iterable[str]
     ) -> Iterator[None]:
-        """While the block brings the version there: its chunks, of which these are ready from the start."""
+        """Report a load to the places of `resident` while the block runs. Digests in `ready` are ready at its start."""
         self.resident, self._spans_by_digest, self._ready = resident, spans_of(chunks), []
         for digest in ready:
             self._ready += self._spans_by_digest[digest]
@@ -131,26 +133,26 @@ class LoadProgress:
             self._notify()
 
     def add(self, resident: ResidentVersion, digest: str) -> None:
-        """The chunk is ready there."""
+        """Report a chunk as ready."""
         if self.resident is resident:
             self._ready += self._spans_by_digest[digest]
             self._notify()
 
     async def wait_until_placed(self) -> ResidentVersion:
-        """Where it will be, once that is known."""
+        """Wait until the places are known, and return them."""
         while self.resident is None:
             await self._changed.wait()
         return self.resident
 
     async def ready_since(self, resident: ResidentVersion, count: int) -> tuple[Span, ...]:
-        """What became ready there beyond the first `count` spans, at most `MAX_SPANS` of it, once there is some; none
-        once the version is not on its way there any more.
+        """Wait for ready spans after the first `count`, and return at most `MAX_SPANS` of them. Returns none once the
+        version is no longer being loaded to these places.
         """
         while self.resident is resident and len(self._ready) == count:
             await self._changed.wait()
         return tuple(self._ready[count : count + MAX_SPANS]) if self.resident is resident else ()
 
     def _notify(self) -> None:
-        """Whoever waits looks again."""
+        """Wake all waiters to check again."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,7 +1,7 @@
-"""Slabs: pieces of sealed shared memory that the agent alone can write, and that any process may be given to read.
+"""Slabs: sealed shared memory that only the agent can write, and that any process can be given to read.
 
-Made ahead, in the background, since fresh memory costs more than the reads that fill it. Which chunk goes where is the
-index's decision; this file knows bytes and descriptors.
+They are made in advance in the background, because allocating memory takes longer than the reads that fill it. The
+index decides which chunk goes where.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ QUIET_S: Final = 1.0
 
 
 class Slab:
-    """`length` bytes of zeroed memory in huge pages where the kernel grants them. Blocking to make: 20-700 ms."""
+    """`length` bytes of zeroed memory, in huge pages if the kernel grants them. Making one blocks for 20 to 700 ms."""
 
     def __init__(self, length: int) -> None:
         assert length % HUGE_PAGE == 0
         self.length = length
-        self.tenant: str | None = None  # whose bytes may be in it
+        self.tenant: str | None = None  # the tenant whose bytes may be in it
         self.fd = os.memfd_create("kelvin-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.address = 0
         try:
@@ -46,17 +46,17 @@ class Slab:
         return f"<Slab {self.length >> 20} MiB huge={self.huge} tenant={self.tenant}>"
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Writable bytes; dead once the slab is closed."""
+        """Return writable bytes. They are invalid once the slab is closed."""
         assert 0 <= offset <= offset + length <= self.length
         return libc.view(self.address + offset, length)
 
     def zero(self) -> None:
-        """What was in it must not reach another tenant. Blocking."""
+        """Erase the bytes, which must not reach another tenant. Blocking."""
         libc.zero(self.address, self.length)
         self.tenant = None
 
     def close(self) -> None:
-        """This process's part ends; processes that mapped it keep theirs."""
+        """Unmap and close the slab in this process. Other processes keep their mappings."""
         if self.address:
             libc.unmap(self.address, self.length)
             self.address = 0
@@ -66,10 +66,10 @@ class Slab:
 
 
 def _populate(address: int, length: int) -> bool:
-    """Back the range with memory; True where all of it is huge pages.
+    """Back the range with memory. Return True if all of it is huge pages.
 
-    One small page per huge one is enough for a collapse, which then has nothing to copy: 40 times faster than to
-    collapse a populated range. MADV_HUGEPAGE would be ignored where `shmem_enabled` is `never`, the default.
+    One small page per huge page is enough for a collapse, which then has nothing to copy. This is 40 times faster than
+    collapsing a populated range. MADV_HUGEPAGE is ignored if `shmem_enabled` is `never`, the default.
     """
     huge = True
     try:
@@ -79,16 +79,17 @@ def _populate(address: int, length: int) -> bool:
     except OSError as error:
         log.info("no huge pages for a slab", extra={"error": str(error)})
         huge = False
-    with suppress(OSError):  # an older kernel: pages come as they are touched
+    with suppress(OSError):  # older kernels populate pages at first access
         libc.advise(address, length, libc.MADV_POPULATE_WRITE)
     return huge
 
 
 class SlabPool:
-    """Up to `limit` slabs in all, `spare` of them made ahead. `take` and `give_back` in any order; `close` ends all.
+    """A pool of up to `limit` slabs, `spare` of them made in advance. `take` and `give_back` in any order; `close` ends
+    all.
 
-    `executor` has `at_once` threads. What was taken is made up for when nothing was taken for `quiet_s`: a restore
-    that has its slabs shouldn't share the cores with those of the next.
+    `executor` has `at_once` threads. Taken slabs are replaced after `quiet_s` without a `take`: making slabs should not
+    share the cores with a running restore.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class SlabPool:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Slabs by what they are doing."""
+        """Return the numbers of slabs by state."""
         slabs = [*self._free, *self._out]
         return {"used": len(self._out), "free": len(self._free), "huge": sum(slab.huge for slab in slabs)}
 
     async def take(self, tenant: str, timeout_s: float) -> Slab:
-        """A slab that holds nothing of another tenant. Raises `Refused(Unavailable)` where memory can't be had."""
+        """Return a slab without another tenant's bytes. Raises `Refused(Unavailable)` if there is no memory in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 slab = await self._next(tenant)
@@ -138,13 +139,13 @@ class SlabPool:
             try:
                 await asyncio.shield(zeroing)
             except asyncio.CancelledError:
-                zeroing.add_done_callback(lambda _: self.give_back(slab))  # until then the thread writes to it
+                zeroing.add_done_callback(lambda _: self.give_back(slab))  # until then, the thread writes to it
                 raise
         slab.tenant = tenant
         return slab
 
     def give_back(self, slab: Slab) -> None:
-        """Nobody has it mapped any more but this process."""
+        """Return a slab to the pool. No other process may have it mapped."""
         if slab not in self._out:
             return  # the pool was closed meanwhile
         self._out.remove(slab)
@@ -152,15 +153,15 @@ class SlabPool:
         self._changed.set()
 
     def ensure_spare(self) -> None:
-        """Begin to make what is waited for, and what should be ready, as far as the limit allows; returns at once."""
+        """Start making the slabs that are waited for or should be spare, within the limit. Returns at once."""
         stock = SlabCounts(len(self._out), len(self._free), len(self._making), self._waiting)
         for _ in range(slabs_to_make(stock, self._limit, self._spare, self._at_once)):
             task = asyncio.create_task(self._make_one())
             self._making.add(task)
 
     async def close(self) -> None:
-        """Unmaps all of them; receivers keep theirs."""
-        self._limit = 0  # nothing more is begun
+        """Unmap all slabs. Other processes keep their mappings."""
+        self._limit = 0  # no more slabs are started
         if self._refill is not None:
             self._refill.cancel()
         while self._making:
@@ -208,5 +209,5 @@ class SlabPool:
         finally:
             self._making.discard(asyncio.current_task())
             self._changed.set()
-            if made:  # after a failure whoever wants one next tries again
+            if made:  # after a failure, the next caller tries again
                 self.ensure_spare()

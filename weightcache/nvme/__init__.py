@@ -1,5 +1,5 @@
-"""Hold chunk files, manifests and attestations on local disk, and hash again what memory and disk hold.
+"""Hold chunk files, manifests and attestations on local disk, and verify again what memory and disk hold.
 
-What is written here, and when, is decided in `fetch/nvme_admission.py`. Begin with `nvme_tier.py`; `chunk_files.py` has
-the files, `scrubber.py` the checks.
+`fetch/nvme_admission.py` decides what is written here, and when. Begin with `nvme_tier.py`; `chunk_files.py` has the
+files, `scrubber.py` the checks.
 """

@@ -1,10 +1,10 @@
-"""Chunk files on a disk: where they lie, written so that a crash leaves the whole file or none, read whole.
+"""Chunk files on a disk: their paths, crash-safe writes (the whole file or none), and whole reads.
 
-Blocking calls for threads. What the bytes should be is the caller's to check.
+Blocking calls for threads. Callers check the content.
 
-A cold file is read past the page cache (O_DIRECT): that saves a copy, and evicts no other pages. A file that the page
-cache has is copied from there, at memory's rate. The kernel says of each file how many of its pages are missing: up to
-one in `FEW` it counts as cached, since kernels take back a few pages even of files in use.
+A cold file is read past the page cache (O_DIRECT): that saves a copy, and evicts no other pages. A file in the page
+cache is copied from there at memory speed. The kernel tells how many pages of a file are missing. A file counts as
+cached if at most one page in `FEW` is missing, because kernels reclaim a few pages even of files in use.
 """
 
 import errno
@@ -28,13 +28,13 @@ from weightcache.sources.policy.healing import ReadOutcome
 
 STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
-MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
+MAX_QUARANTINED: Final = 16  # the newest are kept for inspection
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
-FEW: Final = 8  # a cached file lacks at most one page in so many
+FEW: Final = 8  # a cached file lacks at most one page in this many
 
 
 class DocumentKind(StrEnum):
-    """What is kept of a version besides its chunks."""
+    """Documents of a version that are kept besides its chunks."""
 
     MANIFESTS = "manifests"
     ATTESTATIONS = "attestations"
@@ -42,7 +42,7 @@ class DocumentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """A chunk file that was there at the start."""
+    """A chunk file found at the start."""
 
     tenant: str
     digest: str
@@ -53,19 +53,19 @@ class ChunkFile:
 class ReadPath(StrEnum):
     """How a file's bytes were read."""
 
-    CACHED = "cached"  # out of the page cache, which held nearly all of it
+    CACHED = "cached"  # from the page cache, which had nearly all of them
     DIRECT = "direct"  # past the page cache
-    BUFFERED = "buffered"  # through the page cache, as the file system refuses O_DIRECT
+    BUFFERED = "buffered"  # through the page cache, because the file system refuses O_DIRECT
 
 
 def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
-    """Fill `into` (page-aligned) with the beginning of the file; if `from_medium`, past the page cache in any case.
-    Raises OSError, and EOFError if the file is shorter, or becomes so meanwhile.
+    """Fill `into` (page-aligned) with the start of the file; with `from_medium`, always past the page cache. Raises
+    OSError, and EOFError if the file is too short.
     """
     if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * FEW <= into.nbytes:
         _read(fd, into, 0)
         return ReadPath.CACHED
-    # A read past the cache is of whole pages; what follows them is read the other way.
+    # A direct read covers whole pages; the rest is read through the cache.
     pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
     done = _read_direct(fd, into[:pages])
     if done < into.nbytes:
@@ -75,14 +75,14 @@ def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
 
 def _read(fd: int, into: memoryview, done: int) -> None:
     while done < into.nbytes:
-        count = os.preadv(fd, [into[done:]], done)  # an interrupted one is repeated by the interpreter (PEP 475)
+        count = os.preadv(fd, [into[done:]], done)  # the interpreter repeats an interrupted read (PEP 475)
         if count == 0:
             raise EOFError
         done += count
 
 
 def _read_direct(fd: int, into: memoryview) -> int:
-    """Return how many bytes were read before the file system refused O_DIRECT, or gave a part of a page."""
+    """Return how many bytes were read before the file system refused O_DIRECT or returned a partial page."""
     done = 0
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -103,14 +103,14 @@ def _read_direct(fd: int, into: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileRead:
-    """The outcome of a read, and its way; None if nothing of the file was read."""
+    """The outcome of a read, and how the bytes were read; None if none were."""
 
     outcome: ReadOutcome
     way: ReadPath | None = None
 
 
 class ChunkFiles:
-    """`root/<tenant>/<digest[:2]>/<digest>`, owned by one process at a time."""
+    """The files `root/<tenant>/<digest[:2]>/<digest>`, owned by one process at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -122,7 +122,7 @@ class ChunkFiles:
         return f"<ChunkFiles {self._root}>"
 
     def open(self) -> None:
-        """Take the directory and clear what a crash left half-written. Raises BlockingIOError where another has it."""
+        """Lock the directory and remove half-written files. Raises BlockingIOError if another process has it."""
         self._staging.mkdir(parents=True, exist_ok=True)
         self._quarantine.mkdir(exist_ok=True)
         self._lock_fd = _open_lock(self._root / ".lock")
@@ -132,24 +132,24 @@ class ChunkFiles:
             self.close()
             raise
         for path in self._staging.iterdir():
-            with suppress(OSError):  # a disk that keeps it does no harm
-                if path.is_file():  # anything else is a foreign entry
+            with suppress(OSError):  # a file that stays does no harm
+                if path.is_file():  # other entries are foreign
                     path.unlink()
 
     def close(self) -> None:
-        """Another process may take it."""
+        """Unlock the directory. Idempotent."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     def scan(self) -> Iterator[ChunkFile]:
-        """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
+        """Yield all files with names of chunks, whatever their content. Files that come or go now may be missing."""
         for path in self._two_below(None, lambda name: len(name) == 2):
             if not path.name.startswith(path.parts[-2]) or not is_digest(path.name):
                 continue
             try:
                 status = path.stat()
-            except OSError:  # it was evicted meanwhile, or the disk does not tell: it is fetched anew
+            except OSError:  # evicted meanwhile, or the disk fails: the chunk is fetched again
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
@@ -160,7 +160,7 @@ class ChunkFiles:
         return self._root / tenant / digest[:2] / digest
 
     def size(self, tenant: str, digest: str) -> int | None:
-        """Return the size of the chunk's file in bytes; None if it is not there, as far as the disk tells."""
+        """Return the size of the chunk's file in bytes, or None if the disk does not have or report it."""
         try:
             return os.stat(self.chunk(tenant, digest)).st_size
         except OSError:
@@ -171,8 +171,8 @@ class ChunkFiles:
         return self._root / tenant / kind / version
 
     def read(self, path: Path, into: memoryview, *, touch: bool = True) -> FileRead:
-        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then. Without
-        `touch` it is looked at for its own sake: on its medium, and is no more recent. Raises `Refused(Unavailable)`.
+        """Fill `into` (page-aligned) with the whole file, in the faster way, and mark it as recently used. Without
+        `touch`, read it from the medium and don't mark it. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -185,8 +185,8 @@ class ChunkFiles:
                 return FileRead(ReadOutcome.LENGTH)
             way = fill(fd, into, from_medium=not touch)
             if touch:
-                with suppress(OSError):  # a disk that became read-only can still be read
-                    os.utime(fd)  # recency that outlives this process
+                with suppress(OSError):  # a read-only disk can still be read
+                    os.utime(fd)  # recency survives this process
         except EOFError:
             return FileRead(ReadOutcome.SHORT)
         except OSError as error:
@@ -196,9 +196,8 @@ class ChunkFiles:
         return FileRead(ReadOutcome.WHOLE, way)
 
     def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
-        """Make the file. The order is what makes a crash harmless: bytes, sync, name. Raises OSError.
-
-        The name itself is not synced: a file that a power cut takes back is only fetched again.
+        """Write the file: bytes, sync, name. This order makes a crash harmless. Raises OSError. The name itself is not
+        synced: a file lost in a power cut is fetched again.
         """
         staged = self._staging / secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -224,7 +223,7 @@ class ChunkFiles:
         return [path for path in found if version in (None, path.name) and _is_file(path)]
 
     def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
-        """Yield the entries of the tenant's directories (None: every tenant's) whose names `is_kind` accepts. A
+        """Yield the entries of the tenant's (None: every tenant's) directories whose names `is_kind` accepts. A
         directory that can't be listed counts as empty, so its content is fetched again.
         """
         tenants = [self._root / tenant] if tenant else _inside(self._root)
@@ -232,12 +231,12 @@ class ChunkFiles:
             yield from _inside(kind)
 
     def trim_documents(self, newest: Path, limit_bytes: int) -> None:
-        """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
-        large. Raises as `remove`.
+        """Remove the least recently used documents until at most `limit_bytes` remain. Raises as `remove`. The newest
+        one stays, whatever its size.
         """
         used = []
         for path in self.papers(None, None):
-            with suppress(OSError):  # it is gone meanwhile
+            with suppress(OSError):  # deleted meanwhile
                 status = path.stat()
                 used.append((path == newest, _used_at_ns(path, status), status.st_size, path))
         total, beyond = 0, []
@@ -248,7 +247,7 @@ class ChunkFiles:
         self.remove(beyond)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Remove these files. Some may be gone already. Raises OSError if one stays, after the others are gone."""
+        """Remove these files; some may not exist. Raises OSError if one stays, after removing the others."""
         refused: OSError | None = None
         for path in paths:
             try:
@@ -259,7 +258,7 @@ class ChunkFiles:
             raise refused
 
     def quarantine(self, path: Path, name: str) -> None:
-        """Move a bad file aside for inspection. It may be gone already."""
+        """Move a faulty file aside for inspection. It may not exist any more."""
         try:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:
@@ -269,14 +268,14 @@ class ChunkFiles:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """Open past the page cache where the file system can, else plainly (tmpfs before Linux 6.6)."""
+    """Open past the page cache if the file system can, else normally (tmpfs before Linux 6.6)."""
     flags |= os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # A file system that refuses at open may have made the file already.
+    # A file system may create the file before it refuses O_DIRECT.
     return os.open(path, flags & ~os.O_EXCL, 0o600)
 
 
@@ -286,11 +285,11 @@ def _open_lock(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what the disk holds can still be served
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can still be served
 
 
 def _inside(directory: Path) -> list[Path]:
-    """Return the entries of a directory but hidden ones; none if it is no directory, or can't be listed."""
+    """Return the entries of a directory without hidden ones; none if it can't be listed."""
     try:
         return [directory / name for name in os.listdir(directory) if not name.startswith(".")]
     except OSError:
@@ -300,16 +299,16 @@ def _inside(directory: Path) -> list[Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # the disk does not tell
+    except OSError:  # the disk fails
         return False
 
 
 def _used_at_ns(path: Path, status: os.stat_result) -> int:
-    """Return when the file was last used. A time to come is of a clock that was wrong: it becomes now, for good."""
+    """Return when the file was last used. A future time, from a wrong clock, is replaced by now, in the file too."""
     now_ns = time.time_ns()
     if status.st_mtime_ns <= now_ns:
         return status.st_mtime_ns
-    with suppress(OSError):  # a disk that became read-only removes nothing either
+    with suppress(OSError):  # a read-only disk removes no file either
         os.utime(path, ns=(now_ns, now_ns))
     return now_ns
 
@@ -317,7 +316,7 @@ def _used_at_ns(path: Path, status: os.stat_result) -> int:
 def _set_aside_at(path: Path) -> int:
     try:
         return path.stat().st_ctime_ns
-    except FileNotFoundError:  # another thread has just removed it
+    except FileNotFoundError:  # removed by another thread
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Which chunk files the NVMe tier holds, within a budget in bytes. Pure: no file is touched here.
+"""The index of the NVMe tier: its chunk files, within a budget in bytes. Pure: no file is touched here.
 
 Bytes are reserved before a file is written. A file may vanish under a reader: its chunk then comes from the next
 source.
@@ -13,12 +13,11 @@ from typing import Final
 from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
 
 Key = tuple[str, str]  # tenant, digest
-HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
-BATCH: Final = 64  # part of the budget that goes at once: ranking tens of thousands of files takes as long as a read
-WRITES_AT_ONCE: Final = (
-    2  # of the threads that read and write (`host/policy/pool_sizes.py`): the others are left for loads
-)
-QUOTA_BATCH: Final = 8  # and never more than this part of what a tenant may have
+HALF_LIFE_S: Final = 86_400.0  # half-life of an unread file's value
+# 1/BATCH of the budget is evicted at once: ranking tens of thousands of files takes as long as a read
+BATCH: Final = 64
+WRITES_AT_ONCE: Final = 2  # writing threads of the pool (`host/policy/pool_sizes.py`): the others are for loads
+QUOTA_BATCH: Final = 8  # and at most 1/QUOTA_BATCH of a tenant's quota
 
 
 @dataclass(slots=True)
@@ -26,12 +25,12 @@ class _File:
     length: int
     used_at: float
     written: bool
-    tag: bytes | None = None  # of the bytes, once they were verified
+    tag: bytes | None = None  # tag of the verified bytes
 
 
 class DiskIndex:
-    """At most `budget_bytes` of chunk files, those being written included. A tenant may have `quota_bytes` of them
-    while others want some (None: all); `reload_s` says what a file of a length costs to have again.
+    """An index of at most `budget_bytes` of chunk files, including files that are being written. `quota_bytes` limits
+    one tenant while others need space (None: no limit). `reload_s` predicts the seconds to reload a file of a length.
     """
 
     def __init__(
@@ -49,35 +48,35 @@ class DiskIndex:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files, those being written included."""
+        """Return the bytes of all files, including those being written."""
         return self._total
 
     @property
     def bytes_by_tenant(self) -> dict[str, int]:
-        """Of files, those being written included."""
+        """Return the bytes of files by tenant, including those being written."""
         return {tenant: held for tenant, held in self._held.items() if held}
 
     @property
     def file_count(self) -> int:
-        """Files that can be read."""
+        """Return the number of readable files."""
         return sum(file.written for file in self._files.values())
 
     def found(self, key: Key, length: int, used_at: float) -> None:
-        """Add a file that an earlier process left, last used at `used_at`."""
+        """Add a file of an earlier process, last used at `used_at`."""
         self.drop(key)
         self._add(key, _File(length, used_at, written=True))
 
     def holds(self, key: Key) -> bool:
-        """Whether the file can be read."""
+        """Return whether the file can be read."""
         file = self._files.get(key)
         return file is not None and file.written
 
     def knows(self, key: Key) -> bool:
-        """Whether the file can be read, or is being written."""
+        """Return whether the file can be read or is being written."""
         return key in self._files
 
     def copy_of(self, key: Key) -> object | None:
-        """Return an object that stands for the readable file, or None. A file that replaces it has another object."""
+        """Return an object that identifies the readable file, or None. A file that replaces it has another object."""
         file = self._files.get(key)
         return file if file is not None and file.written else None
 
@@ -87,7 +86,7 @@ class DiskIndex:
         return 0 if file is None else file.length
 
     def trim(self) -> tuple[Key, ...]:
-        """Files to remove because the budget shrank; they are forgotten at once."""
+        """Forget files if the budget shrank, and return them for removal."""
         shares = TenantShares(self._held, self.quota_bytes, "")
         gone = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
         for key in gone:
@@ -97,8 +96,8 @@ class DiskIndex:
     def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
         """Reserve room for a new file. Return the files to remove, which are forgotten at once.
 
-        More is removed than this file needs, so that the next ones need no removal. Return None if the file is there
-        already, or does not fit beside files that are being written and what quotas leave to others.
+        More is removed than this file needs, so that the next ones need no removal. Return None if the file exists
+        already, or does not fit beside files that are being written and other tenants' quotas.
 
         A file whose last use lies after `now`, because the clock was set back, gets `now` as its last use.
         """
@@ -115,38 +114,38 @@ class DiskIndex:
         return self._room_for(tenant, length, math.inf) is not None
 
     def most_bytes_of(self, tenant: str) -> int:
-        """Return how many bytes the tenant can keep at once, beside what quotas leave to others."""
+        """Return how many bytes the tenant can keep at once, given other tenants' quotas."""
         others = self._total - self._held[tenant]
         return max(self.quota_bytes, self.budget_bytes - others)
 
     def mark_written(self, key: Key) -> None:
-        """The file has its name and can be read."""
+        """Record that the file is complete and readable."""
         assert not self._files[key].written
         self._files[key].written = True
 
     def tag(self, key: Key) -> bytes | None:
-        """Return the tag of the file's bytes; None if they were not verified yet, or there is no file."""
+        """Return the tag of the file's bytes; None if they were not verified yet or the file does not exist."""
         file = self._files.get(key)
         return None if file is None else file.tag
 
     def mark_verified(self, key: Key, tag: bytes) -> None:
-        """The file's bytes were right, and have this tag; the file may be gone meanwhile."""
+        """Record the tag of verified bytes. The file may be gone meanwhile."""
         if (file := self._files.get(key)) is not None:
             file.tag = tag
 
     def touch(self, key: Key, now: float) -> None:
-        """It was read, if it is still there."""
+        """Record a read of the file. It may be gone meanwhile."""
         if (file := self._files.get(key)) is not None:
             file.used_at = now
 
     def drop(self, key: Key) -> None:
-        """It is gone, or was never finished; it may not have been there."""
+        """Forget a file that is gone or was never finished. It may be unknown."""
         if (file := self._files.pop(key, None)) is not None:
             self._total -= file.length
             self._held[key[0]] -= file.length
 
     def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[Key, ...]:
-        """Readable files of the tenant (None: all) among the digests (None: any)."""
+        """Return the readable files of the tenant (None: all) among the digests (None: any)."""
         return tuple(
             key
             for key, file in self._files.items()
@@ -154,7 +153,7 @@ class DiskIndex:
         )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where two facts contradict each other."""
+        """Raise AssertionError if two facts contradict each other."""
         held: Counter[str] = Counter()
         for (tenant, _), file in self._files.items():
             held[tenant] += file.length
@@ -170,7 +169,7 @@ class DiskIndex:
         if short <= 0:
             return ()
         more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
-        own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
+        own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have in addition
         more = min(more, own) if own >= 0 else more
         gone = self._least(tenant, length + more, short + more, now)
         if gone is None and more:
@@ -178,7 +177,7 @@ class DiskIndex:
         return gone
 
     def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
-        """Return the files to remove when `coming` bytes of the tenant come and `short` of them have no room."""
+        """Return the files to remove if `coming` bytes of the tenant are added and `short` bytes of room lack."""
         shares = TenantShares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
         return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
 
@@ -195,7 +194,7 @@ class DiskIndex:
 
 
 def may_begin_write(writing: int, *, loading: bool) -> bool:
-    """Return whether one more loaded chunk is written now. Loads from the same disk come first: beside them one at a
-    time goes on, or a busy machine would never keep anything.
+    """Return whether to start writing one more chunk. Loads from the same disk come first. During loads, one write at a
+    time continues. Otherwise a busy machine would never keep a chunk.
     """
     return writing < (1 if loading else WRITES_AT_ONCE)

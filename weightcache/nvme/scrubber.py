@@ -1,10 +1,11 @@
-"""Look again at what is kept: in memory or in a file, a chunk is hashed anew, and dropped where it is wrong.
+"""Verify kept chunks again: hash each chunk in memory and on disk, and drop damaged ones.
 
-The `Scrubber` looks at everything from time to time while nothing loads; `check` looks at once, where an operator asks.
+The `Scrubber` verifies everything periodically while nothing loads. `check` verifies at once, for an operator.
 
-A chunk of the host tier that changed after its first check is not leased again: its versions are no longer resident,
-and their next load brings the chunk anew, into another place. Processes that have the old place mapped still see it,
-so `damages` lists it while its slab exists. A faulty file is set aside, and its chunk written anew from a good copy.
+A chunk in the host tier that changed after its first check is not leased again. Its versions are no longer resident,
+and their next load puts the chunk into another place. Processes that map the old place still see the damaged bytes, so
+`damages` lists the chunk while its slab exists. A faulty file is quarantined, and its chunk written again from a good
+copy.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ from weightcache.sources.policy.healing import FAULTS, ReadOutcome
 from weightcache.sources.verifier import Verifier
 
 log = logging.getLogger(__name__)
-BYTES_PER_S: Final = 64 << 20  # a hundredth of a core, and little beside what a disk gives
+BYTES_PER_S: Final = 64 << 20  # 1 % of a core, and little of a disk's bandwidth
 BUSY_S: Final = 0.2
-MAX_NAMED_FAULTS: Final = 1000  # faults that a check names; all are counted
+MAX_NAMED_FAULTS: Final = 1000  # faults that a check lists; all are counted
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDamage:
-    """A chunk that is not what it was, and where in memory it lies."""
+    """A chunk that changed in memory, and its place."""
 
     tenant: str
     digest: str
@@ -40,7 +41,7 @@ class MemoryDamage:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kept chunk that was wrong: where, whose, and how (`policy/healing.ReadOutcome`)."""
+    """A kept chunk that was faulty. `kind` is a `ReadOutcome` of `sources/policy/healing.py`."""
 
     tier: str
     tenant: str
@@ -59,8 +60,8 @@ class ScrubReport:
 
 
 class ChunkExaminer:
-    """Examines one chunk after another. `forget` is called with the slab of a chunk that was wrong in memory; `rewrite`
-    writes a tenant's chunk to NVMe again.
+    """Examines chunks one after another. `forget` is called with the slab of a chunk that was damaged in memory.
+    `rewrite` writes a tenant's chunk to NVMe again.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class ChunkExaminer:
         self._damaged: dict[MemoryDamage, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Examiner damages={len(self._damaged)}>"
+        return f"<ChunkExaminer damages={len(self._damaged)}>"
 
     def damages(self) -> tuple[MemoryDamage, ...]:
-        """Return chunks that were wrong in a slab that still exists: processes may have them mapped."""
+        """Return damaged chunks in slabs that still exist: processes may have them mapped."""
         self._damaged = {damage: None for damage in self._damaged if self._arena.index.has_slab(damage.place.slab)}
         return tuple(self._damaged)
 
@@ -94,21 +95,19 @@ class ChunkExaminer:
         yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
 
     async def examine(self, tier: str, tenant: str, digest: str) -> ReadOutcome:
-        """Examine the tier's copy. A faulty one is dropped, logged and counted. Returns `ABSENT` if there is no copy
-        any more.
-        """
+        """Examine the tier's copy. Drop, log and count a faulty one. Return `ABSENT` if there is no copy any more."""
         outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
         self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
         if outcome in FAULTS:
             seen = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
             log.error("a kept chunk is faulty", extra=seen)
         if tier == "nvme" and outcome in FAULTS:
-            await self.examine("host", tenant, digest)  # what is kept anew is kept from what is right now
+            await self.examine("host", tenant, digest)  # check memory first, because the rewrite may use that copy
             await self._mend(tenant, digest)
         return outcome
 
     async def check(self) -> ScrubReport:
-        """Examine all that is kept now, without a pause, and hold the indexes against themselves and the disk."""
+        """Examine all kept chunks without a pause, and compare the indexes with themselves and the disk."""
         report = ScrubReport({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
         faults: list[Fault] = []
         for tier, (tenant, digest), length in tuple(self.stored_chunks()):
@@ -137,7 +136,7 @@ class ChunkExaminer:
             if await self._verifier.is_right(await self._arena.view(place), digest):
                 return ReadOutcome.WHOLE
             if index.try_place(tenant, digest) != place:
-                return ReadOutcome.ABSENT  # another look found it meanwhile; what is there now is another copy
+                return ReadOutcome.ABSENT  # another examination found it meanwhile; the current chunk is another copy
             self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
             self._forget(place.slab)
             index.condemn(tenant, digest)
@@ -154,13 +153,13 @@ class ChunkExaminer:
         buffer = buffer[: self._nvme.index.length(key)]
         try:
             outcome = await self._nvme.read_for_scrub(tenant, digest, buffer)
-        except Refused:  # the disk does not answer now: says nothing about the file
+        except Refused:  # the disk does not answer now, so the file is not judged
             return ReadOutcome.AWAY
         return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)
 
 
 class Scrubber:
-    """A pass every `interval_s` seconds, at BYTES_PER_S; `is_busy` says when to pause."""
+    """Makes a pass every `interval_s` seconds at BYTES_PER_S, with pauses while `is_busy` returns True."""
 
     def __init__(
         self,
@@ -180,13 +179,13 @@ class Scrubber:
         return f"<Scrubber every {self._interval_s:g} s>"
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Make passes until cancelled."""
         while True:
             await self._sleep(self._interval_s)
             await self.sweep()
 
     async def sweep(self) -> None:
-        """One pass over all that is kept as it begins."""
+        """Make one pass over the chunks that are kept at its start."""
         for tier, key, length in tuple(self._examiner.stored_chunks()):
             while self._is_busy():
                 await self._sleep(BUSY_S)

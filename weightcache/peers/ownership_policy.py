@@ -1,9 +1,9 @@
-"""Which node a chunk is taken from, and which one reads it from the store for all that want it. Pure.
+"""Decide which node a chunk is read from, and which node reads it from the store for all nodes that want it. Pure.
 
-Of the nodes that want a chunk one owns it: the first by a hash of node and chunk (rendezvous hashing: Thaler and
-Ravishankar, 1998), so that nodes agree without a word. The owner reads the chunk from the store and serves the others,
-as in groupcache. A node waits only for one that is reading the chunk already, or for one that ranks before it:
-therefore never in a circle, whatever each of them knows of the others.
+Of the nodes that want a chunk, one owns it: the first by a hash of node and chunk (rendezvous hashing: Thaler and
+Ravishankar, 1998). So nodes agree without communication. The owner reads the chunk from the store and serves the
+others, as in groupcache. A node waits only for a node that is reading the chunk already, or that ranks before it. So
+nodes never wait in a circle, whatever each knows of the others.
 """
 
 from collections.abc import Container, Mapping
@@ -13,29 +13,31 @@ from blake3 import blake3
 
 
 class ChunkState(StrEnum):
-    """What a node says of a chunk."""
+    """A node's state of a chunk, as it reports it."""
 
-    READY = "r"  # it has it, verified
-    CLAIMED = "c"  # it is reading it from the store
-    WANTED = "w"  # it will have it, from its owner
+    READY = "r"  # it has the chunk, verified
+    CLAIMED = "c"  # it is reading the chunk from the store
+    WANTED = "w"  # it will get the chunk from its owner
     ABSENT = "-"
 
 
 def rank(node: str, digest: str) -> bytes:
-    """Return the node's rank for the chunk. The node with the highest rank owns it; each owns about equally many."""
+    """Return the node's rank for the chunk. The highest rank owns the chunk; all nodes own about equally many."""
     return blake3(f"{node} {digest}".encode()).digest()
 
 
 def choose(me: str, digest: str, others: Mapping[str, ChunkState], busy: Container[str] = ()) -> str | None:
-    """Return the node to take the chunk from; None: this node owns it. `others` are those that answer.
+    """Return the node to get the chunk from; None: this node owns it. `others` are the nodes that answer.
 
-    1. A node that has it, rather one that is not busy.
-    2. The node that is reading it from the store.
-    3. The owner, where that is not this node.
+    1. A node that has the chunk, preferably one that is not busy.
+    2. The node that is reading the chunk from the store.
+    3. The owner, if that is not this node.
     """
+    # (1), (2)
     for standing in (ChunkState.READY, ChunkState.CLAIMED):
-        if nodes := [node for node, said in others.items() if said is standing]:
+        if nodes := [node for node, state in others.items() if state is standing]:
             return max(nodes, key=lambda node: (node not in busy, rank(node, digest)))
-    wanting = [node for node, said in others.items() if said is ChunkState.WANTED]
+    # (3)
+    wanting = [node for node, state in others.items() if state is ChunkState.WANTED]
     owner = max([me, *wanting], key=lambda node: rank(node, digest))
     return None if owner == me else owner

@@ -1,6 +1,6 @@
-"""One other node, as it is asked: what it has, and for a chunk's bytes. Whether to ask it is not decided here.
+"""A client for one other node: query its chunks, and read a chunk's bytes. Callers decide whether to use it.
 
-A node that did not answer, was busy, or sent wrong bytes is left alone for a while.
+A node that did not answer, was busy, or sent wrong bytes is not used for a while.
 """
 
 import logging
@@ -24,25 +24,25 @@ from weightcache.sources.policy.healing import ReadOutcome
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = PEERS.timeout_s
-ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a question without a wait
+ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a query without a wait
 SILENCE_S: Final = PEER_ANSWERS.timeout_s
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 AWAY: Final = ExponentialBackoff(2.0, 60.0)
 ASIDE_S: Final = 60.0  # after wrong bytes
 MIN_BUSY_S: Final = 0.1
 MAX_BUSY_S: Final = 5.0
-TIMES_BUSY: Final = 4  # in a row: then it is as if it did not answer
+TIMES_BUSY: Final = 4  # consecutive busy answers that count like no answer
 QUESTION: Final = "question"
 CHUNK: Final = "chunk"
-RESUMES: Final = 1  # of a chunk, from where its answer was cut
+RESUMES: Final = 1  # resumed reads of a chunk whose response was cut
 
 
 class PeerBusy(Exception):
-    """The peer answers, and asks for a pause."""
+    """The peer answers, but asks for a pause."""
 
 
 class _Cut(Exception):
-    """The peer's answer ended early; this many bytes are in place."""
+    """The peer's response ended early. The first `done` bytes are in place."""
 
     def __init__(self, done: int) -> None:
         super().__init__(f"cut after {done} bytes")
@@ -50,20 +50,20 @@ class _Cut(Exception):
 
 
 class Peer:
-    """The node at `url`. `node` is the name that it gives itself, once it has answered; `clock` is monotonic."""
+    """The node at `url`. `node` is the name that it gave itself, once it has answered. `clock` is monotonic."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
         self.url = url
         self.node: str | None = None
         self.pace = ThroughputMeter()
-        self.moved_at = clock()  # when something last arrived there, as far as it told
+        self.moved_at = clock()  # when bytes last arrived there, as far as it reported
         self.busy_until = 0.0
         self._moved = -1
         self._session = session
         self._clock = clock
         self._away_until = 0.0
-        self._lost: Counter[str] = Counter()  # failed calls in a row, by kind of call
-        self._refused = 0  # times in a row that it was busy
+        self._lost: Counter[str] = Counter()  # consecutive failed calls, by kind of call
+        self._refused = 0  # consecutive busy answers
 
     def __repr__(self) -> str:
         state = "answers" if self.answers else "away" if self._lost.total() else "unknown"
@@ -71,7 +71,7 @@ class Peer:
 
     @property
     def answers(self) -> bool:
-        """Whether it may be asked now."""
+        """Return whether the peer may be called now."""
         return self._clock() >= self._away_until
 
     @property
@@ -82,7 +82,7 @@ class Peer:
     async def query_chunks(
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
     ) -> list[ChunkState] | None:
-        """Return what the peer says of each chunk; None if it does not answer."""
+        """Return the peer's state of each chunk; None if it does not answer."""
         body = encode(ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s))
         timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
         try:
@@ -99,16 +99,15 @@ class Peer:
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
             self._fail(error)
             return None
-        self._lost[QUESTION] = 0  # an answer does not show that chunks arrive
+        self._lost[QUESTION] = 0  # this answer does not prove that chunks arrive
         self.node = found.node
         if found.moved != self._moved:
             self._moved, self.moved_at = found.moved, self._clock()
         return standings
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
-        """Fill `into`: `WHOLE`, `ABSENT`, or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` where it is away.
-
-        Nothing writes to `into` any more when this returns, raises or is cancelled.
+        """Fill `into`. Return `WHOLE`, `ABSENT` or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` if the peer is
+        away. Once this returns, raises or is cancelled, nothing writes to `into`.
         """
         transfer = self.pace.begin(self._clock())
         moved = 0
@@ -133,8 +132,8 @@ class Peer:
             self.pace.end(transfer, moved, self._clock())
 
     def set_aside(self) -> None:
-        """Ask nothing of this peer for a while, because it sent wrong bytes."""
-        if self.answers:  # else another chunk of its was wrong a moment ago
+        """Don't use this peer for a while, because it sent wrong bytes."""
+        if self.answers:  # otherwise another chunk was wrong a moment ago
             log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
         self._away_until = self._clock() + ASIDE_S
 
@@ -168,7 +167,7 @@ class Peer:
             return ReadOutcome.WHOLE
 
     def _note_busy(self, wait_s: float) -> None:
-        if not self.is_busy:  # else another read that was under way
+        if not self.is_busy:  # otherwise another running read was counted
             self._refused += 1
             self.busy_until = self._clock() + wait_s
         if self._refused >= TIMES_BUSY:
@@ -177,15 +176,15 @@ class Peer:
 
     def _fail(self, error: Exception, call: str = QUESTION) -> None:
         if not self.answers:
-            return  # calls that were under way when another one failed
+            return  # running calls also fail when another one has failed
         self._lost[call] += 1
         wait_s = AWAY.after(self._lost[call])
         self._away_until = self._clock() + wait_s
-        told_of = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
-        log.warning("a peer does not answer", extra=told_of)
+        fields = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
+        log.warning("a peer does not answer", extra=fields)
 
 
 def _busy_s(retry_after: str | None) -> float:
-    """Seconds of a Retry-After header, within bounds; anything else is one second."""
+    """Return the seconds of a Retry-After header, within bounds; 1 for any other value."""
     seconds = parse_whole_number(retry_after or "")
     return 1.0 if seconds is None else min(max(float(seconds), MIN_BUSY_S), MAX_BUSY_S)

@@ -1,7 +1,7 @@
-"""The other nodes, and what they said of the chunks that this node is loading.
+"""The other nodes, and their states of the chunks that this node is loading.
 
-Each of them is asked once, in one question for all chunks that are wanted in the same moment. The question also says
-that they are wanted here. A chunk is forgotten when its load has ended.
+Each node is queried once, for all chunks that are wanted at the same moment. The query also says that this node wants
+them. A chunk is forgotten when its load has ended.
 """
 
 import asyncio
@@ -15,28 +15,28 @@ from weightcache.peers.ownership_policy import ChunkState, choose
 from weightcache.peers.peer_client import Peer
 from weightcache.peers.peer_protocol import MAX_DIGESTS, ChunkQuery, ChunkStates
 
-WAIT_S: Final = 2.0  # of one question to an owner; then the chunk queues for another one
-PAUSE_S: Final = 0.1  # after one that an owner answered without having waited
-STALL_S: Final = 10.0  # an owner is waited for while nothing at all arrives there
-PATIENCE_S: Final = 30.0  # or here
+WAIT_S: Final = 2.0  # longest wait of one query to an owner; then the chunk queues for another one
+PAUSE_S: Final = 0.1  # pause after a query that an owner answered without waiting
+STALL_S: Final = 10.0  # longest wait for an owner at which no bytes arrive
+PATIENCE_S: Final = 30.0  # the same for bytes that arrive here
 
 Key = tuple[str, str]  # tenant, digest
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """One that is loading."""
+    """A chunk that is loading."""
 
     since: float
     users: int = 0
-    question: asyncio.Task[None] | None = None  # by which the others were asked
+    question: asyncio.Task[None] | None = None  # the query to the other nodes
     claimed: bool = False
-    is_forced_owner: bool = False  # whatever others say
+    is_forced_owner: bool = False  # regardless of other nodes' states
     peer_states: dict[Peer, ChunkState] = field(default_factory=dict)
 
 
 class PeerGroup:
-    """`node` is our name among the others; `serves`: they may ask us for what we load. `is_here` knows our tiers."""
+    """The group of nodes; `node` is our name. `serves`: others may read what we load. `is_here` checks our tiers."""
 
     def __init__(
         self, node: str, peers: Sequence[Peer], is_here: Callable[[str, str], bool], clock: Callable[[], float], *,
@@ -44,13 +44,14 @@ class PeerGroup:
     ) -> None:  # fmt: skip
         self.node = node
         self.peers = list(peers)
-        self._moved = 0  # loads that ended, and parts of chunks that arrived
-        self._moved_at = clock()  # when the last one did
+        self._moved = 0  # counts ended loads and arrived parts of chunks
+        self._moved_at = clock()  # time of the last one
         self._is_here = is_here
         self._clock = clock
         self._advertised_name = node if serves else None
         self._chunks: dict[Key, _Chunk] = {}
-        self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}  # by tenant, the question that is about to go
+        # by tenant, the query that is about to be sent
+        self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -58,12 +59,12 @@ class PeerGroup:
         return f"<PeerGroup {self.node} loading={len(self._chunks)} peers={len(self.peers)}>"
 
     async def close(self) -> None:
-        """End the questions that are under way."""
+        """Cancel the running queries."""
         await cancel_and_wait(tuple(self._tasks))
 
     @contextmanager
     def loading(self, key: Key) -> Iterator[None]:
-        """The chunk is wanted while the block runs. Two may want it: for memory, and for the disk."""
+        """Mark the chunk as wanted while the block runs. It may be wanted twice: for memory and for the disk."""
         chunk = self._chunks.setdefault(key, _Chunk(self._clock()))
         chunk.users += 1
         try:
@@ -77,17 +78,17 @@ class PeerGroup:
             self._changed = asyncio.Event()
 
     def note_moved(self) -> None:
-        """Record that something arrived here: this node, and those that wait for it, go on waiting."""
+        """Record that bytes arrived here, so this node and the nodes that wait for it keep waiting."""
         self._moved += 1
         self._moved_at = self._clock()
 
     def was_asked(self, key: Key) -> bool:
-        """Whether the others said what they have of the chunk."""
+        """Return whether the other nodes were queried about the chunk."""
         question = self._chunks[key].question
         return question is not None and question.done()
 
     async def ask(self, key: Key) -> None:
-        """Have the others say what they have of the chunk, once, with all that is asked for in this moment."""
+        """Query the other nodes about the chunk, once, together with all chunks that are wanted at this moment."""
         chunk = self._chunks[key]
         if chunk.question is None:
             tenant, digest = key
@@ -102,9 +103,8 @@ class PeerGroup:
         await asyncio.shield(chunk.question)
 
     def choose(self, key: Key) -> tuple[Peer, ChunkState] | None:
-        """Return who has the chunk or will have it, and what it said; None: the store is ours to read.
-
-        A node that has claimed the chunk waits for nobody, because others wait for it, even after its read failed.
+        """Return the peer that has or will have the chunk, and its state; None: this node must read the store. A node
+        that has claimed the chunk never waits for others, even after its read failed, because others wait for it.
         """
         chunk = self._chunks[key]
         peer_states = {
@@ -116,25 +116,25 @@ class PeerGroup:
         return None if node is None else (known[node], others[node])
 
     def claim(self, key: Key) -> bool:
-        """Return whether the chunk is ours to read from the store. If so, others wait for it from now on."""
+        """Return whether this node must read the chunk from the store. If so, other nodes wait for it from now on."""
         chunk = self._chunks[key]
         if not chunk.claimed:
             chunk.claimed = chunk.is_forced_owner or (self.was_asked(key) and self.choose(key) is None)
         return chunk.claimed
 
     def take_ownership(self, key: Key) -> None:
-        """The chunk is ours to read from the store, whatever others say: a copy of it was wrong."""
+        """Make this node read the chunk from the store, regardless of other nodes: a copy of it was wrong."""
         self._chunks[key].is_forced_owner = True
 
     def forget(self, peer: Peer, key: Key | None = None) -> None:
-        """Forget what the peer said of the chunk; of all chunks if `key` is None."""
+        """Forget the peer's state of the chunk; of all chunks if `key` is None."""
         for each in list(self._chunks) if key is None else [key]:
             if (chunk := self._chunks.get(each)) is not None:
                 chunk.peer_states.pop(peer, None)
 
     async def wait(self, key: Key, owner: Peer) -> None:
-        """Wait until the owner has the chunk or will not have it, or for WAIT_S. Its chunks are not waited for any more
-        if it does not answer, or if nothing arrives there, or here, for too long.
+        """Wait until the owner has the chunk or will not have it, or for WAIT_S. If the owner does not answer, or no
+        bytes arrive there or here for too long, its chunks are no longer waited for.
         """
         tenant, digest = key
         chunk, began = self._chunks[key], self._clock()
@@ -146,7 +146,7 @@ class PeerGroup:
             await asyncio.sleep(PAUSE_S)
 
     async def answer(self, tenant: str, question: ChunkQuery) -> ChunkStates:
-        """Answer another node's question; one with a wait once one of the chunks is here, or will not be."""
+        """Answer another node's query. With a wait, answer once one of the chunks is here, or will not be."""
         if question.node is not None:
             self._note_peer_wants(question.node, tenant, question.digests)
         until = self._clock() + question.wait_s
@@ -168,30 +168,30 @@ class PeerGroup:
         return ChunkState.CLAIMED if chunk.claimed else ChunkState.WANTED
 
     def _note_peer_wants(self, node: str, tenant: str, digests: Sequence[str]) -> None:
-        """Note that another node wants these chunks."""
+        """Record that another node wants these chunks."""
         peer = next((each for each in self.peers if each.node == node), None)
         for digest in digests:
             chunk = self._chunks.get((tenant, digest))
             if chunk is None:
                 continue
             if peer is None:
-                chunk.question = None  # one that did not answer before, or began anew
+                chunk.question = None  # an unknown node: it did not answer before, or has restarted
             elif chunk.peer_states.get(peer, ChunkState.ABSENT) is ChunkState.ABSENT:
                 chunk.peer_states[peer] = ChunkState.WANTED
 
     async def _ask_all(self, tenant: str, asked: list[str]) -> None:
-        await asyncio.sleep(0)  # all tasks that begin in this turn of the loop have asked then
+        await asyncio.sleep(0)  # let all tasks of this loop iteration add their chunks
         del self._next[tenant]
         for at in range(0, len(asked), MAX_DIGESTS):
             digests = asked[at : at + MAX_DIGESTS]
             await asyncio.gather(*(self._ask_one(peer, tenant, digests) for peer in self.peers if peer.answers))
 
     async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
-        """Ask one peer, and note what it says. If it doesn't answer, forget all that it said before."""
+        """Query one peer and store its answer. If it doesn't answer, forget all its states."""
         standings = await peer.query_chunks(tenant, digests, None if wait_s else self._advertised_name, wait_s)
         if standings is None:
             self.forget(peer)
-        elif peer.node == self.node:  # the list of peers may be the same everywhere
+        elif peer.node == self.node:  # all nodes may have the same list of peers
             self.peers = [each for each in self.peers if each is not peer]
         else:
             for digest, standing in zip(digests, standings, strict=True):

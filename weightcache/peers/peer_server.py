@@ -1,11 +1,10 @@
-"""What other nodes get from this one: the chunks that may be handed out, and the port on which they are asked for.
+"""Serve this node's chunks to other nodes: which chunks may be sent, and the port that sends them.
 
-Handed out are verified chunks of the host tier, and chunks of NVMe that are verified before they leave. They stay in
-place until the block that has them is left, and so much is out at once, not more.
+Chunks of the host tier are verified already; chunks of NVMe are verified before they are sent. A chunk stays in place
+while it is being sent. The number and bytes of chunks being sent are limited.
 
-The port speaks HTTP/1.1 over mutual TLS. Connections, bytes, and the time of bodies and answers are bounded; a node may
-keep a connection without asking anything. Whoever shows no certificate of a node is not answered by HTTP at all: the
-handshake fails.
+The port speaks HTTP/1.1 over mutual TLS. Connections, bytes, and the duration of requests and responses are limited. A
+node may keep an idle connection. Without a node's certificate, the TLS handshake fails.
 """
 
 import asyncio
@@ -38,18 +37,18 @@ from weightcache.sources.verifier import Verifier
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
-IDLE_S: Final = 75.0  # a kept connection without a question
-PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
-STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
+IDLE_S: Final = 75.0  # longest idle time of a kept connection
+PIECE_BYTES: Final = 256 << 10  # encrypted at once: about 0.2 ms of the event loop
+STALL_S: Final = 5.0  # longest time to send one piece; then the reader is cut off
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 
-MAX_OUT: Final = 64  # answers
-MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
+MAX_OUT: Final = 64  # responses
+MAX_OUT_BYTES: Final = 512 << 20  # bytes of chunks; a larger chunk is sent alone
 RETRY_S: Final = 1.0
 
 
 class PeerExports:
-    """Over the tiers of one agent."""
+    """The chunks of one agent's tiers that other nodes may read."""
 
     def __init__(
         self, arena: Arena, nvme: NvmeTier, verifier: Verifier, counters: Counters, *,
@@ -65,15 +64,15 @@ class PeerExports:
         self.out_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Shelf out={self.out}/{self._max_out} bytes={self.out_bytes}/{self._max_out_bytes}>"
+        return f"<PeerExports out={self.out}/{self._max_out} bytes={self.out_bytes}/{self._max_out_bytes}>"
 
     def has(self, tenant: str, digest: str) -> bool:
-        """Whether it would be handed out."""
+        """Return whether the chunk would be sent."""
         return self._arena.index.is_ready(tenant, digest) or self._nvme.index.holds((tenant, digest))
 
     @asynccontextmanager
     async def borrow(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
-        """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
+        """Yield the chunk's verified bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
         if not self.has(tenant, digest):
             raise Refused(NotFound("chunk", digest))
         place = self._arena.index.try_place(tenant, digest)
@@ -84,12 +83,12 @@ class PeerExports:
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:
-                # A mapping can't be empty, though a file may be: that file is found faulty then, like any other. The
-                # mapping is not closed here, because an error of the read may still hold views of it.
+                # A mapping can't be empty, although a file may be: such a file is then found faulty, like any other.
+                # The mapping is not closed here, because the traceback of a failed read may still hold views of it.
                 view = memoryview(mmap.mmap(-1, max(length, 1)))[:length]
                 try:
                     read = await self._nvme.fetch(tenant, digest, view)
-                except Refused as error:  # the disk fails: the peer asks another source at once
+                except Refused as error:  # the disk fails, so let the peer use another source at once
                     raise Refused(NotFound("chunk", digest)) from error
                 if await self._verifier.check(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
                     raise Refused(NotFound("chunk", digest))
@@ -128,15 +127,15 @@ class PeerServer:
 
     @property
     def connections(self) -> int:
-        """Of nodes, and of strangers who are still shaking hands."""
+        """Return the number of connections, including those in their handshake."""
         return len(self._server.connections) + self._greeter.handshakes
 
     def open(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections on the listener."""
         self._greeter.open()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close the listener and all connections."""
         await self._greeter.close()
         self._server.pre_shutdown()
         await self._server.shutdown(CLOSE_S)
@@ -158,7 +157,7 @@ class PeerServer:
             return _problem(refused.failure)
         except (ConnectionError, TimeoutError):
             self._cut(request)
-            return web.Response()  # goes nowhere: the connection is gone
+            return web.Response()  # sent nowhere: the connection is gone
         except Exception:
             log.exception("unforeseen failure", extra={"path": request.path})
             return _problem(Internal())
@@ -184,7 +183,7 @@ class PeerServer:
         return web.Response(body=encode(found), content_type="application/json")
 
     async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:
-        """The chunk, or the range of it that is asked for (RFC 9110, 14)."""
+        """Send the chunk, or the requested range of it (RFC 9110, 14)."""
         size = chunk.nbytes
         first, last = _range(request, size)
         if first > last:
@@ -197,7 +196,7 @@ class PeerServer:
         async with asyncio.timeout(self._stall_s + (last + 1 - first) / SLOWEST_BYTES_PER_S):
             await answer.prepare(request)
             for at in range(first, last + 1, PIECE_BYTES):
-                # A copy: what a transport still holds when this ends must not lie in a slab that is given back.
+                # Copy the piece: the transport may still hold it after the slab is given back.
                 piece = bytes(chunk[at : min(at + PIECE_BYTES, last + 1)])
                 async with asyncio.timeout(self._stall_s):
                     await answer.write(piece)
@@ -207,7 +206,7 @@ class PeerServer:
         return answer
 
     def _cut(self, request: BaseRequest) -> None:
-        """A node that sends or reads too slowly, or is gone: nothing more is sent, also not what is buffered."""
+        """Abort the connection of a node that is too slow or gone, including buffered bytes."""
         self._counters.peer_cuts += 1
         if request.transport is not None:
             request.transport.abort()
@@ -220,7 +219,7 @@ def _digest(text: str) -> str:
 
 
 def _range(request: BaseRequest, size: int) -> tuple[int, int]:
-    """First and last byte; the former is above the latter where there is no such range."""
+    """Return the first and last byte. If there is no such range, first is above last."""
     try:
         asked = request.http_range
     except ValueError:

@@ -1,7 +1,7 @@
 """The peer tier: read chunks from other nodes, and let one node, the chunk's owner, read it from the store for all.
 
-A load waits for the owner before it queues at any source, and looks for an owner again when its turn at the store has
-come. What a peer sends is verified like the bytes of any source.
+A load waits for the owner before it queues at any source. When its slot at the store is free, it checks for an owner
+again. Bytes from a peer are verified like those of any source.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot, Source
 
-PAUSE_S: Final = 0.02  # before all that have a chunk are looked at again, as they were busy
+PAUSE_S: Final = 0.02  # pause before retrying when all nodes with a chunk are busy
 MAX_PEER_READS: Final = 8  # from all peers
 
 
 class OwnerChanged(Exception):
-    """Another node became the chunk's owner while the load waited for the store. The load has to decide again."""
+    """Another node became the chunk's owner while the load waited for the store. The load must choose again."""
 
 
 class PeerTier:
-    """A `Source`. Each load of a chunk is within `loading`, asks, and waits while an owner is to be waited for."""
+    """A `Source`. A load uses it inside `loading`: it calls `ask`, then `wait` while there is an owner."""
 
     tier = "peer"
-    attempts = 2  # another node may have it right
+    attempts = 2  # another node may have a good copy
 
     def __init__(self, group: PeerGroup, is_local: Callable[[str, str], bool]) -> None:
         self.group = group
@@ -43,7 +43,7 @@ class PeerTier:
 
     @contextmanager
     def loading(self, key: Key) -> Iterator[None]:
-        """Other nodes are told that the chunk is wanted here while the block runs."""
+        """Tell other nodes that this node wants the chunk while the block runs."""
         with self.group.loading(key):
             try:
                 yield
@@ -51,33 +51,33 @@ class PeerTier:
                 self._last_senders.pop(key, None)
 
     async def ask(self, key: Key) -> None:
-        """Ask the other nodes about the chunk, unless it is on this node's disk."""
+        """Query the other nodes about the chunk, unless it is on this node's disk."""
         if self._is_local(*key):
             self.group.take_ownership(key)
         else:
             await self.group.ask(key)
 
     def owner(self, key: Key) -> Peer | None:
-        """Return the node that will have the chunk and is to be waited for, if there is one."""
+        """Return the node to wait for because it will have the chunk, or None."""
         found = self.group.choose(key)
         return None if found is None or found[1] is ChunkState.READY else found[0]
 
     async def wait(self, key: Key, owner: Peer) -> None:
-        """Wait for the owner, for a bounded time, if it still is. See `PeerGroup.wait`."""
+        """Wait for the owner, for a bounded time, if it still owns the chunk. See `PeerGroup.wait`."""
         if self.owner(key) is owner:
             await self.group.wait(key, owner)
 
     def may_have(self, tenant: str, digest: str) -> bool:
-        """See `Source`. Nobody was asked about a chunk on this node's disk."""
+        """Return whether a peer may have the chunk. True if none was queried, as the chunk is on this node's disk."""
         key = tenant, digest
         return not self.group.was_asked(key) or self._holder(key) is not None
 
     async def fetch(
         self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        """See `Source`. `ABSENT` where no node that answers has it now."""
+        """Fetch as `Source.fetch` does. Returns `ABSENT` if no reachable node has the chunk now."""
         key = tenant, digest
-        await self.group.ask(key)  # of a chunk on this node's disk, whose copy is wrong
+        await self.group.ask(key)  # needed if the copy on this node's disk is wrong
         away: Refused | None = None
         while (peer := self._holder(key)) is not None:
             if peer.is_busy:
@@ -101,7 +101,7 @@ class PeerTier:
         return ReadOutcome.ABSENT
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`. The peer that sent the chunk is not asked for anything for a while."""
+        """Don't use the peer that sent the chunk for a while."""
         key = tenant, digest
         peer = self._last_senders.pop(key, None)
         if peer is not None:
@@ -116,23 +116,21 @@ class PeerTier:
 
 @dataclass(frozen=True, slots=True)
 class _ProgressSlot:
-    """A turn of which the group hears part by part: an owner is waited for as long as something arrives here."""
+    """A read slot that reports each part to the group: other nodes wait for an owner as long as bytes arrive at it."""
 
     turn: ReadSlot
     group: PeerGroup
 
     async def part(self, nbytes: int) -> int:
-        """See `ReadSlot`."""
         return await self.turn.part(nbytes)
 
     def record_arrival(self, nbytes: int) -> None:
-        """See `ReadSlot`."""
         self.group.note_moved()
         self.turn.record_arrival(nbytes)
 
 
 class SharedStore:
-    """A `Source` around the store's: read by one node for all. `fetch` raises `OwnerChanged`, too."""
+    """A `Source` around the store's: one node reads each chunk for all. `fetch` may also raise `OwnerChanged`."""
 
     def __init__(self, inner: Source, group: PeerGroup) -> None:
         self._inner = inner
@@ -145,17 +143,15 @@ class SharedStore:
         return f"<SharedStore {self._inner!r}>"
 
     def may_have(self, tenant: str, digest: str) -> bool:
-        """See `Source`."""
         return self._inner.may_have(tenant, digest)
 
     async def fetch(
         self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        """See `Source`."""
+        """Fetch as `Source.fetch` does. Raises `OwnerChanged` if another node owns the chunk now."""
         if not self._group.claim((tenant, digest)):
             raise OwnerChanged
         return await self._inner.fetch(tenant, digest, into, _ProgressSlot(turn, self._group))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`."""
         await self._inner.quarantine(tenant, digest)

@@ -1,4 +1,4 @@
-"""The interface of a tier that chunks are read from. A source fetches; `fetcher.py` verifies what it fetched."""
+"""The interface of a tier that chunks are read from. A source fetches; `fetcher.py` verifies the bytes."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -12,10 +12,10 @@ Verify = Callable[[memoryview, str], bool]
 
 
 class ReadSlot(Protocol):
-    """A chunk's turn at a source that may be read in parts. See `read_scheduler.py`."""
+    """A chunk's slot at a source that may be read in parts. See `read_scheduler.py`."""
 
     async def part(self, nbytes: int) -> int:
-        """Wait for the turn of the next part. Return how many of the next `nbytes` may be read now, at least one."""
+        """Wait until the next part may be read. Return how many of the next `nbytes` may be read now, at least one."""
 
     def record_arrival(self, nbytes: int) -> None:
         """Record that `nbytes` have arrived, so that other reads may begin."""
@@ -25,11 +25,10 @@ class UnlimitedReadSlot:
     """A `ReadSlot` that never waits."""
 
     async def part(self, nbytes: int) -> int:
-        """Return `nbytes`."""
         return nbytes
 
     def record_arrival(self, nbytes: int) -> None:
-        """Do nothing."""
+        """Do nothing, because nothing waits."""
 
 
 UNLIMITED_READ_SLOT: Final[ReadSlot] = UnlimitedReadSlot()
@@ -40,28 +39,28 @@ class Source(Protocol):
 
     @property
     def tier(self) -> str:
-        """Its name in counters and in failures."""
+        """Return its name in counters and failures."""
 
     @property
     def attempts(self) -> int:
-        """How often it is read before the next source is asked. It is more than 1 if a bad read may have another
-        cause than the copy, and the copy stays where it is.
+        """Return how often it is read before the next source. More than 1 if a bad read may have another cause than the
+        copy, and the copy stays in place.
         """
 
     @property
     def room(self) -> ReadLimit:
-        """Its limit on what is read at once."""
+        """Return its limit of concurrent reads."""
 
     def may_have(self, tenant: str, digest: str) -> bool:
-        """Return False if it certainly has no copy, known without I/O: such a chunk waits for no turn here."""
+        """Return False if it certainly has no copy, without I/O. Such a chunk does not wait for a slot here."""
 
     async def fetch(
         self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        """Fill `into` (page-aligned, whole pages), in parts as `turn` has it where the source is read in parts. Raises
-        `Refused(Unavailable)`, which says nothing about the bytes.
+        """Fill `into` (page-aligned, whole pages), in parts as `turn` allows if the source is read in parts.
 
-        When this returns, raises or is cancelled, nothing writes to `into` any more.
+        Raises `Refused(Unavailable)`, which does not judge the bytes. Once this returns, raises or is cancelled,
+        nothing writes to `into`.
         """
 
     async def quarantine(self, tenant: str, digest: str) -> None:
@@ -69,5 +68,5 @@ class Source(Protocol):
 
 
 def is_digest_of(data: memoryview, digest: str) -> bool:
-    """Whether BLAKE3 of the bytes is `digest`. Releases the GIL; other threads of the library stay asleep."""
+    """Return whether `digest` is the BLAKE3 digest of the bytes. Releases the GIL; uses no other threads."""
     return blake3(data, max_threads=1).hexdigest() == digest

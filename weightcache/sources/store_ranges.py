@@ -1,7 +1,7 @@
-"""Read ranges of the store in parts, several at once as the scheduler allows. A part that is late is hedged.
+"""Read ranges of the store in parts, several at once as the scheduler allows. A late part is hedged.
 
-The first of the two reads that succeeds counts. The second one reads into memory of its own, so only the first writes
-where the chunk will lie, and nothing writes there once the call is over.
+The first of the two reads that succeeds counts. The second one reads into separate memory. So only the first writes to
+the chunk's final place, and nothing writes there once the call is over.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ class StoreRanges:
         self._counters = counters
 
     def __repr__(self) -> str:
-        return f"<Ranges {self._hedging!r} {self.line!r}>"
+        return f"<StoreRanges {self._hedging!r} {self.line!r}>"
 
     def within(self, turn: ReadSlot) -> RangeReader:
-        """Return a reader whose parts have the length, and begin at the time, that `turn` gives them."""
+        """Return a reader whose parts have the lengths and start times that `turn` allows."""
         return _Within(self, turn)
 
     async def read(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
-        """See `RangeReader.read_into`."""
+        """Fill `into` from `offset`, as `RangeReader.read_into` does, in parts."""
         reads: list[asyncio.Task[None]] = []
         at = 0
         try:
@@ -83,7 +83,7 @@ class StoreRanges:
             await _wait_for_success((first, second))
             if _succeeded(second) and not _succeeded(first):
                 self._hedging.record_read(into.nbytes, time.monotonic() - began)
-                await cancel_and_wait((first,))  # from here on nothing else writes there
+                await cancel_and_wait((first,))  # nothing else writes there from now on
                 into[:] = spare
                 self._counters.hedges_won += 1
             else:
@@ -98,7 +98,6 @@ class _Within:
     turn: ReadSlot
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        """See `BlobStore`."""
         await self.ranges.read(key, offset, into, self.turn)
 
 

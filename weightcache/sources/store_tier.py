@@ -1,9 +1,9 @@
-"""The store tier: read chunks as ranges of packs, also of packs that are files kept as they were pushed.
+"""The store tier: read chunks as ranges of packs, including files that are kept unchanged.
 
-Each pack of a tenant has an index object that says where its chunks lie. Indexes are read lazily: first those that a
-version's pack list names, then all others. If an index is missing, damaged or unavailable, the pack's own footer
-replaces it. A pack without either is left out, and harms only the versions that need it. If one copy of a chunk is
-gone, unavailable or wrong, the chunk is read from the next pack that holds it.
+Each pack of a tenant has an index object that locates its chunks. Indexes are read lazily: first those in a version's
+pack list, then all others. If an index is missing, damaged or unavailable, the pack's footer replaces it. A pack
+without either is skipped, and harms only the versions that need it. If one copy of a chunk is gone, unavailable or
+wrong, the chunk is read from the next pack that holds it.
 """
 
 import asyncio
@@ -33,22 +33,20 @@ from weightcache.sources.store_ranges import StoreRanges
 log = logging.getLogger(__name__)
 
 VERSIONS_EXPECTED: Final = 64
-TENANTS_KEPT: Final = 256  # whose tables are kept; those of others are read again when they are needed
-BATCH: Final = 64  # indexes that are read before the chunk is looked for again
+TENANTS_KEPT: Final = 256  # tenants whose tables are kept; other tables are read again when needed
+BATCH: Final = 64  # indexes that are read before the next search for the chunk
 OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable
 
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of one tenant's packs. A chunk's first place is tried first."""
+    """The known packs of one tenant. A chunk's first place is tried first."""
 
     chunks: dict[str, tuple[ChunkLocation, ...]] = field(default_factory=dict)
     packs: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
     out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # unavailable packs since the last listing
-    doubted: dict[str, ChunkLocation] = field(
-        default_factory=dict
-    )  # chunk -> its wrong copy; all indexes are read for another
+    doubted: dict[str, ChunkLocation] = field(default_factory=dict)  # chunk -> its wrong copy; another one is searched
     expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -71,27 +69,27 @@ class _Table:
 
 
 class StoreTier:
-    """A `Source` over a `BlobStore`, of which chunks are read by `ranges`."""
+    """A `Source` over a `BlobStore`. `ranges` reads the chunks."""
 
     tier = "store"
-    attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
+    attempts = 2  # wrong bytes may come from a cache or connection on the way, and another pack may have the chunk
 
     def __init__(self, store: BlobStore, ranges: StoreRanges) -> None:
         self._store = store
         self._ranges = ranges
         self.room: ReadLimit = ranges.line
-        self._tables: OrderedDict[str, _Table] = OrderedDict()  # the one that was used last is last
+        self._tables: OrderedDict[str, _Table] = OrderedDict()  # the most recently used is last
         self.unreadable_packs = 0
 
     def __repr__(self) -> str:
         return f"<StoreTier tenants={len(self._tables)} {self._store!r}>"
 
     def may_have(self, tenant: str, digest: str) -> bool:
-        """See `Source`. Another machine may have put it there a moment ago."""
+        """Return True: another machine may have stored the chunk a moment ago."""
         return True
 
     def expect(self, tenant: str, version: str, digests: Iterable[str]) -> None:
-        """Announce that chunks of this version will be fetched, so that its pack list says which indexes to read."""
+        """Announce fetches of this version's chunks. Its pack list then tells which indexes to read."""
         expected = self._table(tenant).expected
         expected[version] = frozenset(digests)
         expected.move_to_end(version)
@@ -101,7 +99,7 @@ class StoreTier:
     async def fetch(
         self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        """See `Source`."""
+        """Fetch as `Source.fetch` does. Raises BlobUnavailable, which is a `Refused(Unavailable)`."""
         reader = self._ranges.within(turn)
         away: BlobUnavailable | None = None
         places = await self._locate(tenant, digest, stale=())
@@ -109,9 +107,8 @@ class StoreTier:
             outcome = await self._read_one(tenant, digest, places, into, reader)
         except BlobUnavailable as error:
             outcome, away = ReadOutcome.ABSENT, error
-        if (
-            outcome is ReadOutcome.ABSENT and places
-        ):  # packs were collected or are unavailable: others may have the chunk
+        # The packs were collected or are unavailable: other packs may have the chunk.
+        if outcome is ReadOutcome.ABSENT and places:
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
                 self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
@@ -121,13 +118,13 @@ class StoreTier:
         return outcome
 
     async def length_of(self, tenant: str, digest: str) -> int | None:
-        """The chunk's length, by the packs' tables; None where no pack has it. Raises `Refused`."""
+        """Return the chunk's length from the packs' tables; None if no pack has it. Raises `Refused`."""
         places = await self._locate(tenant, digest, stale=())
         return places[0].length if places else None
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend.
-        Another pack's copy is asked before this one.
+        """Read another pack's copy before this one from now on. The store itself is never changed here. Only the
+        snapshotter writes the store, and its objects never change; `kelvin fsck` tells how to repair it.
         """
         table = self._table(tenant)
         if known := table.chunks.get(digest):
@@ -170,7 +167,6 @@ class StoreTier:
 
     async def _locate(self, tenant: str, digest: str, stale: tuple[ChunkLocation, ...]) -> tuple[ChunkLocation, ...]:
         """Return a chunk's places other than `stale`. If none is known, read more indexes; concurrent calls share that.
-
         Raises BlobUnavailable if no index that can be read has the chunk, and some can't be read.
         """
         table = self._table(tenant)
@@ -178,7 +174,7 @@ class StoreTier:
             return fresh
         async with table.learning:
             await self._learn(tenant, table, digest, stale)
-            if digest not in table.chunks:  # a file's index may have been written anew, of another layout
+            if digest not in table.chunks:  # a kept file's index may have been replaced by one with another layout
                 table.forget({pack for pack in table.packs if digest_of_file_pack(pack) is not None})
                 await self._learn(tenant, table, digest, stale)
             if (wrong := table.doubted.pop(digest, None)) is not None:
@@ -189,8 +185,11 @@ class StoreTier:
         return fresh
 
     async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[ChunkLocation, ...]) -> None:
-        """Read indexes until the chunk is found: (1) of packs that the pack lists of its versions name, (2) of packs
-        that were listed before, (3) of packs in a new listing, which also shows which packs are gone.
+        """Read indexes until the chunk is found.
+
+        1. Of packs in the pack lists of the chunk's versions.
+        2. Of packs that were listed before.
+        3. Of packs in a new listing, which also shows which packs are gone.
         """
 
         def is_found() -> bool:
@@ -200,7 +199,7 @@ class StoreTier:
             return
         # (1)
         for version in [version for version, digests in table.expected.items() if digest in digests]:
-            table.expected.pop(version, None)  # it may have made room for others meanwhile
+            table.expected.pop(version, None)  # it may have been dropped meanwhile
             named = await self._pack_list(tenant, version)
             await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
         # (2)
@@ -227,9 +226,8 @@ class StoreTier:
             return ()
 
     async def _read_tables(self, tenant: str, table: _Table, packs: Sequence[str]) -> None:
-        """Read the indexes of packs. Unavailable ones are retried after the next listing.
-
-        Raises BlobUnavailable if more than OUT_OF_REACH are unavailable.
+        """Read the indexes of packs. Unavailable ones are retried after the next listing. Raises BlobUnavailable if
+        more than OUT_OF_REACH are unavailable.
         """
 
         async def look(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
@@ -253,7 +251,7 @@ class StoreTier:
         """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
         try:
             return await read_locations(self._store, tenant, pack)
-        except BlobNotFound:  # it was collected, or is a file whose push did not come to its end yet
+        except BlobNotFound:  # the pack was collected, or is a kept file whose push has not ended
             return None
         except BlobUnavailable:
             raise

@@ -1,12 +1,12 @@
-"""Hold a chunk's bytes against its digest, or against the tag that was taken when they were; what is faulty is counted.
+"""Compare a chunk's bytes with its digest, or with the tag of an earlier comparison. Faulty copies are counted.
 
-Every source that is read for the host tier or NVMe is compared here.
+Every read of a source for the host tier or NVMe is compared here.
 
-A tag recognises bytes that were verified once at the rate of memory. It is AES-GMAC (NIST SP 800-38D), 128 bits, over
-what was just compared with its BLAKE3 digest; where the same file is read again its tag is compared instead. Other
-bytes of up to 1 GiB have the same tag with a probability of less than 2^-100, whoever made them: the key is drawn for
-this process, and leaves it as little as the tags do. It costs a core a third of what BLAKE3 does
-(`python -m tests.weightcache.bench` prints both).
+A tag recognises bytes that were verified before, at memory speed. It is AES-GMAC (NIST SP 800-38D), 128 bits, over
+bytes that were just compared with their BLAKE3 digest. When the same file is read again, its tag is compared instead.
+Other bytes of up to 1 GiB have the same tag with a probability below 2^-100, even if an attacker made them. The key is
+random for this process, and neither key nor tags leave it. A tag costs a third of the CPU time of BLAKE3 (`python -m
+tests.weightcache.bench` prints both).
 """
 
 import hmac
@@ -23,36 +23,36 @@ from weightcache.counters import Counters
 from weightcache.sources.policy.healing import FAULTS, ReadOutcome
 from weightcache.sources.source import Source, Verify
 
-MAX_BYTES: Final = 2**31 - 1  # the library's limit; longer chunks have no tag, and are hashed each time
+MAX_BYTES: Final = 2**31 - 1  # the library's limit; longer chunks have no tag, and are hashed at each read
 _KEY_BYTES: Final = 16
 _NONCE_DIGITS: Final = 24  # 96 bits
 
 
 class Recheck(StrEnum):
-    """What a file that was hashed once is compared with when it is read again."""
+    """The check at later reads of a file that was hashed once."""
 
     TAG = "tag"
     DIGEST = "digest"
 
 
 class Tags:
-    """Tags of one process: another one's say nothing here."""
+    """Computes tags with this process's key. Tags of another process are meaningless here."""
 
     def __init__(self) -> None:
         self._cipher = AESGCM(secrets.token_bytes(_KEY_BYTES))
 
     def compute_tag(self, data: memoryview, digest: str) -> bytes:
-        """16 bytes, of at most `MAX_BYTES`. The nonce is of the chunk's own `digest` (hex). Releases the GIL."""
+        """Return the 16-byte tag of at most `MAX_BYTES`. The nonce comes from `digest` (hex). Releases the GIL."""
         return self._cipher.encrypt(bytes.fromhex(digest[:_NONCE_DIGITS]), b"", data)
 
     def matches(self, data: memoryview, digest: str, tag: bytes) -> bool:
-        """Whether these are the bytes that the tag was taken of."""
+        """Return whether the bytes have this tag."""
         return hmac.compare_digest(self.compute_tag(data, digest), tag)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`VERIFIED` or `DIGEST`; the tag of what was hashed just now, and was right; or that it was recognised."""
+    """`VERIFIED` or `DIGEST`. `tag` belongs to bytes that were just hashed and correct. `recognised`: a tag matched."""
 
     outcome: ReadOutcome
     tag: bytes | None = None
@@ -60,7 +60,7 @@ class Verdict:
 
 
 class Verifier:
-    """One for all who read chunks. `verify` says whether bytes are a digest's; without `tags` it is asked each time."""
+    """Verifies all chunks of the agent. `verify` compares bytes with a digest, at every read if there are no `tags`."""
 
     def __init__(self, threads: Executor, verify: Verify, counters: Counters, tags: Tags | None = None) -> None:
         self._threads = threads
@@ -69,8 +69,8 @@ class Verifier:
         self._tags = tags
 
     def compare(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
-        """In a thread: whether these are the bytes that had the tag; without one, hash them. What is right gets its tag
-        at once then, before anything can change it.
+        """Compare the bytes with the tag, or without one with their digest. Correct hashed bytes get a tag. Call it in
+        a thread. The tag is computed at once, before the bytes can change.
         """
         if self._tags is not None and tag is not None:
             is_known = self._tags.matches(data, digest, tag)
@@ -82,20 +82,18 @@ class Verifier:
         return Verdict(ReadOutcome.VERIFIED, self._tags.compute_tag(data, digest))
 
     async def compare_in_thread(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
-        """As `compare`, in a hashing thread. Nothing reads them any more when this returns or is cancelled."""
+        """Call `compare` in a hashing thread. Once this returns or is cancelled, no thread reads the bytes."""
         return await run_uncancellable(self._threads, self.compare, data, digest, tag)
 
     async def is_right(self, data: memoryview, digest: str) -> bool:
-        """Return whether the bytes have that digest, for callers without tags. On return or cancellation no thread
-        reads them any more.
-        """
+        """Return whether the bytes have that digest, without tags. Afterwards, no thread reads the bytes."""
         return await run_uncancellable(self._threads, self._verify, data, digest)
 
     async def check(
         self, source: Source, outcome: ReadOutcome, tenant: str, digest: str, data: memoryview
     ) -> ReadOutcome:
-        """What a read of the source's copy came to, now that `data` is compared where nobody did. A copy with a fault
-        is not offered again, where that is in the source's power.
+        """Return the outcome of a read, after comparing bytes that the source did not compare. A faulty copy is
+        counted, and quarantined if the source can do that.
         """
         if outcome is ReadOutcome.WHOLE and not await self.is_right(data, digest):
             outcome = ReadOutcome.DIGEST

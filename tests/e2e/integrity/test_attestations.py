@@ -77,7 +77,7 @@ def test_nothing_unverified_starts(tmp_path: Path) -> None:
     model = make_tiny(tmp_path / "model", "llama", seed=62)
     push = ("push", str(model), "--name", "m")
     with running_installation(data, settings=SETTINGS | {"KELVIN_VERIFY": "require"}) as kelvin:
-        assert "nobody signed it" in run(kelvin, *push, code=3)
+        assert "it has no valid signature" in run(kelvin, *push, code=3)
         assert "no trust root" in run(kelvin, *push, "--sign", str(tmp_path / "stranger.pem"), code=3)
         assert "m " not in run(kelvin, "models")
         version = run(kelvin, *push, "--sign", str(tmp_path / "key.pem")).splitlines()[-1]

@@ -43,7 +43,7 @@ SEALED = attestation_of(VERSION.id)
 @pytest.mark.parametrize(
     ("signers", "doubt"),
     [
-        pytest.param([], "nobody signed it", id="no signature"),
+        pytest.param([], "it has no valid signature", id="no signature"),
         pytest.param([STRANGER.key_id], "which is no trust root here", id="a stranger's"),
         pytest.param([STRANGER.key_id, ROOT.key_id], None, id="a root's among others"),
     ],
@@ -111,15 +111,17 @@ FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        pytest.param(None, "nobody signed it", id="nothing is signed"),
+        pytest.param(None, "it has no valid signature", id="nothing is signed"),
         pytest.param(
             STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID), "which is no trust root here", id="a stranger's key"
         ),
-        pytest.param(ROOT.attest(OTHER.id, ORIGIN_TYPE, SAID), "nobody signed it", id="another version's statement"),
-        pytest.param(FLIPPED, "nobody signed it", id="a flipped byte"),
+        pytest.param(
+            ROOT.attest(OTHER.id, ORIGIN_TYPE, SAID), "it has no valid signature", id="another version's statement"
+        ),
+        pytest.param(FLIPPED, "it has no valid signature", id="a flipped byte"),
         pytest.param(
             STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID).replace(STRANGER.key_id.encode(), ROOT.key_id.encode()),
-            "nobody signed it",
+            "it has no valid signature",
             id="a forged signature",
         ),
     ],
@@ -178,7 +180,7 @@ def test_a_signature_may_come_later(tmp_path: Path) -> None:
     """What was refused starts once it is signed: a refusal is not kept."""
     with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
-        assert "nobody signed it" in refusal(agent)
+        assert "it has no valid signature" in refusal(agent)
         sign(agent.store, BY_ROOT)
         agent.acquire(VERSION).close()
 

@@ -1,14 +1,15 @@
-"""Whom to evict: what is worth least, never what is in use. Pure; budgets, clocks and measurements are the callers'.
+"""Choose what to evict: the least valuable candidates, never any in use. Pure; callers have budgets, clocks,
+measurements.
 
-    value = seconds to bring it back x recency / size
+    value = seconds to reload x recency / size
 
-Recency is 1 at the last use and halves with every half-life since. The size is in the unit of the budget. Values are
-compared by their logarithms, log2(seconds / size) + (used_at - now) / half_life: `now` is the same in all of them, so
-it drops out, the order does not change as time passes, and nothing underflows however long a thing was idle. Of equals
-the least recently used goes. Where all cost the same for their size that is LRU.
+Recency is 1 at the last use and halves with every half-life since. The size is in the unit of the budget. Candidates
+are compared by the logarithm of the value, log2(seconds / size) + (used_at - now) / half_life. `now` is the same in
+all, so it drops out: the order does not change as time passes, and nothing underflows after a long idle time. Of equal
+candidates the least recently used goes. If all have the same cost per size, this is LRU.
 
-Tenants have quotas of a tier. While there is room nobody asks for them; where something has to go, it is first that of
-tenants who have more than theirs, and who would have more takes nothing from those who have not.
+Each tenant has a quota of a tier, which does not matter while there is room. Under pressure, tenants over their quota
+lose their surplus first. A tenant that would exceed its quota takes nothing from tenants within theirs.
 """
 
 import math
@@ -23,7 +24,7 @@ _LEAST_S: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[Key]):
-    """Something that could go: its size in the budget's unit, when it was last used, what it costs to have it again."""
+    """Something evictable: its size in the budget's unit, the time of its last use, and the seconds to reload it."""
 
     key: Key
     size: int
@@ -34,9 +35,7 @@ class Candidate(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class TenantShares:
-    """What tenants have, with what `requesting_tenant` is about to get, and what each may have where others
-    want it, too.
-    """
+    """The holdings of each tenant, including the pending request of `requesting_tenant`, and the quota per tenant."""
 
     held: Mapping[str, int]
     quota: int
@@ -44,7 +43,7 @@ class TenantShares:
 
 
 def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
-    """Orders candidates as their values do, the least first."""
+    """Return a sort key that orders candidates like their values, lowest first."""
     per_unit = max(candidate.reload_s, _LEAST_S) / max(candidate.size, 1)
     return math.log2(per_unit) + candidate.used_at / half_life_s, candidate.used_at
 
@@ -52,9 +51,9 @@ def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
 def choose_victims(
     candidates: Iterable[Candidate[Key]], need: int, half_life_s: float, shares: TenantShares | None = None
 ) -> tuple[Key, ...] | None:
-    """The candidates of the least value whose sizes add up to `need`, and none too many; None where they can't."""
+    """Return the least valuable candidates that together free `need`; None if they can't free as much."""
     if need <= 0:
-        return ()  # without looking at them all: this is the common case, once per admission
+        return ()  # the common case, once per admission: skip the sort
     ranked = sorted(candidates, key=lambda each: rank(each, half_life_s))
     if shares is not None:
         ranked = _order_by_quota(ranked, shares)
@@ -69,8 +68,8 @@ def choose_victims(
 
 
 def _order_by_quota(ranked: Iterable[Candidate[Key]], shares: TenantShares) -> list[Candidate[Key]]:
-    """What tenants have beyond their quotas first; then the rest, of others only where `requesting_tenant`
-    stays within its.
+    """Return the surplus of tenants over their quotas, then the rest. The rest has other tenants' candidates only if
+    `requesting_tenant` stays within its quota.
     """
     held = dict(shares.held)
     surplus: list[Candidate[Key]] = []

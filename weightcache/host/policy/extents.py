@@ -1,7 +1,7 @@
-"""Where chunks go inside slabs, and how to map a version in few parts. Pure; `host_index.py` decides which slabs exist.
+"""Place chunks in slabs, and map a version in few extents. Pure; `host_index.py` decides which slabs exist.
 
-A mapping gets huge pages only where slab offset and virtual offset agree modulo 2 MiB, so a run of chunks that is long
-enough to hold such a page starts at an offset congruent to its own. A slab is filled from its start and never
+A mapping gets huge pages only if slab offset and virtual offset agree modulo 2 MiB. So a run of chunks that is long
+enough for a huge page starts at an offset congruent to its virtual one. A slab is filled from its start and never
 compacted: it is freed whole.
 """
 
@@ -13,7 +13,7 @@ from weightcache.client.lease_protocol import HUGE_PAGE
 
 @dataclass(frozen=True, slots=True)
 class WantedChunk:
-    """A chunk of `length` bytes at `virtual` of its version's linear space; both are multiples of 4096."""
+    """A chunk of `length` bytes at offset `virtual` of its version's linear space; both are multiples of 4096."""
 
     digest: str
     length: int
@@ -22,7 +22,7 @@ class WantedChunk:
 
 @dataclass(frozen=True, slots=True)
 class FreeTail:
-    """A slab whose bytes from `used` on are free."""
+    """A slab that is free from offset `used` on."""
 
     slab: int
     used: int
@@ -38,13 +38,13 @@ class SlabRange:
 
     @property
     def end(self) -> int:
-        """First byte after it."""
+        """Return the offset of the first byte after the range."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`length` bytes of a version at `virtual`, which lie at `offset` of `slab`."""
+    """`length` bytes of a version at offset `virtual`, stored at `offset` of `slab`."""
 
     virtual: int
     slab: int
@@ -53,7 +53,7 @@ class Extent:
 
 
 def distinct_chunks(chunks: Iterable[tuple[str, int]]) -> tuple[WantedChunk, ...]:
-    """(digest, length) pairs in the order of the linear space; a digest that occurs again is wanted once."""
+    """Return the distinct chunks of (digest, length) pairs in order of the linear space, at their first positions."""
     first: dict[str, WantedChunk] = {}
     virtual = 0
     for digest, length in chunks:
@@ -65,10 +65,10 @@ def distinct_chunks(chunks: Iterable[tuple[str, int]]) -> tuple[WantedChunk, ...
 def place(
     wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], fresh: Sequence[int], slab_bytes: int
 ) -> dict[str, SlabRange]:
-    """A place for each chunk: a run goes into the first room that holds all that is left of it, else into what there
-    is, in order, else into slabs of `fresh`, in order. Raises IndexError where those are too few.
+    """Return a place for each chunk. Raises IndexError if `fresh` has too few slabs.
 
-    No chunk may be longer than `slab_bytes`.
+    A run goes into the first slab that has room for all of it. Otherwise its chunks fill the free tails in order, then
+    the slabs of `fresh` in order. No chunk may be longer than `slab_bytes`.
     """
     used = {room.slab: room.used for room in rooms}
     unopened = iter(fresh)
@@ -92,14 +92,14 @@ def place(
 
 
 def count_fresh_slabs(wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], slab_bytes: int) -> int:
-    """How many fresh slabs `place` opens for these chunks."""
+    """Return how many fresh slabs `place` opens for these chunks."""
     beyond = max((room.slab for room in rooms), default=-1) + 1
     fresh = range(beyond, beyond + len(wanted))  # a slab holds at least one chunk
     return len({spot.slab for spot in place(wanted, rooms, fresh, slab_bytes).values() if spot.slab >= beyond})
 
 
 def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, SlabRange]) -> tuple[Extent, ...]:
-    """The version's linear space, neighbours coalesced: gapless from 0, in order."""
+    """Return the extents of the version's linear space: in order, without gaps from 0, adjacent ones merged."""
     extents: list[Extent] = []
     virtual = 0
     for digest, length in chunks:
@@ -114,7 +114,7 @@ def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, SlabRange
 
 
 def _runs(wanted: Sequence[WantedChunk]) -> list[tuple[WantedChunk, ...]]:
-    """Chunks that follow one another in the linear space, together."""
+    """Return runs of chunks that are adjacent in the linear space."""
     runs: list[list[WantedChunk]] = []
     for chunk in wanted:
         if runs and runs[-1][-1].virtual + runs[-1][-1].length == chunk.virtual:
@@ -125,12 +125,12 @@ def _runs(wanted: Sequence[WantedChunk]) -> list[tuple[WantedChunk, ...]]:
 
 
 def _room_for(first: WantedChunk, length: int, used: Mapping[int, int], slab_bytes: int) -> int | None:
-    """The first slab that takes a whole run of this length, else the first that takes its first chunk, else None."""
+    """Return the first slab with room for a run of this length, else with room for its first chunk, else None."""
     found: int | None = None
     last = slab_bytes - first.length
     for slab, begin in used.items():
         if begin > last:
-            continue  # most of them, where a version is large
+            continue  # the common case in a large version
         start = _start(first, length, begin, slab_bytes)
         if start + length <= slab_bytes:
             return slab
@@ -140,7 +140,7 @@ def _room_for(first: WantedChunk, length: int, used: Mapping[int, int], slab_byt
 
 
 def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[tuple[WantedChunk, int]]:
-    """The leading chunks of the run that fit from `offset` on, each with its own."""
+    """Return the leading chunks of the run that fit from `offset` on, each with its offset."""
     taken: list[tuple[WantedChunk, int]] = []
     for chunk in run:
         if offset + chunk.length > slab_bytes:
@@ -151,7 +151,7 @@ def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[t
 
 
 def _start(first: WantedChunk, length: int, used: int, slab_bytes: int) -> int:
-    """Congruent to the run's virtual offset where a huge page may come of it, and where its first chunk still fits."""
+    """Return the run's start: congruent to its virtual offset if huge pages are possible and its first chunk fits."""
     congruent = used + (first.virtual - used) % HUGE_PAGE
     # A chunk nearly as long as the slab fits an empty one only at its start.
     fits = congruent + first.length <= slab_bytes or used > 0

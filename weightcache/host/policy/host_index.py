@@ -1,9 +1,8 @@
-"""Which chunk lies where in the host tier, who uses which slab, and what a version's arrival moves. Pure.
+"""The index of the host tier: where each chunk is, which slabs are in use, and what a new version evicts. Pure.
 
-A chunk is *loading* from the moment its place is reserved and *ready* once its bytes are there and verified. A slab is
-freed whole, and only when nothing pins it (a reservation, a load, a write to NVMe) and no living process holds it: a
-process that was sent the slab may have it mapped, whatever became of its lease, until it dies or the kernel says that
-it has not.
+A chunk is *loading* once its place is reserved, and *ready* once its bytes are there and verified. A slab is freed
+whole, and only if nothing pins it (a reservation, a load, a write to NVMe) and no living process holds it. A process
+that received the slab may have it mapped even after its lease, until it dies or the kernel reports otherwise.
 """
 
 from collections import Counter
@@ -18,9 +17,9 @@ from weightcache.host.policy.eviction import Candidate, TenantShares, choose_vic
 from weightcache.host.policy.extents import FreeTail, SlabRange, WantedChunk, count_fresh_slabs, distinct_chunks, place
 
 RETRY_S: Final = 1.0
-HALF_LIFE_S: Final = 600.0  # of an idle slab's value
+HALF_LIFE_S: Final = 600.0  # half-life of an idle slab's value
 
-ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to have a tenant's (digest, length) again
+ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to reload a tenant's (digest, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +29,19 @@ class Reservation:
     tenant: str
     places: dict[str, SlabRange]  # by digest
     load: tuple[str, ...]  # digests that the owner of this reservation must load
-    wait: tuple[str, ...]  # digests that another's load will bring
-    fresh: tuple[int, ...]  # slabs that begin with this reservation, empty
-    evicted: tuple[int, ...]  # slabs that ended for it
+    wait: tuple[str, ...]  # digests that another load will bring
+    fresh: tuple[int, ...]  # new, empty slabs of this reservation
+    evicted: tuple[int, ...]  # slabs that were evicted for it
 
     @property
     def ready(self) -> tuple[str, ...]:
-        """Digests that were ready when it was made."""
+        """Return the digests that were ready when the reservation was made."""
         coming = {*self.load, *self.wait}
         return tuple(digest for digest in self.places if digest not in coming)
 
     @property
     def slabs(self) -> tuple[int, ...]:
-        """In the order in which the version first needs them."""
+        """Return the slabs in the order in which the version first needs them."""
         return tuple(dict.fromkeys(spot.slab for spot in self.places.values()))
 
 
@@ -67,9 +66,8 @@ class _Entry:
 
 
 class HostIndex:
-    """At most `max_slabs` slabs of `slab_bytes`; each holds chunks of one tenant. Slab numbers are never used again.
-
-    A tenant may have `quota` of them while others want some; None: all.
+    """An index of at most `max_slabs` slabs of `slab_bytes`, each with chunks of one tenant. Slab numbers are never
+    reused. `quota` limits the slabs of one tenant while others need some; None: no limit.
     """
 
     def __init__(
@@ -93,29 +91,31 @@ class HostIndex:
 
     @property
     def slab_count(self) -> int:
-        """Slabs that hold a tenant's chunks."""
+        """Return the number of slabs that hold a tenant's chunks."""
         return len(self._slabs)
 
     @property
     def busy_count(self) -> int:
-        """Slabs that can't be evicted now."""
+        """Return the number of slabs that can't be evicted now."""
         return sum(slab.busy for slab in self._slabs.values())
 
     @property
     def ready(self) -> tuple[int, int]:
-        """Chunks that are ready, and their bytes."""
+        """Return the number of ready chunks, and their bytes."""
         lengths = [entry.place.length for entry in self._chunks.values() if entry.ready]
         return len(lengths), sum(lengths)
 
     @property
     def slabs_by_tenant(self) -> Counter[str]:
-        """Slabs that each tenant has."""
+        """Return the number of slabs by tenant."""
         return Counter(slab.tenant for slab in self._slabs.values())
 
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
-        """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
-        them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
-        it is, if that fits.
+        """Reserve places for all of (digest, length), or change nothing. Chunks that are present stay in place if that
+        fits.
+
+        Raises `Refused`: `CapacityExceeded` if the tier or the tenant's quota could never hold them, `Overloaded` if
+        too much is in use.
         """
         wanted = distinct_chunks(chunks)
         alone = self._needed_alone(wanted)
@@ -132,27 +132,27 @@ class HostIndex:
         return self._apply(tenant, wanted, *plan, now)
 
     def slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
-        """Return how many slabs all of (digest, length) take in an empty tier. Raises `Refused(CapacityExceeded)` if a
+        """Return how many slabs these (digest, length) need in an empty tier. Raises `Refused(CapacityExceeded)` if a
         chunk is longer than a slab.
         """
         return self._needed_alone(distinct_chunks(chunks))
 
     def mark_ready(self, tenant: str, digest: str) -> None:
-        """Its bytes are in place and verified."""
+        """Record that the chunk's bytes are in place and verified."""
         entry = self._chunks[tenant, digest]
         assert not entry.ready
         entry.ready = True
 
     def drop(self, tenant: str, digest: str) -> None:
-        """Its load failed: it is nowhere again, and its place stays unused until the slab ends."""
+        """Forget a chunk whose load failed. Its place stays unused until the slab ends."""
         entry = self._chunks[tenant, digest]
         assert not entry.ready
         del self._chunks[tenant, digest]
         self._slabs[entry.place.slab].chunks.discard(digest)
 
     def condemn(self, tenant: str, digest: str) -> None:
-        """It was ready, and is wrong: it is nowhere any more, and its place stays unused until the slab ends, which
-        must be pinned now. Whoever has it mapped still sees it.
+        """Forget a ready chunk that was found damaged. Its place stays unused until the slab ends. The slab must be
+        pinned. Processes with a mapping still see the damaged bytes.
         """
         entry = self._chunks[tenant, digest]
         assert entry.ready
@@ -161,48 +161,48 @@ class HostIndex:
         self._slabs[entry.place.slab].chunks.discard(digest)
 
     def is_current(self, reservation: Reservation) -> bool:
-        """Whether all of it is still where it was promised, and ready."""
+        """Return whether all chunks of the reservation are ready at their reserved places."""
         return all(self.try_place(reservation.tenant, digest) == at for digest, at in reservation.places.items())
 
     def ready_chunks(self) -> tuple[tuple[tuple[str, str], int], ...]:
-        """((tenant, digest), length) of each that may be served."""
+        """Return ((tenant, digest), length) of each ready chunk."""
         return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.ready)
 
     def has_slab(self, slab: int) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether the slab still exists."""
         return slab in self._slabs
 
     def held_by(self, holder: int) -> tuple[int, ...]:
-        """Slabs that the process may have mapped."""
+        """Return the slabs that the process may have mapped."""
         return tuple(number for number, slab in self._slabs.items() if holder in slab.holders)
 
     def is_ready(self, tenant: str, digest: str) -> bool:
-        """Whether the chunk may be served."""
+        """Return whether the chunk may be served."""
         entry = self._chunks.get((tenant, digest))
         return entry is not None and entry.ready
 
     def is_loading(self, tenant: str, digest: str) -> bool:
-        """Whether the chunk is on its way."""
+        """Return whether the chunk is being loaded."""
         entry = self._chunks.get((tenant, digest))
         return entry is not None and not entry.ready
 
     def try_place(self, tenant: str, digest: str) -> SlabRange | None:
-        """Where the chunk is, if it is ready."""
+        """Return the place of the chunk, if it is ready."""
         entry = self._chunks.get((tenant, digest))
         return entry.place if entry is not None and entry.ready else None
 
     def touch(self, slabs: Iterable[int], now: float) -> None:
-        """Somebody is about to need them."""
+        """Record a use of these slabs."""
         for number in slabs:
             self._slabs[number].used_at = max(self._slabs[number].used_at, now)
 
     def pin(self, slabs: Iterable[int]) -> None:
-        """Keep these slabs; each pin is undone by one `unpin`."""
+        """Keep these slabs. Each pin is undone by one `unpin`."""
         for number in slabs:
             self._slabs[number].pins += 1
 
     def unpin(self, slabs: Iterable[int]) -> tuple[int, ...]:
-        """Undo one `pin` of each. Returns the slabs that ended with it because they hold nothing."""
+        """Undo one `pin` of each slab. Return the slabs that ended because they are empty."""
         numbers = tuple(slabs)
         for number in numbers:
             assert self._slabs[number].pins > 0
@@ -210,20 +210,20 @@ class HostIndex:
         return self._end_empty(numbers)
 
     def hold(self, holder: int, slabs: Iterable[int], now: float) -> None:
-        """The process `holder` was sent these slabs: they stay until `drop_holder`."""
+        """Record that the process `holder` received these slabs: they stay until `drop_holder`."""
         for number in slabs:
             self._slabs[number].holders.add(holder)
             self._slabs[number].used_at = now
 
     def drop_holder(self, holder: int) -> tuple[int, ...]:
-        """The process is dead, or maps none of them. Returns the slabs that ended with it because they hold nothing."""
+        """Remove a process that is dead or maps none of its slabs. Return the slabs that ended: they are empty."""
         held = self.held_by(holder)
         for number in held:
             self._slabs[number].holders.discard(holder)
         return self._end_empty(held)
 
     def evict(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[tuple[int, ...], int]:
-        """End idle slabs that hold any of these chunks (None means any). Returns them, and how many were busy."""
+        """End idle slabs that hold any of these chunks (None: any). Return them, and how many slabs were busy."""
         matching = [
             number
             for number, slab in self._slabs.items()
@@ -235,7 +235,7 @@ class HostIndex:
         return ended, len(matching) - len(ended)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where two facts contradict each other."""
+        """Raise AssertionError if two facts contradict each other."""
         assert len(self._slabs) <= self.max_slabs
         seen: dict[int, set[str]] = {number: set() for number in self._slabs}
         for (tenant, digest), entry in self._chunks.items():
@@ -255,7 +255,7 @@ class HostIndex:
             assert end <= slab.used <= self.slab_bytes
 
     def _needed_alone(self, wanted: Sequence[WantedChunk]) -> int:
-        """Return how many slabs these take where nothing of them is there. Raises `Refused(CapacityExceeded)`."""
+        """Return how many slabs these chunks need if none of them is present. Raises `Refused(CapacityExceeded)`."""
         longest = max((chunk.length for chunk in wanted), default=0)
         if longest > self.slab_bytes:
             raise Refused(
@@ -266,8 +266,10 @@ class HostIndex:
     def _plan(
         self, tenant: str, wanted: Sequence[WantedChunk], *, keep_idle: bool
     ) -> tuple[dict[str, SlabRange], tuple[int, ...]] | None:
-        """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
-        scattered over many slabs they could keep out the very version that they belong to.
+        """Return which chunks keep their places, and which slabs end; None if there is no room.
+
+        Without `keep_idle`, chunks in idle slabs get new places. Scattered over many slabs, they could take the room
+        that their own version needs.
         """
         present: dict[str, SlabRange] = {}
         ended: set[int] = set()
@@ -275,7 +277,7 @@ class HostIndex:
             entry = self._chunks.get((tenant, chunk.digest))
             if entry is None:
                 continue
-            if entry.place.length != chunk.length:  # one digest, two lengths: the manifest lies
+            if entry.place.length != chunk.length:  # one digest with two lengths: the manifest is wrong
                 raise Refused(ChunkCorrupt(chunk.digest, "host"))
             if keep_idle or self._slabs[entry.place.slab].busy:
                 present[chunk.digest] = entry.place
@@ -299,7 +301,7 @@ class HostIndex:
             least = choose_victims(idle, fresh - free, HALF_LIFE_S, TenantShares(held, self.quota, tenant))
             if least is None:
                 return None
-            ended |= set(least)  # they may have been rooms: look again
+            ended |= set(least)  # they may have had free tails, so count again
 
     def _reload_of(self, slab: _Slab) -> float:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
@@ -345,7 +347,7 @@ class HostIndex:
         return reservation
 
     def _end_empty(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """End those that hold no chunk and that nobody uses."""
+        """End the slabs that hold no chunk and are not in use."""
         empty = tuple(n for n in numbers if not self._slabs[n].chunks and not self._slabs[n].busy)
         for number in empty:
             self._end(number)

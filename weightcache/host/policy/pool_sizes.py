@@ -1,22 +1,23 @@
-"""How many threads read, hash and make memory, and how many slabs they make ahead. Pure.
+"""Decide how many threads read, hash and make slabs, and how many slabs are made in advance. Pure.
 
-Slabs are made so that restores find memory ready, and never more than the budget's.
+Slabs are made in advance, within the budget, so that a restore finds memory ready.
 
-Reads and hashes have threads of their own: in one pool chunks fall into step, all reading and then all hashing, and the
-disk stands still meanwhile (measured on two cores: 0.75 of the plain O_DIRECT rate against 0.92).
+Reads and hashes have separate threads. In a shared pool, chunks fall into step: all read, then all hash, and the disk
+idles meanwhile (measured on two cores: 0.75 of the plain O_DIRECT rate against 0.92).
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-READS: Final = (8, 16)  # a disk needs some four in flight, whatever the cores, while as many open or close files
-HASHES: Final = (2, 8)  # 7 GB/s each, of tags four times as much: 8 are beyond any disk
+# a disk needs about four reads in flight, on any number of cores, while as many threads open or close files
+READS: Final = (8, 16)
+HASHES: Final = (2, 8)  # 7 GB/s each, four times as much with tags: 8 threads exceed any disk
 MAKERS: Final = (1, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class SlabCounts:
-    """Slabs by what they are doing, and how many are waited for."""
+    """Slabs by state, and the number of waiting callers."""
 
     used: int
     free: int
@@ -25,8 +26,8 @@ class SlabCounts:
 
 
 def slabs_to_make(stock: SlabCounts, limit: int, spare: int, at_once: int) -> int:
-    """How many more to begin. Who waits is served by as many as can be made at once; the spare ones, for whom nobody
-    waits yet, are made one after another, so that they take one core at the most from whoever computes.
+    """Return how many more slabs to start making. For waiting callers, as many are made at once as possible. Spare
+    slabs are made one after another, so that they take at most one core from other work.
     """
     room = limit - stock.used - stock.free - stock.making
     missing = stock.waiting - stock.free - stock.making
@@ -36,13 +37,13 @@ def slabs_to_make(stock: SlabCounts, limit: int, spare: int, at_once: int) -> in
 
 
 def spare_slabs(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:
-    """Slabs that are kept ready: whole ones, at least one, at most the budget's."""
+    """Return how many slabs are kept ready: at least one, at most the budget's."""
     return max(1, min(spare_bytes, host_bytes) // slab_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Blocking calls at once, by what they do."""
+    """Numbers of threads for blocking calls."""
 
     read: int
     hash: int
@@ -50,12 +51,12 @@ class ThreadCounts:
 
     @property
     def chunks(self) -> int:
-        """Loads at once that keep all of them busy: each reader has its next one while the loop looks elsewhere."""
+        """Return how many loads at once keep all threads busy: each reader has its next chunk queued."""
         return 2 * self.read + self.hash
 
 
 def choose_thread_counts(cores: int) -> ThreadCounts:
-    """At least what two cores take."""
+    """Return the numbers of threads for so many cores. They are never below those for two cores."""
     return ThreadCounts(read=_within(READS, cores), hash=_within(HASHES, cores // 2), make=_within(MAKERS, cores // 2))
 
 

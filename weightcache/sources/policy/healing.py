@@ -1,8 +1,8 @@
-"""Where the next copy of an object comes from, and when it is given up. Pure: others read, verify and tell.
+"""Decide where the next copy of an object comes from, and when to give up. Pure: callers read, verify and report.
 
-Sources are asked in order. A copy that is wrong or unreadable sends the load on to the next one; a source may be asked
-more than once, because a bad read is not yet a bad object. What is refused, the last source decides: it is where
-versions live, all others hold copies of it.
+Sources are tried in order. After a faulty or unreadable copy the next source is tried. A source may be tried more than
+once, because one bad read does not prove a bad object. The last source decides about a refusal: versions live there,
+and all other sources have copies.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from kelvin.contracts.errors import Failure
 
 
 class ReadOutcome(StrEnum):
-    """What became of one read of one copy."""
+    """The result of one read of one copy."""
 
-    WHOLE = "whole"  # as long as it should be; good where it is verified, too
-    VERIFIED = "verified"  # as it should be: the source compared it with the digest already
-    ABSENT = "absent"  # the source has none, and knew it
-    AWAY = "away"  # the source did not answer: says nothing about its copy
-    DIGEST = "digest"  # other bytes than the digest's
-    LENGTH = "length"  # longer or shorter than it should be
+    WHOLE = "whole"  # right length; verified by the caller
+    VERIFIED = "verified"  # the source compared it with the digest already
+    ABSENT = "absent"  # the source has no copy, and knew that
+    AWAY = "away"  # the source did not answer, so its copy is not judged
+    DIGEST = "digest"  # bytes that do not match the digest
+    LENGTH = "length"  # wrong length
     SHORT = "short"  # it ended before its length
-    UNREADABLE = "unreadable"  # the medium gave an error
-    MISSING = "missing"  # it was there, and is not any more
+    UNREADABLE = "unreadable"  # the medium reported an error
+    MISSING = "missing"  # a known copy that no longer exists
 
 
 GOOD_OUTCOMES: Final = frozenset({ReadOutcome.WHOLE, ReadOutcome.VERIFIED})
@@ -36,7 +36,7 @@ ABSENT_OUTCOMES: Final = frozenset({ReadOutcome.ABSENT, ReadOutcome.MISSING})
 
 @dataclass(frozen=True, slots=True)
 class SourceRule:
-    """A source's name, and how often a faulty copy of it is read before the next one is asked."""
+    """A source's name, and how often its copy is read before the next source is tried."""
 
     tier: str
     attempts: int
@@ -44,7 +44,7 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True)
 class ReadAttempt:
-    """One read. `failure` is what a source that is away said."""
+    """One read. `failure` is the failure that an unavailable source reported."""
 
     tier: str
     outcome: ReadOutcome
@@ -52,7 +52,7 @@ class ReadAttempt:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something was wrong with the copy itself."""
+        """Return whether the copy itself was faulty."""
         return self.outcome in FAULTS
 
 
@@ -65,14 +65,14 @@ class TrySource:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bytes are right; they came from this tier."""
+    """The bytes are correct; they came from this tier."""
 
     tier: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unrecoverable:
-    """No source has a good copy now. This trial says why: its copy is faulty, it has none, or it is away."""
+    """No source has a good copy now. `decisive` says why: a faulty copy, no copy, or an unavailable source."""
 
     decisive: ReadAttempt
 
@@ -81,7 +81,7 @@ HealingStep = TrySource | Fetched | Unrecoverable
 
 
 def choose_step(rules: Sequence[SourceRule], trials: Sequence[ReadAttempt]) -> HealingStep:
-    """What comes after these trials, oldest first; there is at least one rule."""
+    """Return the next step after these trials, oldest first. There must be at least one rule."""
     if trials and trials[-1].outcome in GOOD_OUTCOMES:
         return Fetched(trials[-1].tier)
     for position, rule in enumerate(rules):
@@ -92,7 +92,7 @@ def choose_step(rules: Sequence[SourceRule], trials: Sequence[ReadAttempt]) -> H
 
 
 def _decisive(trials: Sequence[ReadAttempt]) -> ReadAttempt:
-    """The last source's word counts; where it has no copy, one that is away may have it."""
+    """Return the last source's attempt. If it has no copy, return one of an unavailable source, which may have it."""
     last = trials[-1]
     if last.outcome in ABSENT_OUTCOMES:
         return next((trial for trial in reversed(trials) if trial.outcome is ReadOutcome.AWAY), last)

@@ -1,7 +1,7 @@
-"""Decide when a read of the store counts as late, and whether it may be hedged by a second one. Pure: no clock.
+"""Decide when a read of the store is late, and whether it may be hedged by a second one. Pure: no clock.
 
-After Dean and Barroso, "The tail at scale" (2013): the limit comes from what reads of that size took lately, and a
-budget keeps a store that is slow for all reads from being asked twice for each.
+After Dean and Barroso, "The tail at scale" (2013). The limit comes from recent reads of that size. A budget prevents a
+second read for every read of a store that is slow for all.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Final
 
 from kelvin.contracts.sliding_quantile import SlidingQuantile
 
-WINDOW: Final = 200  # reads of a size that are remembered
-MIN_SAMPLES: Final = 20  # from so many on, there is a limit
+WINDOW: Final = 200  # recent reads per size
+MIN_SAMPLES: Final = 20  # fewest reads for a limit
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeRule:
-    """A read is late after `factor` times the `quantile` of reads of its size, and not before `floor_s`. At most
-    `share` of all reads are hedged: up to `burst` unused hedges are saved, and `at_once` run at the same time.
+    """A read is late after `factor` times the `quantile` of reads of its size, but not before `floor_s`. At most
+    `share` of all reads are hedged. Up to `burst` unused hedges are saved, and `at_once` run at the same time.
     """
 
     share: float = 0.05
@@ -28,9 +28,7 @@ class HedgeRule:
 
 
 class ReadHedging:
-    """State of one store. Call `began` for each read, and `record_read` with its duration, or with a lower
-    bound of it.
-    """
+    """Hedging state of one store. Call `began` for each read, `record_read` with its duration or a lower bound."""
 
     def __init__(self, rule: HedgeRule) -> None:
         self.rule = rule
@@ -39,7 +37,7 @@ class ReadHedging:
         self._running = 0
 
     def __repr__(self) -> str:
-        return f"<Hedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
+        return f"<ReadHedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
 
     def began(self, nbytes: int) -> float | None:
         """Return after how many seconds a read of `nbytes` is late; None if too few reads of that size are known."""
