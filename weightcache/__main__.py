@@ -9,7 +9,7 @@ from kelvin.process.settings import log_level
 from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_settings
 from weightcache.app.settings import read_settings
 
-# how long a thread that returns from a call waits for the GIL behind a busy one; Python's default is 5 ms
+# How long a thread that returns from a call waits for the GIL behind a busy one; Python's default is 5 ms
 THREAD_SWITCH_S: Final = 0.0005
 
 

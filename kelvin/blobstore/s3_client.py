@@ -86,7 +86,7 @@ def translated(key: str) -> Iterator[None]:
     except (BotoCoreError, OSError) as error:
         raise BlobUnavailable(f"S3 did not answer: {type(error).__name__}") from error
     except (ResponseParserError, KeyError) as error:
-        raise BlobUnavailable(f"S3 answered what can't be read: {type(error).__name__}") from error
+        raise BlobUnavailable(f"S3 returned an unreadable response: {type(error).__name__}") from error
 
 
 def head(client: Any, place: S3Location, key: str) -> Head:
@@ -167,9 +167,9 @@ def list_page(client: Any, place: S3Location, prefix: str, token: str | None, pa
     names = [str(row.get("Key", "")) for row in answer.get("Contents", ())]
     following = answer.get("NextContinuationToken")
     if any(not name.startswith(place.prefix + prefix) for name in names) or names != sorted(set(names)):
-        raise BlobUnavailable("S3 answered a listing that is not ascending keys of its prefix")
+        raise BlobUnavailable("S3 returned a listing with keys out of order or outside its prefix")
     if answer.get("IsTruncated") and not following:
-        raise BlobUnavailable("S3 answered a listing that does not say how it goes on")
+        raise BlobUnavailable("S3 returned a truncated listing without a continuation token")
     return Page(
         tuple(name.removeprefix(place.prefix) for name in names), following if answer.get("IsTruncated") else None
     )

@@ -161,7 +161,7 @@ def _opened(
     try:
         head = _checked(answer, offset, length)
         if etag is not None and head.etag != etag:  # an endpoint without If-Match, or a cache in front of it
-            raise BlobUnavailable("S3 answered of another object than was asked for")
+            raise BlobUnavailable("S3 returned another object than the requested one")
         with cancel_token.read_body(body):
             yield body, head
     finally:
@@ -175,7 +175,7 @@ def _checked(answer: Any, offset: int, length: int) -> _Head:
     first, last, size = map(int, parsed.groups()) if parsed else (-1, -1, -1)
     end = min(offset + length, size)
     if (first, last) != (offset, end - 1):
-        raise BlobUnavailable(f"S3 answered another range than bytes {offset}+{length}: '{content_range[:80]}'")
+        raise BlobUnavailable(f"S3 returned another range than bytes {offset}+{length}: '{content_range[:80]}'")
     if answer.get("ContentLength") != end - offset:
         raise BlobUnavailable(f"S3 answered {answer.get('ContentLength')} bytes of {end - offset}")
     return _Head(end - offset, size, str(answer.get("ETag", "")))

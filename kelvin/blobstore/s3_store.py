@@ -94,7 +94,7 @@ class S3Store:
             except BlobShort:  # no byte at the offset: the rest is empty, or the object is shorter
                 pass
         if check_range(key, (await self.stat(key)).size, offset, length):
-            raise BlobUnavailable("S3 answered that nothing begins where the object has bytes")
+            raise BlobUnavailable("S3 reported an empty range inside the object")
         return b""
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
@@ -118,7 +118,7 @@ class S3Store:
             call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
             (page,) = await self._calls.run([call], CancelToken())
             if page.keys and page.keys[0] <= last:  # a listing that resumes after a break relies on the order
-                raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
+                raise BlobUnavailable("S3 returned pages of a listing out of order")
             if token is not None and page.next == token:
                 raise BlobUnavailable("S3 named the same next page of a listing twice")
             last = page.keys[-1] if page.keys else last

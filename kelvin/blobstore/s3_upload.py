@@ -177,7 +177,7 @@ class Uploads:
         except _Lost as lost:
             if await self.exists(key):
                 return False
-            raise BlobUnavailable("an upload did not become an object; its pieces have to come again") from lost
+            raise BlobUnavailable("an upload failed; its data must be sent again") from lost
 
     async def _abort(self, key: str, upload: str) -> None:
         """Abort the upload, even if the caller is cancelled. If that fails, the upload becomes a leftover."""

@@ -12,7 +12,7 @@ _CREDENTIALS: Final = re.compile(r"://\S*@")  # credentials in a URL; a secret m
 
 
 class BadSetting(ValueError):
-    """A setting breaks its rule. The text has variable, rule, and the value's beginning, without a URL's credentials."""
+    """A setting breaks its rule. The text has name, rule and the value's beginning, without a URL's credentials."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
         super().__init__(f"{name}={_CREDENTIALS.sub('://…@', value)[:MAX_SHOWN_CHARACTERS]}: {rule}")

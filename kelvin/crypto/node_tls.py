@@ -24,7 +24,7 @@ from kelvin.crypto.pem_certificates import load_pair
 MIN_SECRET_CHARACTERS: Final = 32
 MAX_SECRETS: Final = 4
 _PURPOSE: Final = b"kelvin nodes 1"
-# fixed dates, because machine clocks differ and the secret has no date
+# Fixed dates, because machine clocks differ and the secret has no date
 _BEGIN: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _END: Final = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
 

@@ -73,7 +73,7 @@ class TlsIdentity:
         """Read the files again if they have changed. Files that are incomplete, of another role, or not valid yet are
         logged once and retried at each call. Until they are good, the old certificate stays.
         """
-        # before reading, so that a change during the read is seen later
+        # Before reading, so that a change during the read is seen later
         state = await asyncio.to_thread(_state, self._files)
         if state == self._state:
             return
@@ -83,11 +83,11 @@ class TlsIdentity:
                 raise BadIdentity(f"{self._files.certificate} is not valid before {pair.begins}")
         except BadIdentity as bad:
             if state != self._logged_state:
-                log.warning("our certificate stays as it was", extra={"why": str(bad)})
+                log.warning("keeping the current certificate", extra={"why": str(bad)})
             self._logged_state = state
         else:
             self._state, self._pair = state, pair
-            log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
+            log.info("the certificate was reloaded", extra={"serial": f"{pair.serial:x}"})
 
     async def reload_forever(self) -> None:
         """Reload every RELOAD_INTERVAL_S seconds until cancelled."""

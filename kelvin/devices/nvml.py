@@ -190,5 +190,5 @@ def _try_gpus(nvml: Any, shown: CudaVisibility | None) -> Gpus | None:
     try:
         return Gpus(nvml, shown)
     except nvml.NVMLError as error:
-        log.warning("GPUs can't be asked", extra={"error": str(error)})
+        log.warning("GPUs can't be queried", extra={"error": str(error)})
         return None

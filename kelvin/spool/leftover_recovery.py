@@ -88,7 +88,8 @@ async def _ship(source_directory: SourceDirectory, post: Post) -> RecoveredSourc
         await run_uncancellable(None, tail.acknowledge, last)
     except (Refused, OSError) as error:
         log.warning(
-            "a leftover spool is not taken; it is kept", extra={"source": source_directory.source, "error": repr(error)}
+            "a leftover spool could not be shipped; it is kept",
+            extra={"source": source_directory.source, "error": repr(error)},
         )
     except Exception as error:
         record_error(error, source_directory.source)

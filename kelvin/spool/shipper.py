@@ -115,7 +115,7 @@ class Shipper:
                 self.failures += 1
                 if should_log(self.failures):
                     log.warning(
-                        "records are not taken; they are kept",
+                        "records could not be shipped; they are kept",
                         extra={"source": self._spool.source, "error": repr(error), "failures": self.failures},
                     )
                 return False

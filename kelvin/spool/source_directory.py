@@ -41,7 +41,7 @@ def readable_sources(root: Path) -> list[str]:
             found.append(source)
         elif path not in _denied:
             _denied.add(path)
-            log.warning("a directory that can't be read is taken for no spool", extra={"directory": source})
+            log.warning("a directory that can't be read is ignored", extra={"directory": source})
     return found
 
 

@@ -147,5 +147,5 @@ def _open_fds() -> int:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        # all descriptors are in use, so none is left to count them with
+        # All descriptors are in use, so none is left to count them with
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -242,7 +242,7 @@ def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeig
         want = want or _first_checksum(lease)
         if fold(sums, total) == want:
             return DeviceWeights(arena, _views(lease.manifest, arena), want)
-        log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
+        log.error("wrong bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
         del arena  # free the memory before the next attempt
     raise Refused(_find_damage(lease, sums))
 

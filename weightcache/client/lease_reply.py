@@ -95,9 +95,9 @@ def _failure(reply: LeaseReply) -> Exception:
 def _read_documents(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
     size = os.fstat(fd).st_size
     if size != reply.manifest_bytes + reply.layout_bytes or size == 0:
-        raise ContradictoryReply(f"{size} bytes of papers")
+        raise ContradictoryReply(f"{size} bytes of documents")
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE:
-        raise ContradictoryReply("its papers are not sealed")
+        raise ContradictoryReply("its documents are not sealed")
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as both:
         return both[: reply.manifest_bytes], _decoded(both[reply.manifest_bytes :], Layout)
 

@@ -141,7 +141,7 @@ class Fetcher:
         except Refused as refused:
             if not refused.failure.retryable:
                 raise
-            log.warning("a source is away", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
+            log.warning("a source is unavailable", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
             return ReadAttempt(source.tier, ReadOutcome.AWAY, refused.failure)
         if outcome not in ABSENT_OUTCOMES:
             self._counters.read(source.tier, into.nbytes)

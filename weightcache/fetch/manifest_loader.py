@@ -74,7 +74,7 @@ class ManifestLoader:
         return await self._nvme.try_read_document(tenant, version, DocumentKind.MANIFESTS)
 
     async def _stored(self, tenant: str, version: str) -> bytes | None:
-        # the third read: published meanwhile, so the draft is gone
+        # The third read: published meanwhile, so the draft is gone
         for key_of in (manifest_key, draft_key, manifest_key):
             try:
                 return await self._store.read(key_of(tenant, version))

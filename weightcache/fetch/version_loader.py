@@ -263,7 +263,7 @@ class VersionLoader:
         except Refused as refused:
             return refused.failure
         except Exception:
-            log.exception("a version did not arrive", extra={"tenant": tenant, "version": version})
+            log.exception("a version was not loaded", extra={"tenant": tenant, "version": version})
             return Internal()
         self._hot[tenant, version] = arrival.resident
         self.rates.observe(arrival.tally.bytes, time.monotonic() - began_s)

@@ -50,7 +50,7 @@ class PeerGroup:
         self._clock = clock
         self._advertised_name = node if serves else None
         self._chunks: dict[Key, _Chunk] = {}
-        # by tenant, the query that is about to be sent
+        # By tenant, the query that is about to be sent
         self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()

@@ -146,7 +146,7 @@ class PeerServer:
             self._counters.peer_refusals += 1
             return
         self._counters.peer_strangers += 1
-        log.warning("a connection of no node was refused", extra={"error": type(error).__name__})
+        log.warning("a connection without a node's certificate was refused", extra={"error": type(error).__name__})
 
     async def _answer(self, request: BaseRequest) -> web.StreamResponse:
         if (request_id := request.headers.get(REQUEST_ID)) is not None:

@@ -66,7 +66,7 @@ class BillingReport(Wire, frozen=True):
     device: tuple[DeviceUse, ...]
     lines: tuple[BillLine, ...]
     total_micros: int
-    # runtimes that served requests of the month and still run; their device time is billed when they end
+    # Runtimes that served requests of the month and still run; their device time is billed when they end
     open_runtimes: tuple[str, ...]
     balance: Balance
     closed_at_us: int | None = None  # when the month was closed; the bill is frozen since then

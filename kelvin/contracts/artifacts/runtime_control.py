@@ -10,13 +10,12 @@ from kelvin.contracts.artifacts.tensor_schema import Value
 from kelvin.contracts.timeline import StageSpan
 from kelvin.contracts.wire import Fact, Wire
 
-# socket of a `kelvin engine`, which runs the jobs of a push, as the control plane does
+# Socket of a `kelvin engine`, which runs the jobs of a push, as the control plane does
 ENGINE_SOCKET: Final = "engine.sock"
 
 
 class BindRequest(Fact, frozen=True):
-    """Body of `POST /control/bind` to a standby: bind this version. The response is `BindResponse` once ready, or an
-    error.
+    """Body of `POST /control/bind` to a standby: bind this version. Answered by `BindResponse` once ready.
 
     `POST /control/wake` to a sleeping runtime takes the same body, for the version that it has, and responds in the
     same way. `POST /control/sleep` has no body and is refused while a request is in flight. `POST /control/drop` makes
@@ -62,8 +61,7 @@ class Pod(Wire, frozen=True):
 
 
 class BindPodRequest(Fact, frozen=True):
-    """Body of `POST /control/bind` to a parked pod. The response is `BindResponse` once ready, also for a repeated
-    request.
+    """Body of `POST /control/bind` to a parked pod. Answered by `BindResponse` once ready, also if it is repeated.
 
     `POST /control/release` takes the same body. It responds 202 before the drain has ended, or 204 if nothing is bound.
     """

@@ -17,7 +17,7 @@ from kelvin.contracts.timeline import StageSpan
 from kelvin.contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
-# on a refusal, which has no frames: see `Refused.encoded_tokens`
+# On a refusal, which has no frames: see `Refused.encoded_tokens`
 ENCODED_TOKENS_HEADER: Final = "x-kelvin-encoded-tokens"
 WANTS_HEADER: Final = "x-kelvin-wants"  # on a request: how many requests its activator wants here, this one included
 CREDIT_HEADER: Final = "x-kelvin-credit"  # on a response and on `no_credit`: how many its activator may have here

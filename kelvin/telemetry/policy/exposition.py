@@ -25,7 +25,7 @@ def merge(pages: Iterable[str]) -> str:
     for page in pages:
         head: list[str] = []
         series: dict[str, float] = {}
-        # a label's value may contain other characters that Python treats as line ends
+        # A label's value may contain other characters that Python treats as line ends
         for line in filter(None, page.split("\n")):
             if line.startswith("# HELP "):
                 head, series = blocks.setdefault(line.split(" ", 3)[2], ([], {}))

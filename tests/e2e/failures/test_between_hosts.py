@@ -30,7 +30,7 @@ pytestmark = pytest.mark.deep
 HERE, THERE, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 ROLES = (Role.CONTROLPLANE, Role.SNAPSHOTTER, Role.RUNTIME, Role.ACTIVATOR)
 ONE, TWO = Authority("one"), Authority("two")
-READ_AGAIN = "our certificate was read again"
+READ_AGAIN = "the certificate was reloaded"
 BODY = {"model": "llama", "prompt": "w1 w2", "max_tokens": 3, "temperature": 0}
 
 

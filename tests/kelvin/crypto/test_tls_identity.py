@@ -177,7 +177,7 @@ async def test_unusable_files_keep_the_old_identity(
         with caplog.at_level(logging.INFO, "kelvin.crypto.tls_identity"):
             await activator.reload()
             await activator.reload()
-        assert [record.message for record in caplog.records] == ["our certificate stays as it was"]
+        assert [record.message for record in caplog.records] == ["keeping the current certificate"]
         assert "PRIVATE" not in caplog.text
         assert repr(activator) == before
         assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"

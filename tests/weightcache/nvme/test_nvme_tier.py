@@ -198,7 +198,7 @@ async def test_a_file_system_without_o_direct_is_told_once(
             assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert tier.bytes_by_way == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
     assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
-        "the file system refuses O_DIRECT: what is cold is read through the page cache"
+        "the file system refuses O_DIRECT: cold files are read through the page cache"
     ]
 
 

@@ -356,7 +356,7 @@ def test_flows_keep_their_own_positions() -> None:
     assert wants.flows_of(key("both")) == {"w": 0}
     assert not wants.flows_of(key("a"))
     wants.leave("w")
-    assert repr(wants) == "<Wants flows=0 chunks=0>"
+    assert repr(wants) == "<WaiterIndex flows=0 chunks=0>"
 
 
 def test_by_position() -> None:

@@ -67,8 +67,8 @@ def place(
 ) -> dict[str, SlabRange]:
     """Return a place for each chunk. Raises IndexError if `fresh` has too few slabs.
 
-    A run goes into the first slab that has room for all of it. Otherwise its chunks fill the free tails in order, then
-    the slabs of `fresh` in order. No chunk may be longer than `slab_bytes`.
+    A run goes into the first slab with room for all of its remaining chunks. If there is none, its next chunks fill the
+    first slab with room for one of them, or the next slab of `fresh`. No chunk may be longer than `slab_bytes`.
     """
     used = {room.slab: room.used for room in rooms}
     unopened = iter(fresh)

@@ -9,7 +9,7 @@ idles meanwhile (measured on two cores: 0.75 of the plain O_DIRECT rate against 
 from dataclasses import dataclass
 from typing import Final
 
-# a disk needs about four reads in flight, on any number of cores, while as many threads open or close files
+# A disk needs about four reads in flight, on any number of cores, while as many threads open or close files
 READS: Final = (8, 16)
 HASHES: Final = (2, 8)  # 7 GB/s each, four times as much with tags: 8 threads exceed any disk
 MAKERS: Final = (1, 4)

@@ -119,7 +119,7 @@ class FairReadQueue:
 
     def enter(self, flow: Flow, weight: float = FULL_WEIGHT) -> None:
         """Add a flow with this weight, relative to other flows. Its share begins now, even if it queues a little later.
-        Bandwidth that was used before is not compensated.
+        Bandwidth that other flows used before is not made up for.
         """
         assert weight > 0
         assert flow not in self._shares
@@ -183,8 +183,8 @@ class FairReadQueue:
         tags.popleft()
         if not tags:
             del self._running[key]
-        # Virtual time must not pass the tag of a waiting chunk, because no read may start now: it is as far behind as
-        # before.
+        # A waiting chunk may not start in its place yet. Virtual time must not pass that chunk's tag, so that it stays
+        # as far behind as before.
         waiting = self._choose()
         self._now = self._lowest() if waiting is None else min(self._lowest(), max(self._now, self._start(waiting[0])))
 
@@ -193,7 +193,7 @@ class FairReadQueue:
         assert all(tag >= self._now for tags in self._running.values() for tag in tags), "virtual time never goes back"
         for key in self._queued:
             wanted = self._wants.flows_of(key)
-            assert wanted, "what nobody wants is not queued"
+            assert wanted, "a chunk that no flow wants is not queued"
             assert all((position, key) in self._shares[flow].order for flow, position in wanted.items())
 
     def _lowest(self) -> float:
