@@ -29,10 +29,9 @@ AREAS: Final = {
 _KEYS: Final = {"ids", "says", "shown_by", "shown_on"}
 _HEAD: Final = """# Capabilities
 
-What Kelvin can do today, and the tests that show it. A *real* test uses the real thing: processes, files, Redis,
-PostgreSQL, a Kubernetes API server. A *fake* one uses a stand-in: an in-memory Kubernetes API, moto's S3, an emulated
-device, virtual time. The first column has the ids of the requirements that it meets;
-their list is not in this repository.
+The capabilities of Kelvin today, and the tests that show them. A *real* test uses the real thing: processes, files,
+Redis, PostgreSQL, a Kubernetes API server. A *fake* one uses a stand-in: an in-memory Kubernetes API, moto's S3, an
+emulated device, virtual time. The first column has the ids of requirements; their list is not in this repository.
 
 `python -m tests.consistency.capabilities` writes this page from `capabilities.toml`.
 """
