@@ -105,7 +105,7 @@ class ResponseBroadcast:
         finally:
             self._listeners.discard(listener)
             self.trim()
-            if not self._listeners and not self.ended and not self.aborted:
+            if not self.ended and not self.aborted:
                 self._abandon()
 
     async def send(self, message: Message) -> None:
@@ -192,7 +192,7 @@ class ResponseBroadcast:
         """Call `gone` once if the last listener leaves before the end."""
         self._gone = gone
         if not self._listeners:  # all left before the run began
-            asyncio.get_running_loop().call_soon(self._abandon)
+            asyncio.get_running_loop().call_soon(self._abandon)  # unless one joins until then
 
     def try_body(self) -> bytes | None:
         """Return None: the request's body was read before the broadcast existed."""
@@ -213,6 +213,8 @@ class ResponseBroadcast:
         self._wake()
 
     def _abandon(self) -> None:
+        if self._listeners:
+            return
         gone, self._gone = self._gone, None
         if gone is not None:
             self._on_abandoned()

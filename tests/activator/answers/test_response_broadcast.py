@@ -96,6 +96,16 @@ async def test_run_started_after_all_left_is_abandoned() -> None:
     await gone.wait()
 
 
+async def test_run_goes_on_if_a_client_joins_after_all_left() -> None:
+    """It joins in the same round of the loop in which the run begins to watch."""
+    told = Told()
+    told.broadcast.watch(lambda: told.said.append("gone"))
+    with told.broadcast.listening():
+        await asyncio.sleep(0)
+        assert told.said == []
+    assert told.said == ["deserted", "gone"]
+
+
 async def test_a_broken_answer_ends_for_all() -> None:
     """After what they could still hear; one that is whole can't be broken."""
     told = Told()
