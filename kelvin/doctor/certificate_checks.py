@@ -81,7 +81,7 @@ def check_certificate_files(env: Mapping[str, str]) -> list[Finding]:
     if findings or not files:
         return findings
     days = min(file.left_s or 0.0 for file in files) / DAY_S
-    return [Finding("certificate files", FindingLevel.OK, f"{len(files)} that settings name, good for {days:.0f} days")]
+    return [Finding("certificate files", FindingLevel.OK, f"{len(files)} valid for {days:.0f} days or more")]
 
 
 def read_certificate_files(env: Mapping[str, str]) -> list[CertificateFile]:
@@ -99,7 +99,7 @@ def judge_certificate_file(file: CertificateFile) -> Finding | None:
     cost, mend = file.use.value
     where = f"{file.path} ({file.setting})"
     if file.left_s is None:
-        return Finding("certificate file", FindingLevel.FAIL, f"{where} holds none that can be read", cost, mend)
+        return Finding("certificate file", FindingLevel.FAIL, f"{where} holds no readable certificate", cost, mend)
     if file.begins_in_s > 0:
         seen = f"{where} is not valid before {file.begins_in_s / 3600:.1f} hours from now"
         return Finding("certificate file", FindingLevel.FAIL, seen, cost, f"set this machine's clock right, or {mend}")

@@ -56,10 +56,8 @@ def judge_driver(nvidia: str, torch: str) -> Finding:
     if not torch:
         return Finding("GPU", FindingLevel.FAIL, seen, "no model can run", "pip install 'kelvin-serving[runtime]'")
     if nvidia:
-        return Finding(
-            "GPU", FindingLevel.NOTE, seen, "models compute on the processor: the path to a GPU was never run"
-        )
-    return Finding("GPU", FindingLevel.NOTE, seen, "models compute on the processor")
+        return Finding("GPU", FindingLevel.NOTE, seen, "models run on the CPU: GPU support was never tested")
+    return Finding("GPU", FindingLevel.NOTE, seen, "models run on the CPU")
 
 
 def judge_gpu(facts: GpuFacts) -> Finding:
@@ -68,14 +66,14 @@ def judge_gpu(facts: GpuFacts) -> Finding:
     match judge_gpu_health(facts):
         case UnhealthyGpu(reason):
             return Finding(
-                check, FindingLevel.FAIL, reason, "a runtime in a pod serves nothing on it", "reset or replace it"
+                check, FindingLevel.FAIL, reason, "a runtime in a pod refuses to use it", "reset or replace it"
             )
         case DegradedGpu(reason):
-            return Finding(check, FindingLevel.WARN, reason, "none yet", "drain its node when it suits, and reset it")
+            return Finding(check, FindingLevel.WARN, reason, "none yet", "drain its node at a good time, and reset it")
         case HealthyGpu():
             known = (f"{facts.temperature_c} C" if facts.temperature_c is not None else "", _memory_of(facts))
             return Finding(
-                check, FindingLevel.OK, ", ".join(each for each in known if each) or "nothing is known against it"
+                check, FindingLevel.OK, ", ".join(each for each in known if each) or "no problem is reported"
             )
 
 

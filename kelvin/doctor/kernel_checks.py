@@ -65,7 +65,7 @@ def check_kernel() -> Iterator[Finding]:
     yield judge_release((int(numbers[1]), int(numbers[2])) if numbers else (0, 0), text)
     fault = _io_uring_fault()
     ring = "allowed" if not fault else f"refused: {fault}"
-    yield Finding("io_uring", FindingLevel.NOTE, ring, "none: this version reads with threads")
+    yield Finding("io_uring", FindingLevel.NOTE, ring, "none: this release reads with threads")
     entropy = try_read_text(_ENTROPY)
     yield from judge_randomness(int(entropy) if entropy.isdigit() else None)
 
@@ -292,7 +292,7 @@ def judge_swap(swap_bytes: int) -> Finding:
     """Judge the total size of all swap areas."""
     if not swap_bytes:
         return Finding("swap", FindingLevel.OK, "none")
-    cost = "weights in memory may be swapped out: a warm start reads the disk, and a secret may lie on it"
+    cost = "weights in memory may be swapped out: a warm start reads the disk, and secrets may be written to it"
     return Finding(
         "swap", FindingLevel.NOTE, format_bytes(swap_bytes), cost, "swapoff -a, or memory.swap.max=0 for the service"
     )

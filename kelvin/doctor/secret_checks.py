@@ -42,7 +42,7 @@ def check_secrets(data: Path) -> list[Finding]:
         findings += judge_file(name, stat.S_IMODE(file.st_mode), owned=file.st_uid == status.st_uid)
         if name in _KEYS:
             findings += judge_key(name, _distinct_bytes(path))
-    return findings or [Finding("secrets", FindingLevel.OK, f"{count} files, for their owner alone; keys look random")]
+    return findings or [Finding("secrets", FindingLevel.OK, f"{count} private files; keys look random")]
 
 
 def _distinct_bytes(path: Path) -> int | None:
@@ -57,7 +57,7 @@ def _distinct_bytes(path: Path) -> int | None:
 def judge_directory(mode: int) -> Iterator[Finding]:
     """Judge the permission bits of the data directory."""
     if mode & 0o077:
-        cost = "others of this machine see names and sizes, and may reach what has a weak mode"
+        cost = "other users see names and sizes, and can open files with weak modes"
         yield Finding("secrets", FindingLevel.WARN, f"the data directory has mode {mode:04o}", cost, "chmod 0700 DATA")
 
 
@@ -71,18 +71,18 @@ def judge_file(name: str, mode: int, *, owned: bool) -> Iterator[Finding]:
     if not owned:
         cost = "its owner can read and change it"
         mend = f"chown --reference=DATA DATA/{name}"
-        yield Finding("secrets", FindingLevel.WARN, f"{name} is another user's", cost, mend)
+        yield Finding("secrets", FindingLevel.WARN, f"{name} belongs to another user", cost, mend)
 
 
 def judge_key(name: str, different: int | None) -> Iterator[Finding]:
     """Judge how many distinct bytes the secret of an API key has. None means that the file holds no key."""
     if different is None:
         cost = "the command line can't authenticate, and the control plane does not start"
-        yield Finding("keys", FindingLevel.FAIL, f"{name} holds no key", cost, "bring it back from a backup")
+        yield Finding("keys", FindingLevel.FAIL, f"{name} holds no key", cost, "restore it from a backup")
     elif different < MIN_DISTINCT_BYTES:
         seen = f"the secret in {name} has {different} different bytes of {RANDOM_BYTES}"
         mend = f"`kelvin keys rotate ID --output DATA/{name}`"
-        yield Finding("keys", FindingLevel.FAIL, seen, "it was not made at random, and can be guessed", mend)
+        yield Finding("keys", FindingLevel.FAIL, seen, "it is not random, and can be guessed", mend)
 
 
 def check_certificates(data: Path, *, running: bool) -> Iterator[Finding]:
@@ -143,8 +143,8 @@ def is_running(data: Path) -> bool:
 POSTGRES_BACKUP_NOTE: Final = Finding(
     "backups",
     FindingLevel.NOTE,
-    "KELVIN_DATABASE is set: nothing of it is backed up here",
-    "what is lost with it is what its own backups leave",
+    "KELVIN_DATABASE is set: Kelvin makes no backups of PostgreSQL",
+    "only its own backups can restore it",
     "pg_dump, or its archive; and a copy of the secrets in DATA",
 )
 
@@ -174,15 +174,15 @@ def judge_place(*, inside: bool, same_disk: bool) -> Iterator[Finding]:
     """Judge whether backups lie inside the data directory, or on its disk."""
     if inside or same_disk:
         where = "inside the data directory" if inside else "on the data directory's disk"
-        cost = "they help against a broken database, not against a broken disk"
-        yield Finding("backups", FindingLevel.WARN, f"they lie {where}", cost, "KELVIN_BACKUP on another disk")
+        cost = "they protect against a broken database, not against a broken disk"
+        yield Finding("backups", FindingLevel.WARN, f"they are {where}", cost, "KELVIN_BACKUP on another disk")
 
 
 def judge_interval(every_s: float) -> Iterator[Finding]:
     """Judge the seconds between two backups."""
     if every_s > STATED_RPO_S * 0.8:
         cost = f"up to {every_s:.0f} s of changes to models, keys and tenants may be lost, and the time of a backup"
-        yield Finding("backups", FindingLevel.NOTE, f"one each {every_s:.0f} s", cost, "KELVIN_BACKUP_S=240")
+        yield Finding("backups", FindingLevel.NOTE, f"one every {every_s:.0f} s", cost, "KELVIN_BACKUP_S=240")
 
 
 def judge_age(age_s: float | None, every_s: float, *, running: bool) -> Iterator[Finding]:
@@ -191,6 +191,6 @@ def judge_age(age_s: float | None, every_s: float, *, running: bool) -> Iterator
         level = FindingLevel.FAIL if running else FindingLevel.NOTE
         yield Finding("backups", level, "none was made yet", "nothing can be restored", "`kelvin logs controlplane`")
     elif running and age_s > 3 * every_s + 60:
-        seen = f"the newest is {age_s:.0f} s old, with one each {every_s:.0f} s"
+        seen = f"the newest is {age_s:.0f} s old, with one every {every_s:.0f} s"
         cost = "changes to models, keys and tenants since then may be lost"
         yield Finding("backups", FindingLevel.FAIL, seen, cost, "`kelvin logs controlplane` says why")

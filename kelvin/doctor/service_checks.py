@@ -26,7 +26,7 @@ SERVICES: Final = {  # service name to module
 }
 FILTERS: Final = {"filters": "kelvin.filters"}  # only if KELVIN_FILTERS is on
 _COST: Final = "`kelvin up` would not start"
-_MEND: Final = "the value that it names"
+_MEND: Final = "correct the setting that it names"
 
 
 def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -74,11 +74,11 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
             mend = _MEND if process.returncode == BAD_SETTING_STATUS else ""
             yield Finding("service", FindingLevel.FAIL, f"{name}: {last}", _COST, mend)
     if is_certain:
-        yield Finding("services", FindingLevel.OK, "each takes these settings")
+        yield Finding("services", FindingLevel.OK, "every service accepts these settings")
 
 
 def _store_finding(status: int, output: str) -> Finding:
     if status == 0:
         return Finding("store", FindingLevel.OK, "it can be used")
-    cost = "no start of a version that is not cached, no push; what runs serves on"
-    return Finding("store", FindingLevel.FAIL, output, cost, "its address, network and credentials")
+    cost = "uncached versions can't start and pushes fail; running replicas go on"
+    return Finding("store", FindingLevel.FAIL, output, cost, "check its address, network and credentials")

@@ -103,7 +103,7 @@ def file(left_s: float | None, use: CertificateUse = CertificateUse.FRONT, begin
     ("left_s", "level", "says"),
     [
         pytest.param(
-            None, FindingLevel.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds none that can be read", id="unreadable"
+            None, FindingLevel.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds no readable certificate", id="unreadable"
         ),
         pytest.param(-2.0 * DAY_S, FindingLevel.FAIL, "expired 2 days ago", id="ended"),
         pytest.param(0.0, FindingLevel.FAIL, "expired 0 days ago", id="ends now"),
@@ -138,7 +138,7 @@ def test_good_ones_are_one_line(tmp_path: Path) -> None:
     (bad,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path)})
     assert "ended/tls.crt" in bad.seen
     (good,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path / "good")})
-    assert (good.level, good.seen) == (FindingLevel.OK, "1 that settings name, good for 365 days")
+    assert (good.level, good.seen) == (FindingLevel.OK, "1 valid for 365 days or more")
     assert check_certificate_files({}) == []
 
 

@@ -194,7 +194,7 @@ def test_a_clock_that_moved_is_seen(data: Path) -> None:
 def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
     """Modes and how many different bytes; not one of these."""
     (good,) = check_secrets(data)
-    assert (good.level, good.seen) == (FindingLevel.OK, "2 files, for their owner alone; keys look random")
+    assert (good.level, good.seen) == (FindingLevel.OK, "2 private files; keys look random")
     (data / "admin.key").write_text("nothing of the kind")
     (data / "default.key").chmod(0o644)
     data.chmod(0o755)

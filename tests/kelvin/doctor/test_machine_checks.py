@@ -144,7 +144,7 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
             judge_gpu(GpuFacts("GPU 0")),
             "GPU 0 health",
             FindingLevel.OK,
-            "nothing is known",
+            "no problem is reported",
             id="a GPU that says nothing",
         ),
         pytest.param(

@@ -29,7 +29,7 @@ from kelvin.doctor.secret_checks import (
             judge_file("admin.key", 0o660, owned=True), FindingLevel.FAIL, "has mode 0660", id="the group reads it"
         ),
         pytest.param(
-            judge_file("admin.key", 0o600, owned=False), FindingLevel.WARN, "another user's", id="somebody else's"
+            judge_file("admin.key", 0o600, owned=False), FindingLevel.WARN, "another user", id="somebody else's"
         ),
         pytest.param(judge_directory(0o755), FindingLevel.WARN, "mode 0755", id="everybody looks into the directory"),
         pytest.param(
@@ -40,7 +40,7 @@ from kelvin.doctor.secret_checks import (
             judge_place(inside=False, same_disk=True), FindingLevel.WARN, "directory's disk", id="on the same disk"
         ),
         pytest.param(judge_place(inside=True, same_disk=True), FindingLevel.WARN, "inside", id="in the data directory"),
-        pytest.param(judge_interval(3600.0), FindingLevel.NOTE, "each 3600 s", id="seldom"),
+        pytest.param(judge_interval(3600.0), FindingLevel.NOTE, "every 3600 s", id="seldom"),
         pytest.param(judge_age(2000.0, 240.0, running=True), FindingLevel.FAIL, "2000 s old", id="late"),
         pytest.param(judge_age(None, 240.0, running=True), FindingLevel.FAIL, "none was made", id="none yet"),
         pytest.param(
@@ -101,10 +101,10 @@ def test_newest_backup_decides_the_finding(tmp_path: Path) -> None:
     (found,) = check_backups(data, None, 240.0, running=True)
     assert (found.level, found.seen) == (FindingLevel.WARN, "KELVIN_BACKUP is not set")
     assert [each.seen for each in check_backups(data, str(place), 240.0, running=True)] == [
-        "they lie inside the data directory", "none was made yet",
+        "they are inside the data directory", "none was made yet",
     ]  # fmt: skip
     for name, at_s in (("kelvin-1.backup", 2**32), ("kelvin-2.backup", 1.0)):
         (place / name).touch()
         os.utime(place / name, (at_s, at_s))
     late = check_backups(data, str(place), 240.0, running=True)[-1]
-    assert (late.level, "s old, with one each 240 s" in late.seen) == (FindingLevel.FAIL, True)
+    assert (late.level, "s old, with one every 240 s" in late.seen) == (FindingLevel.FAIL, True)
