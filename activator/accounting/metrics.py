@@ -34,15 +34,17 @@ class RequestMetrics:
         self._known = lru_cache(LABEL_CACHE_SIZE)(self._names)  # a pair keeps its own labels
         self._requests = page.counter(
             "kelvin_requests_total",
-            "Requests that left a record, by what came of them.",
+            "Requests that left a usage record, by outcome.",
             (*_WHOSE, "outcome", "status", "start"),
         )
         self._refusals = page.counter(
-            "kelvin_refusals_total", "Requests that left no record: bad keys, unknown names.", ("outcome", "status")
+            "kelvin_refusals_total",
+            "Requests that left no usage record, such as bad keys and unknown names.",
+            ("outcome", "status"),
         )
         self._cut = page.counter(
             "kelvin_connections_refused_total",
-            "Connections that were ended before TLS, by the limit that was reached.",
+            "Connections that were refused before TLS, by the limit that was reached.",
             ("limit",),
         )
         self._retries = page.counter(
@@ -52,7 +54,7 @@ class RequestMetrics:
         )
         self._hedges = page.counter(
             "kelvin_hedged_requests_total",
-            "Requests whose first frame was late, by which of two replicas it came from then.",
+            "Requests with a late first frame, by the replica that answered first.",
             (*_WHOSE, "first"),
         )
         self._first = page.histogram(
@@ -65,11 +67,13 @@ class RequestMetrics:
             "kelvin_queue_seconds", "Waiting for a slot, a start included.", (*_WHOSE, "start"), SECONDS
         )
         self._degraded = page.counter(
-            "kelvin_degraded_total", "Requests for which a model's ladder gave something up.", (*_WHOSE, "step")
+            "kelvin_degraded_total",
+            "Requests that were degraded, by the step of the model's policy.",
+            (*_WHOSE, "step"),
         )
         self._verdicts = page.counter(
             "kelvin_firewall_total",
-            "Questions to the operator's firewall, by its word.",
+            "Calls of the operator's firewall, by verdict.",
             ("verdict",),
         )
         self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))

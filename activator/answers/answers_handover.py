@@ -142,7 +142,7 @@ class HandoverSender:
             writer.close()
             await writer.wait_closed()  # returns when the socket has accepted the rest
         except OSError as error:
-            log.warning("the next activator has gone", extra={"error": repr(error)})
+            log.warning("the next activator disconnected", extra={"error": repr(error)})
         finally:
             del self._successors[queue]
             if not self._successors:

@@ -87,8 +87,10 @@ class Idempotency:
         self._runs: dict[bytes, SharedRun] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
-        page.gauge("kelvin_keyed_run_bytes", "Bytes of keyed runs' answers so far.", lambda: self._room.used_bytes)
-        page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
+        page.gauge(
+            "kelvin_keyed_run_bytes", "Bytes of running answers with an idempotency key.", lambda: self._room.used_bytes
+        )
+        page.gauge("kelvin_keyed_runs", "Running requests with an idempotency key.", lambda: len(self._tasks))
 
     def __repr__(self) -> str:
         return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
@@ -216,7 +218,7 @@ class Idempotency:
             return self._refusal(KeyInUse(claim.retry_after_s))
         content = self._sealer.open(what, claim.sealed)
         if content is None:  # sealed with another secret, or damaged: the answer is lost
-            log.error("a kept answer can't be opened", extra={"tenant": what.tenant})
+            log.error("a kept answer can't be decrypted", extra={"tenant": what.tenant})
             return self._refusal(KeyInUse(RETRY_S))
         return self._replay(content)
 

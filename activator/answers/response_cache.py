@@ -93,7 +93,7 @@ class ResponseCache:
         # for `cached` degradation steps
         self.last = SealedAnswerStore(secret, limits, last, background_tasks)
         self._asked = page.counter(
-            "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
+            "kelvin_cache_requests_total", "Requests that allow a cached answer, by result.", ("result",)
         )
         page.gauge("kelvin_cached_answer_bytes", "Bytes of cached answers, sealed.", self._nbytes)
 

@@ -66,30 +66,32 @@ def describe(
     answers: LocalAnswerStore,
 ) -> None:
     """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
-    page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
+    page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: door.inside)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
     page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
     page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
-    page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
-    help = "Answers that this process keeps for their Idempotency-Key; with a Redis most are there."
+    page.gauge("kelvin_feed_connected", "Whether the control plane is connected.", lambda: feed.connected)
+    help = "Answers kept in this process for idempotency keys. With Redis, most are kept there."
     page.gauge("kelvin_kept_answers", help, lambda: len(answers.cache))
     page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
-    help = "Breakers that opened, of a replica or a version, by the last failure's code."
+    help = "Circuit breakers that opened, of replicas and versions, by the last failure's code."
     page.read("kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler))
-    page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
-    help = "Requests that got no slot although they had time, by why and how urgent they were."
+    page.gauge(
+        "kelvin_versions_failing", "Versions that have failed since their last answer.", lambda: len(throttler.breakers)
+    )
+    help = "Requests that were shed before their deadline, by reason and priority class."
     page.read("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
     page.read(
-        "kelvin_replica_refusals_total", "Requests that a full replica refused, and that waited again.",
+        "kelvin_replica_refusals_total", "Requests that a full replica refused and that were queued again.",
         MetricKind.COUNTER, (), lambda: {(): throttler.refusals},
     )  # fmt: skip
-    help = "Replicas that other activators use, too, by whether this one prefers them."
+    help = "Replicas shared with other activators, by whether this activator prefers them."
     page.read(
         "kelvin_shared_replicas", help, MetricKind.GAUGE, ("preferred",),
         lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
     )  # fmt: skip
-    help = "Since the control plane was last heard."
+    help = "Seconds since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last.age_s()))
 
 

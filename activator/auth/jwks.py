@@ -94,7 +94,7 @@ class KeySet:
             found = usable_keys(decode_any(await self._load()), self._algorithms)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = str(error) or type(error).__name__
-            log.warning("an issuer's keys can't be had", extra={"url": self._source.url, "error": cause[:400]})
+            log.warning("an issuer's keys can't be fetched", extra={"url": self._source.url, "error": cause[:400]})
             return False
         same = {name: key for name, key in self._keys.items() if self._jwks.get(name) == found.get(name)}
         self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _made(name, jwk))}

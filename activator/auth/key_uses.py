@@ -52,6 +52,6 @@ class KeyUses:
         try:
             await self._control.call("POST", PATH, type(None), body=body, timeout_s=POST_TIMEOUT_S)
         except Refused as refused:
-            log.warning("uses of keys are not taken", extra={"error": str(refused), "keys": len(news)})
+            log.warning("the control plane did not accept key uses", extra={"error": str(refused), "keys": len(news)})
             self._news = news | self._news
             self._is_news.set()

@@ -54,8 +54,10 @@ class TokenVerifier:
         self._issuers = issuers
         self._wall_s = wall_s
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # least recently used first
-        self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
-        help = "Since an issuer's keys were fetched."
+        self._refused = page.counter(
+            "kelvin_tokens_refused_total", "Signed tokens that were refused, by reason.", ("why",)
+        )
+        help = "Seconds since an issuer's keys were fetched."
         page.read("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
 
     def __repr__(self) -> str:

@@ -137,7 +137,9 @@ class ClientResponse:
         await self.stop_heartbeats()
         self._exchange.connection.unwatch()
         if self._is_charged:  # a client that sees a failure would repeat the request and pay twice
-            log.error("an answer is cut whose record may stand", extra={"request_id": self._account.request_id})
+            log.error(
+                "the response is cut because its record may count", extra={"request_id": self._account.request_id}
+            )
             self._exchange.connection.abort()
             return
         await self._settle_failed(failure, None if not self._exchange.started else 200)
@@ -221,7 +223,7 @@ class ClientResponse:
             heart.cancel()
             await asyncio.wait((heart,))
             if not heart.cancelled() and (error := heart.exception()) is not None:
-                log.error("the heartbeat failed", exc_info=error)
+                log.error("a heartbeat failed", exc_info=error)
 
 
 def log_internal_error(error: BaseException, request_id: str) -> Failure:

@@ -136,7 +136,7 @@ class LastFeed:
             await asyncio.to_thread(lambda: write_atomic(self._path, encode(kept), 0o600))
         except OSError as error:
             if not self._fails:
-                log.warning("the feed can't be kept", extra={"error": str(error)})
+                log.warning("the feed can't be written to disk", extra={"error": str(error)})
             self._fails = True
             self._due.set()
         else:

@@ -89,7 +89,7 @@ class AutoscalerLink:
                 while some := list(islice(left, AT_ONCE)):
                     await connection.stream.send_bytes(encode_stats(self._pod, some))
         except _CONNECTION_ERRORS as error:
-            log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
+            log.warning("sending to Knative's autoscaler failed", extra={"error": repr(error)})
             if self._open is connection:
                 self._open = None
             connection.abort()
@@ -124,7 +124,7 @@ class AutoscalerLink:
             )
         connection = self._open = _Connection(heard, tuple(lines))
         self.was_open = True
-        log.info("Knative's autoscaler hears us", extra={"url": self._url})
+        log.info("connected to Knative's autoscaler", extra={"url": self._url})
         try:
             owed, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
             if owed:

@@ -111,7 +111,7 @@ class FallbackScaler:
             if call is not None:
                 await self._follow(key, *call)
         except Exception:
-            log.exception("an own start failed in a way of ours", extra={"version": str(key)})
+            log.exception("a start by this activator failed unexpectedly", extra={"version": str(key)})
         finally:
             del self._starts[key]
 
@@ -124,7 +124,7 @@ class FallbackScaler:
             case AlreadyServing(report):
                 self._publish_replica(key, report.runtime_id, report.max_streams, report.spans)
             case NoStart(why):
-                log.warning("a version can't be woken", extra={"version": str(key), "why": why})
+                log.warning("this activator can't start the version", extra={"version": str(key), "why": why})
                 self._counter.add(("none",))
             case StartRuntime(report, wakes):
                 threads = threads_for(machine.cores, held + 1, machine.threads_cap)
@@ -133,7 +133,7 @@ class FallbackScaler:
                     threads=threads, kv_bytes=kv_bytes_for(machine.kv_bytes, available_bytes(MEMINFO.read_text())),
                 )  # fmt: skip
                 seen = {"version": str(key), "runtime_id": report.runtime_id, "wakes": wakes}
-                log.warning("no control plane answers: a version is given to a runtime", extra=seen)
+                log.warning("no control plane answers; starting the version on a runtime", extra=seen)
                 path = "/control/wake" if wakes else "/control/bind"
                 call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
                 try:
@@ -167,7 +167,7 @@ class FallbackScaler:
         except Refused as refused:
             self._counter.add(("failed",))
             seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
-            log.warning("an own start failed", extra=seen)
+            log.warning("a start by this activator failed", extra=seen)
             if refused.failure.code not in _LOST:
                 self._publish_failure(key, refused.failure)
         else:

@@ -51,7 +51,7 @@ def choose_report_sink(
         rule = "needs the extra: pip install 'kelvin-serving[cluster]'"
         raise BadSetting("KELVIN_AUTOSCALER", autoscaler, rule) from missing
     link = AutoscalerLink(autoscaler, name, revision_of)
-    page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
+    page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler is connected.", lambda: link.is_open)
     sink = PoolReporter(link, link.send_revision_stats, ControlSink(control, name), revision_of, pools, activator_count)
     return LoadReporting(
         sink, lambda: link.is_open, lambda: link.was_open, {"autoscaler link": link.run, "pool reports": sink.run}
@@ -79,7 +79,10 @@ class ControlSink:
         except Refused as refused:
             self._failures += 1
             if should_log(self._failures):
-                log.warning("stats are not taken", extra={"error": str(refused), "failures": self._failures})
+                log.warning(
+                    "the control plane did not accept load reports",
+                    extra={"error": str(refused), "failures": self._failures},
+                )
             return False
         self._failures = 0
         return True

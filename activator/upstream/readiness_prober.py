@@ -65,7 +65,7 @@ class ReadinessProber:
         self._room = asyncio.Semaphore(AT_ONCE)
         page.gauge(
             "kelvin_pods_probed",
-            "Pods that are asked whether they take requests, before the cluster calls them ready.",
+            "Pods that are probed before the cluster reports them ready.",
             lambda: len(self._asked),
         )
 

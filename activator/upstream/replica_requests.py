@@ -209,7 +209,9 @@ class UpstreamRequest:
                 frames = self._decoder.feed(data) if data else None
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):
-                    log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
+                    log.error(
+                        "the response has invalid frames", extra={"request_id": self._request_id, "error": str(error)}
+                    )
                 else:
                     self._over = True  # the connection is lost, so there is nothing to cancel
                 raise UpstreamLost(before_response=False) from error
@@ -330,7 +332,9 @@ class UpstreamRequest:
                 encoded_tokens,
                 _credit(answer),
             )
-        log.warning("what answered is no runtime", extra={"request_id": self._request_id, "status": answer.status})
+        log.warning(
+            "the response is not from a runtime", extra={"request_id": self._request_id, "status": answer.status}
+        )
         if answer.status in _BUSY:
             return UpstreamRejected(Unavailable("this replica"))
         return UpstreamLost(before_response=True)
