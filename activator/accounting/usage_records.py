@@ -70,22 +70,24 @@ class UsageRecords:
             return
         record = self._begin(account, failure, status)
         try:
-            made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+            sequence_number = await self._spool.append(
+                lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence))
+            )
         except asyncio.CancelledError:
             if account.budget_reservation is not None:  # the record may become durable, so count it as the next one
                 account.budget_reservation.settle(record, self._spool.committed + 1)
-            self._tell(account, failure, record)
+            self._report_end(account, failure, record)
             raise
         except Exception:
             if failure is None:
                 account.is_settled, account.outcome = False, None
             else:
-                self._tell(account, failure, record)
+                self._report_end(account, failure, record)
             raise
         account.is_recorded = True
         if account.budget_reservation is not None:
-            account.budget_reservation.settle(record, made)
-        self._tell(account, failure, record)
+            account.budget_reservation.settle(record, sequence_number)
+        self._report_end(account, failure, record)
 
     def settle_soon(self, account: Account, failure: Failure, status: int | None = None) -> None:
         """Write the record of a request that no replica has seen, without waiting, so that refusing many requests is
@@ -97,7 +99,7 @@ class UsageRecords:
         if account.is_settled:
             return
         record = self._begin(account, failure, status)
-        self._tell(account, failure, record)
+        self._report_end(account, failure, record)
         self._spool.append_unacknowledged(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
 
     def _begin(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
@@ -109,7 +111,7 @@ class UsageRecords:
             status = 200 if failure is None else failure.status
         return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
 
-    def _tell(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
+    def _report_end(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
         """Keep the timeline, and report the end."""
         self._timelines.put(account.principal.tenant, account.request_id, account.snapshot_timeline)
         self._ended(account, failure, record.outcome, record.status)

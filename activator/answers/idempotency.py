@@ -82,13 +82,15 @@ class Idempotency:
         self._answers = answers
         self._limits = limits
         self._run_counts = RunCounts()
-        self._room = ByteBudget(limits.nbytes)
+        self._byte_budget = ByteBudget(limits.nbytes)
         self._replay_capacity = SharedCapacity(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
         self._runs: dict[bytes, SharedRun] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
         page.gauge(
-            "kelvin_keyed_run_bytes", "Bytes of running answers with an idempotency key.", lambda: self._room.used_bytes
+            "kelvin_keyed_run_bytes",
+            "Bytes of running answers with an idempotency key.",
+            lambda: self._byte_budget.used_bytes,
         )
         page.gauge("kelvin_keyed_runs", "Running requests with an idempotency key.", lambda: len(self._tasks))
 
@@ -162,7 +164,7 @@ class Idempotency:
                 self._remove_run(run)
 
         broadcast = ResponseBroadcast(
-            self._limits.answer_bytes, self._room, ended=ended, on_abandoned=lambda: self._remove_run(run)
+            self._limits.answer_bytes, self._byte_budget, ended=ended, on_abandoned=lambda: self._remove_run(run)
         )
         inner = msgspec.structs.replace(
             inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)

@@ -54,7 +54,7 @@ class ResponseBroadcast:
         the last listener leaves before that. Each runs at most once.
         """
         self._keep_bytes = keep_bytes
-        self._room = room
+        self._byte_budget = room
         self._is_counted = True
         self._on_end = ended
         self._on_abandoned = on_abandoned
@@ -137,7 +137,7 @@ class ResponseBroadcast:
     def _add(self, data: bytes) -> None:
         self._bytes += data
         if self._is_counted:
-            self._room.used_bytes += len(data)
+            self._byte_budget.used_bytes += len(data)
 
     def piece(self, begin: int) -> bytes:
         """Return the next bytes after `begin`, at most PIECE."""
@@ -146,21 +146,21 @@ class ResponseBroadcast:
 
     def trim(self) -> None:
         """Drop bytes that all listeners have taken, if memory is short. Call it when a listener took bytes or left."""
-        is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
+        is_full = self._is_counted and self._byte_budget.used_bytes > self._byte_budget.limit_bytes
         if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.ended:
             before = len(self._bytes)
             least = min((listener.taken for listener in self._listeners), default=self.size)
             del self._bytes[: least - self._trimmed_bytes]
             self._trimmed_bytes = max(self._trimmed_bytes, least)
             if self._is_counted:
-                self._room.used_bytes -= before - len(self._bytes)
+                self._byte_budget.used_bytes -= before - len(self._bytes)
         self._wake()
 
     def close(self) -> None:
         """End the broadcast after its run. No listener can join; present ones get the remaining bytes. Idempotent."""
         if self._is_counted:
             self._is_counted = False
-            self._room.used_bytes -= len(self._bytes)
+            self._byte_budget.used_bytes -= len(self._bytes)
         self.abort()
 
     async def wait_for(self, claim: Callable[[], bool]) -> None:

@@ -45,7 +45,7 @@ class SealedAnswerStore:
         self._secret = secret
         self._sealer = Sealer(secret)
         self.kept = kept
-        self._errands = background_tasks
+        self._background_tasks = background_tasks
         self.answer_bytes = limits.answer_bytes  # size limit of a cached body
         self.capacity = SharedCapacity(limits.nbytes, "the room for cached answers that are given", "bytes")
 
@@ -72,7 +72,7 @@ class SealedAnswerStore:
     def put(self, what: AnswerKey, content: StoredResponse) -> None:
         """Store the response in a background task, unless it is too large. The request does not wait for it."""
         if len(content.body) <= self.answer_bytes:
-            self._errands.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
+            self._background_tasks.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
 
 
 class ResponseCache:

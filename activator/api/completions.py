@@ -63,38 +63,38 @@ class Completions:
         self._attempts = attempts
         self._usage = usage
         self._limits = limits
-        self._allowances = tenant_limiter
-        self._under_way = under_way
-        self._once = once
+        self._tenant_limiter = tenant_limiter
+        self._in_flight = under_way
+        self._idempotency = once
         self._cache = cache
-        self._ladders = ladders
+        self._degradation = ladders
         self._unread = unread
-        self._room = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
+        self._body_capacity = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 
     async def serve(self, exchange: Exchange, request_route: RunInference) -> None:
         """Answer the request. Raises Refused if it names no model that the caller may call. Then there is no record."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         tenant_limits = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes
-        place = await self._allowances.acquire_permit(principal.tenant, tenant_limits)
-        with place, self._room.take(principal.tenant, exchange.body_bound(body_bytes)) as taken:
-            await self._allowances.enter(exchange, principal.tenant, tenant_limits)
+        permit = await self._tenant_limiter.acquire_permit(principal.tenant, tenant_limits)
+        with permit, self._body_capacity.take(principal.tenant, exchange.body_bound(body_bytes)) as body_permit:
+            await self._tenant_limiter.enter(exchange, principal.tenant, tenant_limits)
             raw = await exchange.read_body(body_bytes, self._limits.body_s, self._unread, principal.tenant)
-            taken.shrink(len(raw))
+            body_permit.shrink(len(raw))
             inference_request = parse_inference_request(
                 exchange, request_route, raw, principal, tenant_limits, self._table, self._limits.deadline_s
             )
             if exchange.header(HEADER) is None:
                 await self._work(inference_request)
             else:
-                await self._once.serve(inference_request, self._work, self._serve)
+                await self._idempotency.serve(inference_request, self._work, self._serve)
 
     async def _work(self, inference_request: InferenceRequest) -> None:
         """Compute the response, whether for its caller or for an idempotency key's broadcast, and settle the limits."""
         try:
             await self._serve(inference_request, self._run)
         finally:
-            self._allowances.settle(inference_request)
+            self._tenant_limiter.settle(inference_request)
             if inference_request.upstream is not None and inference_request.account.is_recorded:
                 inference_request.upstream.recorded()
 
@@ -125,7 +125,7 @@ class Completions:
             form,
             wait_estimate,
         )
-        entry = self._under_way.enter(inference_request.account, exchange.own_id)
+        entry = self._in_flight.enter(inference_request.account, exchange.own_id)
         try:
             with exchange.cancel_on_disconnect(inference_request.remaining_s()) as task, entry.bind_task(task):
                 await body(inference_request, client_response)
@@ -147,7 +147,7 @@ class Completions:
         except Exception as error:
             await client_response.fail(log_internal_error(error, exchange.request_id))
         finally:
-            self._under_way.leave(entry)
+            self._in_flight.leave(entry)
 
     def _note_problem(self, inference_request: InferenceRequest, seen: WaitEstimate) -> StartProblem | None:
         """Record for the timeline why no replica started, as far as the caller may read it."""
@@ -174,8 +174,8 @@ class Completions:
                     inference_request.exchange, inference_request, client_response
                 ):
                     return
-                if self._ladders.may_degrade(inference_request):
-                    await self._ladders.serve(
+                if self._degradation.may_degrade(inference_request):
+                    await self._degradation.serve(
                         inference_request,
                         row,
                         client_response,
@@ -260,7 +260,7 @@ class Completions:
             inference_request.affinity,
             inference_request.tenant_limits.weight or 1,
         )
-        await self._allowances.reserve(inference_request, most)
+        await self._tenant_limiter.reserve(inference_request, most)
         inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
         # The wake call of a version at zero reports the request. A second report would count it twice.
         self._reporter.begin_request(key, self._throttler.is_asleep, inference_request)

@@ -19,7 +19,7 @@ class KnativeDataPath:
     """An ASGI application in front of the front door."""
 
     def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
-        self._door = door
+        self._app = door
         self._revisions = revisions
         self._is_ready = is_ready
 
@@ -28,9 +28,9 @@ class KnativeDataPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        said = answer_to_probe(headers, is_ready=self._is_ready())
-        if said is not None:
-            await _respond(scope, send, said)
+        probe_response = answer_to_probe(headers, is_ready=self._is_ready())
+        if probe_response is not None:
+            await _respond(scope, send, probe_response)
             return
         named = parse_revision(headers)
         key = None if named is None else self._revisions.version(*named)
@@ -41,11 +41,11 @@ class KnativeDataPath:
             return
         # The same form as in a public path. The front door refuses a body that names another model.
         raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
-        await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
+        await self._app({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
 
 
-async def _respond(scope: Scope, send: Send, said: ProbeResponse) -> None:
-    named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(said.body))
-    headers = [named, length, *said.headers]
-    await send({"type": "http.response.start", "status": said.status, "headers": headers})
-    await send({"type": "http.response.body", "body": said.body, "more_body": False})
+async def _respond(scope: Scope, send: Send, probe_response: ProbeResponse) -> None:
+    named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(probe_response.body))
+    headers = [named, length, *probe_response.headers]
+    await send({"type": "http.response.start", "status": probe_response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": probe_response.body, "more_body": False})

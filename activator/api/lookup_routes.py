@@ -58,7 +58,7 @@ class LookupRoutes:
         self._table = table
         self._timelines = timelines
         self._control = control
-        self._under_way = under_way
+        self._in_flight = under_way
         self._unread = unread
         self._calls: dict[str, int] = {}  # running calls of the control plane, by tenant
         # by tenant: models, encoded list
@@ -82,13 +82,13 @@ class LookupRoutes:
         entries = self._table.models(caller.tenant)
         if caller.models:  # the key is limited to some models
             return _encode_list(caller, entries)
-        said = self._list_cache.pop(caller.tenant, None)
-        if said is None or said[0] is not entries:
-            said = entries, _encode_list(caller, entries)
-        self._list_cache[caller.tenant] = said
+        kept = self._list_cache.pop(caller.tenant, None)
+        if kept is None or kept[0] is not entries:
+            kept = entries, _encode_list(caller, entries)
+        self._list_cache[caller.tenant] = kept
         if len(self._list_cache) > LIST_CACHE_SIZE:
             del self._list_cache[next(iter(self._list_cache))]  # least recently used
-        return said[1]
+        return kept[1]
 
     async def timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
         """Send the timeline of a request of the caller's tenant. Older ones come from the control plane."""
@@ -99,7 +99,7 @@ class LookupRoutes:
         """Cancel a request. Send 204 once it has ended, also if it had ended before; 202 if that takes too long."""
         caller = await self._caller(exchange, request_route.target)
         await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
-        entries = self._under_way.cancel(caller, request_route.name)
+        entries = self._in_flight.cancel(caller, request_route.name)
         if entries is None:
             await self._find_timeline(caller, request_route.name)
         over = await asyncio.gather(*[entry.wait_ended(TIMEOUT_S) for entry in entries or ()])

@@ -42,12 +42,12 @@ class Authenticator:
         self._table = table
         self._uses = uses
         self._tokens = tokens
-        self._guesses = failed_auth_limiter or FailedAuthLimiter()
+        self._failed_auth_limiter = failed_auth_limiter or FailedAuthLimiter()
         self._is_fresh = is_fresh
         self._wall_s = wall_s
 
     def __repr__(self) -> str:
-        return f"<Authenticator {self._guesses!r}>"
+        return f"<Authenticator {self._failed_auth_limiter!r}>"
 
     async def authenticate(self, exchange: Exchange, scope: Scope, *others: Scope) -> Principal:
         """Return the caller, whose key or token has one of these scopes. Raises Refused, ClientGone.
@@ -83,7 +83,7 @@ class Authenticator:
 
     async def _refuse(self, exchange: Exchange) -> Never:
         source = source_of(exchange.peer)
-        penalty = self._guesses.failed(source, time.monotonic())
+        penalty = self._failed_auth_limiter.failed(source, time.monotonic())
         if penalty is None:
             raise Refused(Unauthenticated())
         await self._hold(exchange, source, penalty)
@@ -93,14 +93,14 @@ class Authenticator:
         """Delay the response. A client that leaves frees its place. Without a place, close the connection instead."""
         if penalty.is_first:
             log.warning("an address shows many keys that are not good", extra={"source": source})
-        if not self._guesses.try_hold(source):
+        if not self._failed_auth_limiter.try_hold(source):
             exchange.closes_connection = True
             return
         try:
             with exchange.cancel_on_disconnect():
                 await asyncio.sleep(penalty.hold_s)
         finally:
-            self._guesses.release_hold(source)
+            self._failed_auth_limiter.release_hold(source)
 
 
 def find(table: RoutingTable, authorization: bytes | None, now_s: float) -> Principal | None:

@@ -120,8 +120,8 @@ def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
     most = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
     if issuer.scope_claim is None:
         return tuple(most)
-    said = claims.get(issuer.scope_claim)
-    named = said.split(" ") if isinstance(said, str) else said if isinstance(said, list) else []
+    claimed = claims.get(issuer.scope_claim)
+    named = claimed.split(" ") if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
     return tuple(scope for scope in most if scope.value in named)
 
 

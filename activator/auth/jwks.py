@@ -80,8 +80,8 @@ class KeySet:
             self._wanted.clear()
             went_well = await self._fetch()
             self._pauses = True
-            told, self._round = self._round, asyncio.Event()
-            told.set()
+            finished_round, self._round = self._round, asyncio.Event()
+            finished_round.set()
             await asyncio.sleep(PAUSE_S)
             self._pauses = False
             if went_well:
@@ -97,7 +97,7 @@ class KeySet:
             log.warning("an issuer's keys can't be fetched", extra={"url": self._source.url, "error": cause[:400]})
             return False
         same = {name: key for name, key in self._keys.items() if self._jwks.get(name) == found.get(name)}
-        self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _made(name, jwk))}
+        self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _load_key(name, jwk))}
         self._jwks = found
         self._fetched_s = asyncio.get_running_loop().time()
         return True
@@ -118,7 +118,7 @@ class KeySet:
             return bytes(content)
 
 
-def _made(name: Name, jwk: Jwk) -> jwt.PyJWK | None:
+def _load_key(name: Name, jwk: Jwk) -> jwt.PyJWK | None:
     kid, algorithm = name
     try:
         return jwt.PyJWK(dict(jwk), algorithm=algorithm)

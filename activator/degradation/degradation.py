@@ -138,8 +138,8 @@ class Degradation:
                 if estimate(inference_request.parsed_body, 0, row, inference_request.ceiling).output <= tokens:
                     return False
                 inference_request.ceiling = replace(inference_request.ceiling, cap_tokens=tokens)
-                told = f"cap-output={tokens}"
-                account.degraded = Degraded("cap-output", told, told, account.model)
+                header_value = f"cap-output={tokens}"
+                account.degraded = Degraded("cap-output", header_value, header_value, account.model)
             case Fallback(model=model):
                 found = self._find_fallback(inference_request, model, wait_s)
                 if found is None:

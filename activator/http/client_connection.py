@@ -144,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
         """Start the idle timeout. A new request only clears `_idle_since_s`; the timer keeps running."""
         self._idle_since_s = self._loop.time()
         if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
+            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
 
     def _lame_duck(self) -> None:
         """Shorten the idle timeout, because another process has taken over the listener."""
@@ -153,14 +153,14 @@ class ClientConnection(asyncio.Protocol):
             self._stop_idle_timer()
             self._idle_from_now()
 
-    def _judge_idle(self) -> None:
+    def _check_idle(self) -> None:
         """Report an idle connection, or rearm the timer. A connection has one timer for all its requests."""
         self._idle_timer = None
         if self._idle_since_s is None or self._transport.is_closing():
             return
         left_s = self._idle_since_s + self._idle_s - self._loop.time()
         if left_s > 0:
-            self._idle_timer = self._loop.call_later(left_s, self._judge_idle)
+            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
         else:
             self._on_idle()
 
@@ -240,7 +240,7 @@ class BodyRateMonitor:
         if self._timer is None:
             self._before = self._bytes
             self._was_held = self._is_held()
-            self._timer = self._loop.call_later(self._limits.head_s, self._judge)
+            self._timer = self._loop.call_later(self._limits.head_s, self._check_window)
 
     def stop(self) -> None:
         """Reset for the next body: this one is complete, or it is not needed any more."""
@@ -249,7 +249,7 @@ class BodyRateMonitor:
             self._timer.cancel()
             self._timer = None
 
-    def _judge(self) -> None:
+    def _check_window(self) -> None:
         """Check the window that has just ended."""
         self._timer = None
         if self._was_held or not is_slow(self._bytes - self._before, self._limits.head_s, self._limits.body_rate):

@@ -48,7 +48,7 @@ class Http1Protocol(ClientConnection):
         self._request_line = b""  # the head read so far, until its first line is complete
         self._may_begin = False  # whether a message may begin in the data being read now
         self._head_timer: asyncio.TimerHandle | None = None
-        self._pace = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._body_is_late)
+        self._body_rate = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._body_is_late)
         self._body_bytes = 0  # of an incomplete body, in the last read
         self._ignoring = False
         self.alarm = DeadlineTimer(is_persistent=True)
@@ -113,7 +113,7 @@ class Http1Protocol(ClientConnection):
             return
         super().connection_lost(exc)
         self._stop_head_timer()
-        self._pace.stop()
+        self._body_rate.stop()
         self.alarm.close()
         if self._cycle is not None:
             self._cycle.mark_disconnected()
@@ -130,7 +130,7 @@ class Http1Protocol(ClientConnection):
                 self._request_line += data
             self._head_read += len(data)
         else:
-            self._pace.read(len(data))
+            self._body_rate.read(len(data))
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -139,7 +139,7 @@ class Http1Protocol(ClientConnection):
         except httptools.HttpParserError:
             self._refuse_malformed(MALFORMED)
         if self._head_read or not self._in_head:  # skip the check if this read completed the request
-            self._judge_read()
+            self._check_read()
 
     def _parse_without_upgrade(self, behind_head: bytes) -> None:
         """Parse the request again without its Upgrade header, which we ignore (RFC 9110, 7.8). The parser can't ignore
@@ -164,7 +164,7 @@ class Http1Protocol(ClientConnection):
         )
         return parser
 
-    def _judge_read(self) -> None:
+    def _check_read(self) -> None:
         """Check the parsed part: the size of the head, or the framing and pace of the body."""
         if self._ignoring or self._transport.is_closing():
             return
@@ -177,12 +177,12 @@ class Http1Protocol(ClientConnection):
             elif self._head_read and self._head_timer is None:
                 self._start_head_timer()
             return
-        self._pace.record_body_bytes(self._body_bytes)
+        self._body_rate.record_body_bytes(self._body_bytes)
         self._body_bytes = 0
-        if self._pace.is_padded:
+        if self._body_rate.is_padded:
             self._refuse_malformed(b"The body is framed at too great length.")
         else:
-            self._pace.watch()
+            self._body_rate.watch()
 
     def shutdown(self) -> None:
         """Close the connection because the server ends. A lame duck announces it first (RFC 9112, 9.6).
@@ -292,7 +292,7 @@ class Http1Protocol(ClientConnection):
         if not self._ignoring and not self._in_head and self._cycle is not None:
             self._in_head = True
             self._body_bytes = 0
-            self._pace.stop()
+            self._body_rate.stop()
             self._cycle.body_ended()
             if not self._parser.should_keep_alive():  # a trailer may say so, too; the parser ignores data after it
                 self._cycle.keep_alive = False

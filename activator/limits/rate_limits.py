@@ -90,11 +90,11 @@ class RateLimits:
     async def enter(self, told: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
         """Count a request, and put its tenant's limits into the headers `told`. Raises Refused(RateLimited)."""
         if tenant_limits.tpm is not None:
-            told[:] = _told(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
+            told[:] = _rate_headers(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
         if tenant_limits.rpm is None:
             return
         found = await self._requests.hold(tenant, tenant_limits.rpm, 1)
-        told += _told(REQUESTS, found)
+        told += _rate_headers(REQUESTS, found)
         if found.wait_s is not None:
             raise Refused(RateLimited(REQUESTS, tenant_limits.rpm, found.wait_s))
         self._requests.settle(tenant, tenant_limits.rpm, 1, 1)
@@ -107,13 +107,13 @@ class RateLimits:
             raise Refused(TooLargeForRate(tokens, limit))
         found = await self._tokens.hold(tenant, limit, tokens)
         others = [line for line in told if not line[0].endswith(b"-tokens")]
-        told[:] = _told(TOKENS, found) + others
+        told[:] = _rate_headers(TOKENS, found) + others
         if found.wait_s is not None:
             raise Refused(RateLimited(TOKENS, limit, found.wait_s))
         return TokenReservation(self._tokens, tenant, limit, tokens)
 
 
-def _told(kind: str, rate_status: RateStatus) -> Headers:
+def _rate_headers(kind: str, rate_status: RateStatus) -> Headers:
     """Return OpenAI's three rate-limit headers of this kind."""
     facts = (
         ("limit", rate_status.limit),

@@ -77,10 +77,10 @@ class SingleFlight:
             await asyncio.wait(self._tasks.values())
 
     def _start(self, name: str, question: StoreQuery) -> "asyncio.Task[None]":
-        task = self._tasks[name] = asyncio.ensure_future(self._asked(name, question))
+        task = self._tasks[name] = asyncio.ensure_future(self._run_query(name, question))
         return task
 
-    async def _asked(self, name: str, question: StoreQuery) -> None:
+    async def _run_query(self, name: str, question: StoreQuery) -> None:
         try:
             await question
         finally:

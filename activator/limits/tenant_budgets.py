@@ -80,8 +80,8 @@ class TenantBudgets:
         """Apply the ledger's sums from a feed message. Reservations of running requests stay."""
         before = set(self._spent) if line.full else set(line.removed_tenants)
         if line.full:
-            told = {row.tenant for row in line.spending}
-            self._spent = {name: each for name, each in self._spent.items() if name in told or each.held_micros}
+            reported = {row.tenant for row in line.spending}
+            self._spent = {name: each for name, each in self._spent.items() if name in reported or each.held_micros}
         for row in line.spending:
             self._of(row.tenant).apply_ledger_row(row)
         for tenant in line.removed_tenants:

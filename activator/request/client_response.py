@@ -52,7 +52,7 @@ class ClientResponse:
         self._hold_s = hold_s
         self._stage = stage
         self._form = form
-        self._outlook = wait_estimate
+        self._wait_estimate = wait_estimate
         self._timer: asyncio.TimerHandle | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._has_started = False  # the client has received some of the body
@@ -207,7 +207,7 @@ class ClientResponse:
             await self._exchange.start(200, self._head(_SSE))
             while True:
                 elapsed_s = (now_us() - self._exchange.arrived_us) / 1e6
-                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{self._outlook().words()}\n\n"
+                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{self._wait_estimate().words()}\n\n"
                 await self._exchange.write(beat.encode())
                 await asyncio.sleep(BEAT_S)
         except ClientGone:

@@ -126,7 +126,7 @@ class UpstreamRequestFactory:
     """Sends requests to replicas. `source` is the spool that will hold their records."""
 
     def __init__(self, replica_sessions: ReplicaSessions, source: str) -> None:
-        self._upstreams = replica_sessions
+        self._replica_sessions = replica_sessions
         self._source = source
 
     def __repr__(self) -> str:
@@ -143,4 +143,4 @@ class UpstreamRequestFactory:
             account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
             inference_request.ceiling, guest, account.once, degraded,
         )  # fmt: skip
-        return self._upstreams.send(replica, inference_request.path, inference_request.body, told)
+        return self._replica_sessions.send(replica, inference_request.path, inference_request.body, told)

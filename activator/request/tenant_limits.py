@@ -17,7 +17,7 @@ class TenantLimiter:
     """The limits of all tenants: concurrent requests, rates and budgets."""
 
     def __init__(self, concurrency_limiter: ConcurrencyLimiter, rates: RateLimits, budgets: TenantBudgets) -> None:
-        self._entrance = concurrency_limiter
+        self._concurrency_limiter = concurrency_limiter
         self._rates = rates
         self._budgets = budgets
 
@@ -26,7 +26,7 @@ class TenantLimiter:
 
     def acquire_permit(self, tenant: str, tenant_limits: TenantLimits) -> Awaitable[Permit]:
         """Return a block that counts one more concurrent request of the tenant. Entering raises Refused(TenantBusy)."""
-        return self._entrance.enter(tenant, tenant_limits.requests)
+        return self._concurrency_limiter.enter(tenant, tenant_limits.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
         """Check limits before the body is read. Raises Refused(BudgetSpent | RateLimited)."""

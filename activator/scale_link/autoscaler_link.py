@@ -117,24 +117,24 @@ class AutoscalerLink:
         """
         lines.clear()
         async with asyncio.timeout(TIMEOUT_S):
-            heard = await session.ws_connect(
+            websocket = await session.ws_connect(
                 self._url,
                 heartbeat=SILENCE_S * 2 / 3,  # plus half of that for the pong
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
-        connection = self._open = _Connection(heard, tuple(lines))
+        connection = self._open = _Connection(websocket, tuple(lines))
         self.was_open = True
         log.info("connected to Knative's autoscaler", extra={"url": self._url})
         try:
             owed, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
             if owed:
                 await self.send(owed)
-            async for _ in heard:
+            async for _ in websocket:
                 pass  # the autoscaler sends nothing
         finally:
             self._open = None
             await connection.leave()
-        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": heard.close_code})
+        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": websocket.close_code})
         return True
 
     def _keep_zeros(self, stats: tuple[ConcurrencyStat, ...]) -> None:

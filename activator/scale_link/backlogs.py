@@ -37,7 +37,7 @@ class Backlogs:
     ) -> None:
         self._backlog_s = backlog_s
         self._queued = queued
-        self._pace = throughput
+        self._throughput = throughput
         self._inside: dict[VersionKey, dict[int, RunningRequest]] = {}
         self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # least recently measured first
 
@@ -74,7 +74,7 @@ class Backlogs:
 
     def _measure(self, key: VersionKey) -> MeasuredThroughput | None:
         """Return the current throughput, or the last known one, e.g. for a version that comes from zero."""
-        throughput = self._pace(key)
+        throughput = self._throughput(key)
         measured = None if throughput is None else throughput.measured()
         if measured is None:
             return self._measured.get(key)

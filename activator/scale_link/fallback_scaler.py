@@ -64,7 +64,7 @@ class FallbackScaler:
         self._directory = directory
         self._is_heard = is_heard
         self._machine = machine
-        self._tell = publish_line
+        self._publish_line = publish_line
         self._asked_us = asked_us
         self._clock = clock
         self._away_s: float | None = None  # since when no wake call is accepted
@@ -188,11 +188,11 @@ class FallbackScaler:
             address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
         )  # fmt: skip
         if not self._is_heard():  # otherwise the control plane has adopted it and reports it
-            self._tell(Feed(revision=0, replicas=(row,)))
+            self._publish_line(Feed(revision=0, replicas=(row,)))
 
     def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
         if not self._is_heard():
-            self._tell(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+            self._publish_line(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
 
 async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:

@@ -44,9 +44,9 @@ class LoadReporter:
         self._backlogs = backlogs or Backlogs()
         self._clock = clock
         self._meters: dict[VersionKey, ConcurrencyMeter] = {}
-        self._told: dict[VersionKey, object] = {}  # session in which a wake was accepted
+        self._wake_sessions: dict[VersionKey, object] = {}  # session in which a wake was accepted
         self._announced: list[VersionKey] = []
-        self._news = asyncio.Event()
+        self._has_announcements = asyncio.Event()
 
     def __repr__(self) -> str:
         running = sum(meter.running for meter in self._meters.values())
@@ -68,7 +68,7 @@ class LoadReporter:
             if not is_told(key):
                 meter.announce()
                 self._announced.append(key)
-                self._news.set()
+                self._has_announcements.set()
         else:
             meter.begin(now)
 
@@ -83,7 +83,7 @@ class LoadReporter:
         it. One wake per session is enough, because the reports of each second include the waiting requests.
         """
         session, meter = self._sink.session, self._meters.get(key)
-        if session is not None and self._told.get(key) is session:
+        if session is not None and self._wake_sessions.get(key) is session:
             return True
         # no request is inside: the next report ends it
         if meter is None and session is not None:
@@ -92,7 +92,7 @@ class LoadReporter:
             meter.announce()
         if await self._sink.send((_stat(key, ANNOUNCEMENT),)):
             if session is not None and self._meters.get(key) is meter:  # otherwise a report of 0 has already followed
-                self._told[key] = session
+                self._wake_sessions[key] = session
             return True
         if meter is not None:
             meter.withdraw()
@@ -111,14 +111,14 @@ class LoadReporter:
         for key, meter in list(self._meters.items()):
             if meter.idle_since_report():
                 del self._meters[key]
-                self._told.pop(key, None)
+                self._wake_sessions.pop(key, None)
             stats.append(_stat(key, meter.report(now, partial(self._backlogs.weigh, key))))
         return tuple(stats)
 
     async def _announce(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._has_announcements.wait()
+            self._has_announcements.clear()
             announced, self._announced = self._announced, []
             if not await self._sink.send(tuple(_stat(key, ANNOUNCEMENT) for key in announced)):
                 for key in announced:

@@ -27,13 +27,13 @@ class Client:
     """Connections to one replica: one per running request, and idle ones for the next requests."""
 
     def __init__(self, way: Connector, *, keep_s: float = KEEP_S) -> None:
-        self._way = way
+        self._connector = way
         self._keep_s = keep_s
         self._idle: list[_Connection] = []  # most recently used last
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Client {self._way} idle={len(self._idle)}>"
+        return f"<Client {self._connector} idle={len(self._idle)}>"
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
         """Send a request and return the response after its head. Raises OSError. Cancelling closes the connection."""
@@ -82,7 +82,7 @@ class Client:
             raise ConnectionAbortedError("this client is closed")
         try:
             async with asyncio.timeout(CONNECT_S):
-                return await self._way.connect(_Connection)
+                return await self._connector.connect(_Connection)
         except TimeoutError:
             raise ConnectionRefusedError(f"no connection within {CONNECT_S:g} s") from None
 

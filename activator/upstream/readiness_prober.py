@@ -41,7 +41,7 @@ def pause_s(asked_s: float) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _Probe:
     """A pod that is being probed. Its row may change, its address does not."""
 
     row: ReplicaRow
@@ -56,28 +56,27 @@ class ReadinessProber:
     def __init__(
         self, connector_factory: ConnectorFactory, tell: Callable[[ReplicaRow], None], page: MetricsPage
     ) -> None:
-        self._ways = connector_factory
-        self._tell = tell
+        self._connector_factory = connector_factory
+        self._publish_row = tell
         self._loops = Loops()
-        self._asked: dict[str, _Asked] = {}
+        self._probes: dict[str, _Probe] = {}
         self._proven_addresses: dict[str, str] = {}  # pod -> address, if only our probe says that it is ready
         self._in_use: set[str] = set()  # these, and pods that the feed reports as ready
         self._room = asyncio.Semaphore(AT_ONCE)
         page.gauge(
             "kelvin_pods_probed",
             "Pods that are probed before the cluster reports them ready.",
-            lambda: len(self._asked),
+            lambda: len(self._probes),
         )
 
     def __repr__(self) -> str:
-        return (
-            f"<ReadinessProber asking={len(self._asked)} proven={len(self._proven_addresses)} used={len(self._in_use)}>"
-        )
+        counts = f"asking={len(self._probes)} proven={len(self._proven_addresses)} used={len(self._in_use)}"
+        return f"<ReadinessProber {counts}>"
 
     def take(self, line: Feed) -> Feed:
         """Return the feed message without pods that must be probed first, and with pods that have responded."""
         present = {row.runtime_id for row in line.replicas}
-        gone = (self._asked.keys() | self._in_use) - present if line.full else set()
+        gone = (self._probes.keys() | self._in_use) - present if line.full else set()
         for runtime_id in (*gone, *line.removed_replicas):
             self._forget(runtime_id)
         rows, unready = [], []
@@ -86,7 +85,7 @@ class ReadinessProber:
             if row.unproven and not row.draining and self._proven_addresses.get(name) != row.address:
                 if name in self._in_use:
                     unready.append(name)
-                self._ask(row)
+                self._start_probe(row)
             elif not row.unproven or name in self._in_use:
                 if not row.unproven:
                     self._forget(name)
@@ -101,36 +100,36 @@ class ReadinessProber:
 
     async def close(self) -> None:
         """Cancel all probes and wait for them."""
-        for name in list(self._asked):
+        for name in list(self._probes):
             self._forget(name)
         await self._loops.close()
 
     def check_integrity(self) -> None:
         """Assert that no pod in use is probed, and that every proven pod is in use."""
-        assert not self._asked.keys() & self._in_use
+        assert not self._probes.keys() & self._in_use
         assert self._proven_addresses.keys() <= self._in_use
-        assert all(asked.row.unproven for asked in self._asked.values())
+        assert all(pod_probe.row.unproven for pod_probe in self._probes.values())
 
     def _forget(self, name: str) -> None:
         self._in_use.discard(name)
         self._proven_addresses.pop(name, None)
-        if (asked := self._asked.pop(name, None)) is not None:
-            asked.task.cancel()
+        if (pod_probe := self._probes.pop(name, None)) is not None:
+            pod_probe.task.cancel()
 
-    def _ask(self, row: ReplicaRow) -> None:
-        asked = self._asked.get(row.runtime_id)
-        if asked is not None and asked.row.address == row.address:
-            asked.row = row
+    def _start_probe(self, row: ReplicaRow) -> None:
+        pod_probe = self._probes.get(row.runtime_id)
+        if pod_probe is not None and pod_probe.row.address == row.address:
+            pod_probe.row = row
             return
         self._forget(row.runtime_id)
-        asked = self._asked[row.runtime_id] = _Asked(row)
-        body = partial(self._probe_until_ready, asked)
-        asked.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
+        pod_probe = self._probes[row.runtime_id] = _Probe(row)
+        body = partial(self._probe_until_ready, pod_probe)
+        pod_probe.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
 
-    async def _probe_until_ready(self, asked: _Asked) -> None:
-        name, began_s = asked.row.runtime_id, time.monotonic()
+    async def _probe_until_ready(self, pod_probe: _Probe) -> None:
+        name, began_s = pod_probe.row.runtime_id, time.monotonic()
         try:
-            client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
+            client = Client(self._connector_factory.to(pod_probe.row.address, Role.RUNTIME))
             try:
                 while True:
                     if await self._is_ready(client):
@@ -140,15 +139,15 @@ class ReadinessProber:
                 client.close()
         except ValueError as error:
             log.error("a pod can't be reached", extra={"runtime_id": name, "error": str(error)})
-            del self._asked[name]
+            del self._probes[name]
             return
-        del self._asked[name]
+        del self._probes[name]
         log.info(
             "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((time.monotonic() - began_s) * 1000)}
         )
-        self._proven_addresses[name] = asked.row.address
+        self._proven_addresses[name] = pod_probe.row.address
         self._in_use.add(name)
-        self._tell(msgspec.structs.replace(asked.row, unproven=False))
+        self._publish_row(msgspec.structs.replace(pod_probe.row, unproven=False))
 
     async def _is_ready(self, client: Client) -> bool:
         async with self._room:

@@ -101,8 +101,8 @@ class ReplicaSessions:
     """Kept connections to all replicas. `retain` drops those of removed replicas."""
 
     def __init__(self, connector_factory: ConnectorFactory, background_tasks: BackgroundTasks) -> None:
-        self._ways = connector_factory
-        self._errands = background_tasks
+        self._connector_factory = connector_factory
+        self._background_tasks = background_tasks
         self._sessions: dict[str, ReplicaSession] = {}
 
     def __repr__(self) -> str:
@@ -113,13 +113,15 @@ class ReplicaSessions:
         address = replica.row.address
         session = self._sessions.get(address)
         if session is None:
-            session = self._sessions[address] = ReplicaSession(self._ways.to(address, Role.RUNTIME), self._errands)
-        return UpstreamRequest(session, self._errands, path, body, told)
+            session = self._sessions[address] = ReplicaSession(
+                self._connector_factory.to(address, Role.RUNTIME), self._background_tasks
+            )
+        return UpstreamRequest(session, self._background_tasks, path, body, told)
 
     def retain(self, addresses: set[str]) -> None:
         """Close the sessions of all other addresses; a busy session closes after its last request."""
         for address in self._sessions.keys() - addresses:
-            self._errands.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
+            self._background_tasks.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
 
     async def close(self) -> None:
         """Close the connections to all replicas."""
@@ -140,7 +142,7 @@ class UpstreamRequest:
         told: "UpstreamHeaders",
     ) -> None:
         self._session = session
-        self._errands = background_tasks
+        self._background_tasks = background_tasks
         self._path = path
         self._body = body
         self._request_id = told.request_id
@@ -160,8 +162,8 @@ class UpstreamRequest:
             self._headers["x-kelvin-once"] = told.once
         if told.degraded is not None:
             self._headers[RECORDED_STEP_HEADER] = told.degraded
-        if (asked := cause()) is not None and asked.trace is not None:
-            self._headers[TRACEPARENT] = str(asked.trace)
+        if (request_cause := cause()) is not None and request_cause.trace is not None:
+            self._headers[TRACEPARENT] = str(request_cause.trace)
         self._answer: UpstreamResponse | None = None
         self._decoder = FrameDecoder()
         self._over = False  # there is nothing left to cancel
@@ -246,16 +248,16 @@ class UpstreamRequest:
         self.is_closed = True
         answer = self._answer
         if self._is_abandoned and (not self._over or (answer is not None and answer.status == 200)):
-            self.cancel_task = self._errands.start(self._cancel(answer), TASK_TIMEOUT_S)
+            self.cancel_task = self._background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
         elif self._over and (answer is None or answer.at_end):
             if answer is not None:
                 answer.release()
             await self._leave_session()
         elif self._over:
-            self._errands.start(self._read_end(answer), TASK_TIMEOUT_S)
+            self._background_tasks.start(self._read_end(answer), TASK_TIMEOUT_S)
         else:
             # In its own task, so that cancelling this request, once or twice, does not interrupt it.
-            task = self._errands.start(self._cancel(answer), TASK_TIMEOUT_S)
+            task = self._background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
             await asyncio.shield(task)
 
     __aexit__ = _leave

@@ -28,7 +28,7 @@ class ReceiptSender:
 
     def __init__(self, http: Client, background_tasks: BackgroundTasks, linger_s: float = LINGER_S) -> None:
         self._http = http
-        self._errands = background_tasks
+        self._background_tasks = background_tasks
         self._linger_s = linger_s
         self._due: dict[str, Receipt] = {}
         self._send_task: asyncio.Task[None] | None = None
@@ -52,7 +52,7 @@ class ReceiptSender:
             await asyncio.wait((self._send_task,))
 
     def _start_sending(self) -> None:
-        self._send_task = self._errands.start(self._send_receipts(), TOLD_S)
+        self._send_task = self._background_tasks.start(self._send_receipts(), TOLD_S)
 
     async def _send_receipts(self) -> None:
         with suppress(TimeoutError):

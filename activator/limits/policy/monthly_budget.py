@@ -42,8 +42,8 @@ class TenantSpending:
         has not begun by our clock. Until then records count in the month before it.
         """
         before = _month_beside(row.month, -1)
-        is_told = before in row.beside
-        if is_told:
+        is_reported = before in row.beside
+        if is_reported:
             self._before_micros = row.beside[before]
         elif self.row is not None and self.row.month == before:
             self._before_micros = self.row.spent_micros
@@ -55,7 +55,7 @@ class TenantSpending:
             record = self._unseen.popleft()
             self._unseen_sum_micros -= record.micros
             self.handed_over_micros += record.micros
-            if self._before_micros is not None and not is_told and record.ended_at_us < _begins_us(row.month):
+            if self._before_micros is not None and not is_reported and record.ended_at_us < _begins_us(row.month):
                 self._before_micros += record.micros
 
     def spent_micros(self, now_us: int) -> int:

@@ -113,14 +113,14 @@ class TokenBlock:
             self.began_full_at_s = now_s + MINUTE_S * (1 - block_of(share) / share)
             self.local_bucket = Bucket(self.began_full_at_s)
         elif share != self.local_limit:
-            self._change_alone(share, now_s)
+            self._change_local_limit(share, now_s)
         self.local_bucket.held = self.held
         found = self.local_bucket.hold(share, units, now_s, needed=min(units, share))
         if found.wait_s is None:
             self.held += units
         return found
 
-    def _change_alone(self, share: int, now_s: float) -> None:
+    def _change_local_limit(self, share: int, now_s: float) -> None:
         """Apply a changed limit. Use under the old limit still counts in units."""
         assert self.local_bucket is not None
         times = self.local_limit / share

@@ -28,8 +28,8 @@ LONGEST_PAUSE_S: Final = 0.4  # less than the time for which a replica reserves 
 class ReplicaCredit:
     """The credit that one replica reported to this activator, and the pause after its refusals."""
 
-    _told: int | None = None
-    _told_s: float = -inf
+    _credit: int | None = None
+    _credit_at_s: float = -inf
     _sent_s: float = -inf
     _pause_s: float = 0.0  # 0: the last request was accepted
     _paused_until_s: float = -inf
@@ -40,21 +40,21 @@ class ReplicaCredit:
 
     def record_answer(self, told: int | None, now_s: float) -> None:
         """Record a response head and its credit. None: the replica's build does not report credits."""
-        self._told, self._told_s = told, now_s
+        self._credit, self._credit_at_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = 0.0
 
     def record_refusal(self, told: int, now_s: float) -> None:
         """Record a refusal and its credit. Refusals during a pause do not prolong it."""
-        self._told, self._told_s = told, now_s
+        self._credit, self._credit_at_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._paused_until_s = now_s + self._pause_s
 
     def credited_slots(self, streams: int, members: int, now_s: float) -> int:
         """Return how many of the replica's `streams` are for this activator: its credit, else 1/`members` of them."""
-        is_told = self._told is not None and now_s - self._told_s < TOLD_S
-        part = self._told if self._told is not None and is_told else equal_share(streams, members)
+        is_recent = self._credit is not None and now_s - self._credit_at_s < TOLD_S
+        part = self._credit if self._credit is not None and is_recent else equal_share(streams, members)
         return min(part, streams)
 
     def limit(self, streams: int, members: int, running: int, now_s: float) -> int:
@@ -79,9 +79,9 @@ class ReplicaCredit:
 
     def next_change_s(self, now_s: float) -> float:
         """Return when `limit` may change without news from the replica; inf if never."""
-        times = (self._paused_until_s, self._told_s + TOLD_S, self._sent_s + TRY_S)
+        times = (self._paused_until_s, self._credit_at_s + TOLD_S, self._sent_s + TRY_S)
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def _may_try(self, limit: int, running: int, now_s: float) -> bool:
         """Return whether to try one more request. A replica that reports no credit would queue it, not refuse it."""
-        return running >= limit and self._told is not None and now_s - self._sent_s >= TRY_S
+        return running >= limit and self._credit is not None and now_s - self._sent_s >= TRY_S

@@ -99,9 +99,9 @@ class WaitEstimate:
 
     def words(self) -> str:
         """Format it for a heartbeat: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
-        told = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
-        told += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
-        return told + ("" if self.problem is None else f" reason={self.problem.reason}")
+        text = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
+        text += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
+        return text + ("" if self.problem is None else f" reason={self.problem.reason}")
 
 
 UNKNOWN: Final = WaitEstimate()
