@@ -98,9 +98,9 @@ class Idempotency:
         return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
 
     async def serve(self, inference_request: InferenceRequest, work: RequestRunner, follow: RunFollower) -> None:
-        """Run the request by `work`, or answer it from the run of an equal request by `follow`.
+        """Run the request by `work`, or answer it by `follow` from the run of an equal request.
 
-        A followed request has an account of its own. Raises Refused for a malformed key, or if the deadline passes
+        `follow` gives the request an account of its own. Raises Refused for a malformed key, or if the deadline passes
         before the key is claimed; ClientGone.
         """
         given = [value for name, value in inference_request.exchange.headers if name == HEADER]

@@ -11,7 +11,7 @@ from activator.answers.answer_store import Claimed, ClaimedElsewhere, ClaimResul
 from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, KeptAnswer
 from activator.limits.single_flight import AT_ONCE, StoreFull, StoreUnavailable
 
-if TYPE_CHECKING:  # the library is imported only where there is a Redis
+if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
 
 LEASE_S: Final = 10.0

@@ -28,7 +28,7 @@ from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_e
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import BudgetSpent, BudgetUnavailable, TenantBusy
 
-if TYPE_CHECKING:  # the library is imported only where there is a Redis
+if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
 
 AFTER_S: Final = 1.0

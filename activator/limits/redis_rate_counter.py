@@ -15,7 +15,7 @@ from activator.limits.policy.held_quota import equal_share
 from activator.limits.policy.token_block import RefillRequest, TokenBlock
 from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_every
 
-if TYPE_CHECKING:  # the library is imported only where there is a Redis
+if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
 
 TEND_S: Final = 0.5  # interval between checks for expired blocks

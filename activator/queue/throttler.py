@@ -145,11 +145,11 @@ class Throttler:
     def slot(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
     ) -> Slot:
-        """Return an `async with` block that holds a slot of some replica.
+        """Return an `async with` block that holds a slot of some replica. Entering waits for the slot. Safe to cancel.
 
-        Entering waits for the slot. Raises Refused(Overloaded | DeadlineExceeded | DeadlineTooShort), or with the
-        reason why the start failed. Raises NoSlotInTime if there was no slot by `again_by_s` (monotonic), unless the
-        request waits for a start. Safe to cancel.
+        Raises Refused with Overloaded, ShedByPriority, ShedByFairShare, DeadlineExceeded, DeadlineTooShort,
+        BreakerOpen, or with the reason why a start failed. Raises NoSlotInTime if there was no slot by `again_by_s`
+        (monotonic), unless the request waits for a start.
         """
         return Slot(self, key, queued_request, deadline, self._clock(), again_by_s)
 

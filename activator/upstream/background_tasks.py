@@ -14,7 +14,7 @@ class BackgroundTasks:
         return f"<BackgroundTasks running={len(self._running)}>"
 
     def start(self, errand: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
-        """Run `errand` in a task for at most `timeout_s`."""
+        """Run `errand` in a task for at most `timeout_s` seconds, and return the task."""
         task = asyncio.create_task(_bounded(errand, timeout_s))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
