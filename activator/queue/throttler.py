@@ -1,8 +1,8 @@
 """Give each request a slot at a replica of its version, at once or after a wait, or refuse it.
 
-Decisions are elsewhere. `queue/policy/admission.py` decides whether a request may wait, `slot_allocator.py` which
-request is next and which replica it gets, `replica_tracker.py` which replicas serve, `waker.py` when to wake a version,
-and `queue/policy/wait_estimate.py` when a slot is expected.
+Decisions are elsewhere. `queue/policy/admission.py` decides whether a request may wait. `slot_allocator.py` decides
+which request is next and which replica it gets. `replica_tracker.py` knows which replicas serve, `waker.py` wakes
+versions, and `queue/policy/wait_estimate.py` estimates when a slot is free.
 """
 
 import asyncio

@@ -63,10 +63,9 @@ class Attempts:
     ) -> None:
         """Send a complete answer to the client, retrying on other replicas.
 
-        A retry is safe in two cases: the replica was lost before its first byte, or it withdrew its answer
-        (`weights_damaged`) before the client had any of it. Raises Refused with the last attempt's failure. Raises
-        Refused(ModelNotFound) before an attempt if `is_current` returns False, because the request no longer goes to
-        this version.
+        A retry is safe if the replica was lost before its first byte, or if it withdrew its answer (`weights_damaged`)
+        before the client had any of it. Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound)
+        before an attempt if `is_current` returns False, because the request no longer goes to this version.
         """
         self._budgets.asked((queued_request.tenant, key), time.monotonic())
         tried = _UNTRIED

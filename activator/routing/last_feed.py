@@ -1,8 +1,8 @@
 """Keep the last feed on disk, so that an activator can start while the control plane is away.
 
-The file contains digests of API keys, no keys. It is written atomically with mode 0600: after a change at most every
-`EVERY_S`, otherwise every `AGAIN_S` while the control plane is connected, because the file records when that was. A
-feed older than `max_age_s`, on disk or in memory, is not used. That bounds how long a cut-off activator accepts a
+The file contains digests of API keys, no keys. It is written atomically with mode 0600, after a change at most every
+`EVERY_S`. Without changes it is written every `AGAIN_S`, because it records when the control plane was last connected.
+A feed older than `max_age_s`, on disk or in memory, is not used. That bounds how long a cut-off activator accepts a
 revoked key. Within one boot, the file's age is measured by the monotonic clock, so a step of the wall clock does not
 change it.
 """

@@ -1,8 +1,8 @@
 """The front door's certificates: one default and one per tenant, chosen by the name that the client requests (SNI).
 
 They are leaf certificates of the local CA, except for names that have files (`certificate_files.py`). A leaf is made
-when its tenant appears in the feed, or on its first request, and again at half of its lifetime, so that a process may
-run for years.
+when its tenant appears in the feed, or on its first request. It is made again at half of its lifetime, because a
+process may run for years.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 A running request holds the most that it may cost. Its durable record then counts until the ledger has it. So one
 activator never exceeds a budget, except for costs that only the ledger knows: device time, and other activators'
-records on their way (unless they lease from one store, `held_quota.py`). `routing/policy/request_body.py` estimates the
-most that a request may cost.
+records on their way. With a shared store, `held_quota.py` bounds the latter, too. `routing/policy/request_body.py`
+estimates the most that a request may cost.
 """
 
 from collections import deque
