@@ -1,11 +1,10 @@
-"""Compute the answers of one version: a replica's process, from its fork to its end.
+"""A replica's process: it loads one model version and computes responses, from its fork to its exit.
 
-`app/` starts processes and puts them together, `api/` takes requests and control orders, `lifecycle/` owns the state
-of a replica and makes a version ready. `surface/` decodes requests and renders answers, `text/` turns text into token
-ids and back, `models/` binds weights to modules. `drivers/` computes for decoders, `encoder/` and `predictor/` for
-the other kinds.
+`app/` holds the programs, `api/` the routes, `lifecycle/` a replica's state and how a version becomes ready. `surface/`
+decodes requests and renders responses. `text/` turns text into token ids and back. `models/` binds weights to modules.
+`drivers/` computes for decoders, `encoder/` for embedding models, `predictor/` for ONNX models.
 
-Weights come from `weightcache`, requests from `activator`. Bills are the control plane's.
+Not here: weights come from `weightcache`, requests from `activator`, and the control plane makes the bills.
 
 Begin with `lifecycle/replica.py`, the states of one process. A request passes `api/inference_api.py`,
 `surface/serving.py`, `drivers/engine_thread.py` with an engine, and `api/delivery.py`.

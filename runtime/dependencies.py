@@ -1,4 +1,4 @@
-"""What a runtime depends on. A test takes each away."""
+"""The services that a runtime depends on. Tests take each one away in turn."""
 
 from typing import Final
 

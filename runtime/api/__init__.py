@@ -1,5 +1,5 @@
 """The routes of a replica: inference requests, control orders, probes and metrics.
 
-What a request means is `surface/`'s, whether the replica takes one is `lifecycle/replica.py`'s. Begin with
-`inference_api.py`; `delivery.py` writes its answers, `orphan_records.py` records requests whose activator is gone.
+`surface/` decodes requests, and `lifecycle/replica.py` decides whether the replica accepts one. Begin with
+`inference_api.py`; `delivery.py` writes responses, `orphan_records.py` records requests whose activator is gone.
 """

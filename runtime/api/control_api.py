@@ -1,10 +1,11 @@
-"""What a runtime answers besides inference requests: control routes, a pod's probes and orders, and metrics.
+"""Serve all routes except inference: control orders, a pod's probes, a parked pod's orders, and metrics.
 
-Control routes are for the control plane of one machine: bind, sleep, drop, wake, jobs, state, drain, condemn, health. A
-pod has none, since whoever reaches its port could use them. A parked pod takes two orders, from the control plane
-alone: to bind a version, and to release it.
+The control plane of the same machine uses the control routes: bind, sleep, drop, wake, gate, seal, state, drain,
+condemn, health. A pod has none of them, because every process that reaches its port could call them. A parked pod
+accepts two orders, and only from the control plane: bind a version, and release it.
 
-Metrics are gauges of this replica, read when they are asked for, since they end with it. Other processes count.
+All metrics are gauges of this replica. They are computed for each scrape and disappear with the process. Counters live
+in other processes.
 """
 
 import asyncio
@@ -38,13 +39,13 @@ T = TypeVar("T")
 Values = dict[tuple[str, ...], float]
 _HEALTH: Final = {HealthyGpu: "healthy", DegradedGpu: "degraded", UnhealthyGpu: "unhealthy"}
 NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path
-QUEUE_PROBE: Final = "queue"  # what an activator asks for, and reads back
+QUEUE_PROBE: Final = "queue"  # the header's value, which Knative's activator expects back as the body
 ENGINE_HANGS: Final = "the engine hangs in a step"
 _STARTING_STATES: Final = (RuntimeState.STANDBY, RuntimeState.RESTORING)
 
 
 def build_control_app() -> FastAPI:
-    """The application without its replica, so that it can be made before a fork; see `attach_replica`."""
+    """Return the control application. `attach_replica` adds the replica, after a fork."""
     app = FastAPI(openapi_url=None)
     install_failure_handlers(app)
 
@@ -105,10 +106,10 @@ def build_control_app() -> FastAPI:
 
 
 def build_probe_app(step_s: float, gpus: GpuWatch | None = None, *, may_park: bool = False) -> FastAPI:
-    """Return the probes' application, before it has its replica: see `attach_replica`.
+    """Return the probe application. `attach_replica` adds the replica.
 
-    An engine without progress for `step_s` seconds hangs: `/healthz` is 503 then, so that the pod is replaced. With
-    `may_park` the pod counts as fine also while it waits for a version or restores one.
+    An engine without progress for `step_s` seconds hangs. `/healthz` is then 503, so that the pod is replaced. With
+    `may_park`, the pod is also ready while it waits for a version or restores one.
     """
     app = FastAPI(openapi_url=None)
 
@@ -125,18 +126,18 @@ def build_probe_app(step_s: float, gpus: GpuWatch | None = None, *, may_park: bo
 
     @app.get("/healthz")
     async def healthz(request: Request) -> Response:
-        """200 while the engine moves; for a probe of Knative's activator, while it takes requests."""
-        asked = request.headers.get(NETWORK_PROBE)
-        if asked is None:
+        """Return 200 while the engine progresses. For a probe by Knative's activator: while requests are accepted."""
+        probe = request.headers.get(NETWORK_PROBE)
+        if probe is None:
             return Response() if is_progressing(request) else Response(ENGINE_HANGS, status_code=503)
-        if asked != QUEUE_PROBE:
+        if probe != QUEUE_PROBE:
             return Response(f"{NETWORK_PROBE} must be {QUEUE_PROBE}", status_code=400)
         return Response(QUEUE_PROBE, status_code=200 if is_ready(request) else 503)
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:
-        """200 while it takes requests or, with `may_park`, waits for a version or restores one. The body is
-        its report.
+        """Return 200 while requests are accepted. With `may_park`, also while the pod waits for a version or restores
+        one. The body is the replica's report.
         """
         status = 200 if is_ready_or_parked(request) else 503
         return answer(_replica(request).report(), status)
@@ -151,14 +152,13 @@ def build_probe_app(step_s: float, gpus: GpuWatch | None = None, *, may_park: bo
 
 
 class BindHandler:
-    """Orders to a parked pod. Its process binds one version, once. A second order for that version gets the same
-    answer; one for another version is refused, until a fresh process is parked.
-
-    A bind goes on after its caller has gone. It ends within `bind_timeout_s` seconds, with a ready or a failed replica.
+    """The orders to a parked pod. Its process binds one version, once. A second order for that version gets the same
+    reply. An order for another version is refused until a fresh process is parked. A bind continues after its caller
+    has disconnected. It ends within `bind_timeout_s` seconds, with a ready or a failed replica.
     """
 
     def __init__(self, parked: ParkedSpec, replica: Replica, end: asyncio.Event, bind_timeout_s: float) -> None:
-        """`end` makes the process drain and end; the pod's supervisor starts a fresh one in its place."""
+        """Setting `end` makes the process drain and exit. The pod's supervisor then starts a fresh process."""
         self._parked = parked
         self._replica = replica
         self._end = end
@@ -170,9 +170,11 @@ class BindHandler:
         return f"<BindHandler {'parked' if self._taken is None else self._taken.version[:12]} {self._replica!r}>"
 
     async def bind(self, take: BindPodRequest) -> BindResponse:
-        """Serve that version. Raises `Refused`: InvalidRequest or CapacityExceeded for what would not fit here,
-        Conflict for another one than is bound, Unavailable while the process ends. All of these change nothing. Any
-        other failure is why the process has failed.
+        """Bind the version and return the reply. Cancelling a caller does not stop the bind.
+
+        Raises `Refused`. Four failures change nothing: InvalidRequest and CapacityExceeded (the version does not fit
+        here), Conflict (another version is bound) and Unavailable (the process is about to end). Any other failure is
+        the reason why the process has failed.
         """
         if self._taken is None:
             self._check(take)
@@ -191,7 +193,7 @@ class BindHandler:
         return await asyncio.shield(self._binding)
 
     def release(self, take: BindPodRequest) -> bool:
-        """Have the process drain and end. False where nothing is bound. Raises `Refused(Conflict)` for another one."""
+        """Make the process drain and exit. Return False if nothing is bound. Raises `Refused(Conflict)`."""
         if self._taken is None:
             return False
         if not _is_same_version(self._taken, take):
@@ -228,7 +230,7 @@ class BindHandler:
 
 
 def build_bind_api(orders: BindHandler, replica: Replica) -> FastAPI:
-    """The routes, for a listener that knows who asks."""
+    """Return the application with a parked pod's orders. Its listener must authenticate the caller."""
     app = FastAPI(openapi_url=None)
     install_failure_handlers(app)
 
@@ -248,18 +250,18 @@ def build_bind_api(orders: BindHandler, replica: Replica) -> FastAPI:
 
 
 def _is_same_version(one: BindPodRequest, other: BindPodRequest) -> bool:
-    """Return whether both are about one version. The other fields say what it needs."""
+    """Return whether both orders name the same version. The other fields describe what the version needs."""
     return (one.tenant, one.model, one.version) == (other.tenant, other.model, other.version)
 
 
 def _retrieve_exception(task: "asyncio.Task[BindResponse]") -> None:
-    """Retrieve the exception, since the caller may be gone. The replica has recorded it."""
+    """Retrieve the exception, or asyncio logs it when no caller is left. The replica has recorded the failure."""
     if not task.cancelled():
         task.exception()
 
 
 def attach_replica(app: FastAPI, replica: Replica) -> None:
-    """From now on the application speaks for this replica."""
+    """Set the replica that the application's routes use."""
     app.state.replica = replica
 
 
@@ -268,7 +270,7 @@ def _replica(request: Request) -> Replica:
 
 
 def render_metrics(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
-    """Return the metrics in Prometheus' text format. A caller adds replicas up, so no series names one."""
+    """Return the metrics in Prometheus' text format. Callers sum over replicas, so no series has a replica label."""
     report = replica.report()
     telemetry = open_without_traces("runtime")
     blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
@@ -281,7 +283,7 @@ def render_metrics(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
 
 
 def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
-    """Add the GPUs' series. A figure that a device doesn't report has none."""
+    """Add the GPUs' series. A value that a device doesn't report gets no sample."""
     states = {gpu.name: _HEALTH[type(judge_gpu_health(gpu))] for gpu in gpus}
     health: Values = {
         (gpu, state): float(state == found) for gpu, found in states.items() for state in _HEALTH.values()

@@ -1,6 +1,6 @@
-"""Carry one answer over one connection: frames, heartbeats, and the end, whoever brings it about.
+"""Send one response over one connection: data frames, heartbeats, and the last frame, for success or failure.
 
-Nothing is committed before the engine took the request: until then a refusal keeps its true status.
+The 200 is sent only after the engine has accepted the request. Until then a refusal keeps its own status code.
 """
 
 import asyncio
@@ -35,48 +35,48 @@ from runtime.surface.answer_builder import AnswerBuilder, AnswerProgress
 
 log = logging.getLogger(__name__)
 
-COMMIT_DELAY_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
+COMMIT_DELAY_S: Final = 0.25  # how long the engine may take to refuse, before the 200 is sent
 HEARTBEAT_INTERVAL_S: Final = 1.0
-RELEASE_TIMEOUT_S: Final = 1.0  # for the engine to end a request that was cut: a step, as a rule
-WRITE_TIMEOUT_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
+RELEASE_TIMEOUT_S: Final = 1.0  # for the engine to release a cancelled request: usually one step
+WRITE_TIMEOUT_S: Final = READER.timeout_s  # how long one write may wait until the activator reads
 
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
-    """One request while it is answered: its stream, and what the activator said about it."""
+    """One request while it is answered: its event stream, and what the activator reported about it."""
 
     request_id: str
     stream: EventStream
     began_us: int
     tokenized_us: int
-    delivered_tokens: int = 0  # as acknowledged
-    committed: bool = False  # a 200 went out: a record must exist
-    ended: bool = False  # so did the last frame
+    delivered_tokens: int = 0  # acknowledged by the activator
+    committed: bool = False  # the 200 was sent, so a record must exist
+    ended: bool = False  # the last frame was sent
     disconnected: bool = False
     deleted: bool = False
     answered_elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable
-    unfiltered: bool = False  # some of prompt or answer passed its filters unseen
+    unfiltered: bool = False  # some text of the prompt or response was not checked by its filters
     counts: Counts = field(default_factory=Counts)
 
     @property
     def unrecorded(self) -> bool:
-        """Return whether a record must exist that nobody has confirmed."""
+        """Return whether a record must exist and no activator has confirmed it yet."""
         return self.committed and not self.recorded
 
     @property
     def connection_lost(self) -> bool:
-        """Return whether its connection ended without a word: its activator may be gone, or use another replica."""
+        """Return whether the connection closed early without a DELETE: the activator died or uses another replica."""
         return self.disconnected and not self.ended and not self.deleted
 
     def delete(self) -> None:
-        """The activator wants no more, and lives to say so."""
+        """Cancel the request because its activator sent a DELETE. That activator is alive and writes the record."""
         self.deleted = True
         self.stream.abandon(Cancelled())
 
 
 async def watch_connection(receive: Receive, served_request: ServedRequest) -> None:
-    """Cancel in the engine as soon as the other side is gone. The body must have been read."""
+    """Cancel the request in the engine as soon as the activator disconnects. The body must have been read."""
     await disconnected(receive)
     if not served_request.ended:
         served_request.disconnected = True
@@ -84,7 +84,7 @@ async def watch_connection(receive: Receive, served_request: ServedRequest) -> N
 
 
 class Delivery:
-    """Writes one answer. Raises `Refused` where nothing was committed yet, else says it in a FAILED frame."""
+    """The writer of one response. It raises `Refused` before the 200 was sent; later failures become a FAILED frame."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Delivery:
         fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
         on_last: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fields` returns more headers of the response. `on_last` is called before the last frame is written."""
+        """`fields` returns additional response headers. `on_last` is called before the last frame is written."""
         self._served_request = served_request
         self._answer = answer
         self._send = send
@@ -106,7 +106,7 @@ class Delivery:
         self._sent_at = time.monotonic()
 
     async def run(self) -> None:
-        """From the engine's first word to the last frame. Raises TimeoutError where the other side stopped reading."""
+        """Write from the first event to the last frame. Raises TimeoutError if the activator stopped reading."""
         try:
             await self._run()
         except Refused as refused:
@@ -126,7 +126,7 @@ class Delivery:
             if events and self._prefilled_us is None:
                 self._prefilled_us = now_us()
             progress = self._answer.add_events(events)
-            if not isinstance(progress, AnswerProgress):  # a filter is asked
+            if not isinstance(progress, AnswerProgress):  # a filter call is pending
                 progress = await progress
             self._served_request.counts = progress.counts
             self._served_request.unfiltered = self._served_request.unfiltered or progress.unfiltered
@@ -137,7 +137,7 @@ class Delivery:
                 frames = encode_frame(Frame(FrameKind.DATA, progress.counts, progress.data))
             if progress.reason is not None:
                 if not isinstance(events[-1], Finished):
-                    stream.stop()  # a stop string: the engine knows nothing of those
+                    stream.stop()  # a stop string was found; the engine does not know stop strings
                 unfiltered = self._served_request.unfiltered
                 end = msgspec.json.encode(
                     StreamEnd(finish_reason=progress.reason, spans=self._spans(), unfiltered=unfiltered)
@@ -157,9 +157,9 @@ class Delivery:
         if served_request.stream.abandon_failure is None:
             served_request.counts = self._answer.counts
         else:
-            # Cut here: the engine computes until it releases the request, and the activator charges what was computed.
+            # Cancelled here. The engine computes until it releases the request; the activator charges that too.
             served_request.counts = await served_request.stream.final_cost(RELEASE_TIMEOUT_S) or served_request.counts
-        # Cut for its caller before anything was sent: the cost goes out in a 200, with which the request is counted.
+        # Cancelled for the client before anything was sent: send the cost in a 200, which also counts the request.
         is_cut = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
             failure, DeadlineExceeded
         )
@@ -178,7 +178,7 @@ class Delivery:
                 headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self._served_request.ended = last and not self._served_request.disconnected
-            if last:  # once it is read, the activator sends the next request
+            if last:  # before the frame: the activator sends its next request once it has read it
                 self._on_last()
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
         self._sent_at = time.monotonic()
@@ -192,5 +192,5 @@ class Delivery:
 
 
 def now_us() -> int:
-    """Return monotonic microseconds, as `ServedRequest.began_us` has them."""
+    """Return monotonic microseconds, the clock of `ServedRequest.began_us`."""
     return time.monotonic_ns() // 1000

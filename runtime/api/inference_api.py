@@ -1,6 +1,6 @@
-"""The routes that serve: plain ASGI, for the activator alone, on the replica's own socket.
+"""Serve inference requests: plain ASGI, for the activator alone, on the replica's own socket.
 
-Control routes are passed on to `control_api.py`. Statuses are the error table's.
+Control routes are passed on to `control_api.py`. The error table defines the status codes.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ KEY_ID: Final = "x-kelvin-key-id"
 ACTIVATOR: Final = "x-kelvin-source"
 IDEMPOTENCY: Final = "x-kelvin-once"
 GUEST_TENANT: Final = "x-kelvin-guest"
-RUNTIME: Final = b"x-kelvin-runtime"  # of an answer: whom its record is to name
-ANSWERED_ELSEWHERE: Final = "x-kelvin-elsewhere"  # with a DELETE: another replica has answered
-MAX_TIMEOUT_S: Final = 3600.0  # of a request that brings no deadline, too
+RUNTIME: Final = b"x-kelvin-runtime"  # response header: the runtime id for the usage record
+ANSWERED_ELSEWHERE: Final = "x-kelvin-elsewhere"  # on a DELETE: another replica has answered
+MAX_TIMEOUT_S: Final = 3600.0  # also the timeout of a request without a deadline
 
 _REQUESTS: Final = "/v1/requests/"
 _RECEIPTS: Final = "/v1/receipts"
@@ -62,28 +62,28 @@ _MAX_RECEIPTS_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders:
-    """What the activator says beside the body."""
+    """The values that the activator sends as headers."""
 
     request_id: str
     key_id: str
-    source: str  # the spool of the activator that asks
-    guest: str | None  # the caller's tenant, where it isn't the version's
+    source: str  # the spool of the activator that sent the request
+    guest: str | None  # the caller's tenant, if it isn't the version's
     timeout_s: float
     deadline_s: float  # on the loop's clock
-    ceiling: TokenLimits  # of the caller, within the version's limits
+    ceiling: TokenLimits  # the caller's limits, within the version's
     began_us: int  # monotonic
     started_at_us: int  # wall clock
-    once: str  # what the record is one with, or ""
-    degraded: str  # what its model's ladder gave up for it, or ""
-    # Requests that the activator would have here; None: it is of a build that knows no credit.
+    once: str  # the idempotency value of the usage record, or ""
+    degraded: str  # the degradation step that was applied to the request, or ""
+    # How many requests the activator wants to have here. None: its build does not know credits.
     wanted_streams: int | None
 
 
 class CreditPermit:
-    """A request that counts against its activator's credit, from its construction to `leave`."""
+    """One request's share of its activator's credit, from construction to `leave`."""
 
     def __init__(self, credits: Credits, call: RequestHeaders) -> None:
-        """Raises `Refused(NoCredit)` where the replica has as many as it takes."""
+        """Raises `Refused(NoCredit)` if the replica has no stream for this activator."""
         self._credits = credits
         self._source = call.source
         if call.wanted_streams is None:
@@ -94,39 +94,40 @@ class CreditPermit:
 
     @property
     def credit(self) -> int:
-        """How many requests the activator may have here now."""
+        """Return how many requests the activator may have here now."""
         return self._credits.credit_of(self._source, time.monotonic())
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Return the permit. Idempotent: further calls do nothing."""
         if self._is_held:
             self._is_held = False
             self._credits.leave(self._source)
 
 
 class ServingApi:
-    """The ASGI application of one process."""
+    """The ASGI application of one replica process. It supports HTTP only."""
 
     def __init__(self, replica: Replica, orphans: OrphanRecords, control: ASGIApp, *, in_pod: bool = False) -> None:
-        """`in_pod`: its activators are elsewhere, and know it by the name of its pod, which may live several times."""
+        """With `in_pod`, activators run on other hosts and know this replica by its pod's name. A pod keeps its name
+        when its process restarts, so each response names the runtime id.
+        """
         self._replica = replica
         self._orphans = orphans
         self._control = control
         self._in_pod = in_pod
         self._fields = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
         self._served_requests: dict[str, ServedRequest] = {}
-        self._preparing: dict[str, asyncio.Timeout] = {}  # requests that have no exchange yet, with what ends them
+        self._preparing: dict[str, asyncio.Timeout] = {}  # requests not yet in the engine, by id
 
     def __repr__(self) -> str:
         return f"<ServingApi exchanges={len(self._served_requests)}>"
 
     @property
     def served_requests(self) -> int:
-        """Requests being answered."""
+        """Return how many requests are being answered."""
         return len(self._served_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP only."""
         path, method = scope["path"], scope["method"]
         if path not in _KINDS and not path.startswith("/v1/"):
             await self._control(scope, receive, send)
@@ -182,21 +183,21 @@ class ServingApi:
                 created_s = call.started_at_us // 1_000_000
                 tenant = call.guest or OWNER_TENANT
                 preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
-                # A long body waits for its turn, and its work is cancelled if the caller leaves. A short one is seldom
-                # worth a watcher.
+                # Preparing a long body may wait, so cancel it if the activator disconnects. For a short body a watcher
+                # costs more than it saves.
                 prepared = await (
                     run_until_disconnect(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing
                 )
-            if asyncio.get_running_loop().time() >= _limit_at_s(limit):  # nothing above had to wait
+            if asyncio.get_running_loop().time() >= _limit_at_s(limit):  # the timeout fires only where a wait occurs
                 raise TimeoutError
         except TimeoutError:
             if _limit_at_s(limit) < call.deadline_s:
                 raise Refused(Cancelled()) from None
             raise Refused(DeadlineExceeded(call.timeout_s, "reading, filtering or encoding the request")) from None
         finally:
-            if self._preparing.get(call.request_id) is limit:  # a retry may have taken the name
+            if self._preparing.get(call.request_id) is limit:  # a retry may use the same id
                 del self._preparing[call.request_id]
-        # A drain or a failure may have come while the body did.
+        # The replica may have failed or begun to drain while the body arrived.
         serving, streams = self._replica.serving()
         with self._hold_request(call, streams, prepared.request, serving.bind, prepared.stream) as served_request:
             count = self._replica.meter.count_request
@@ -212,7 +213,7 @@ class ServingApi:
             try:
                 await delivery.run()
             except TimeoutError:
-                # The server closes a connection whose answer is cut.
+                # The server closes a connection whose response is incomplete.
                 log.warning("the activator stopped reading", extra={"request_id": call.request_id})
             finally:
                 timer.cancel()
@@ -223,7 +224,9 @@ class ServingApi:
     def _hold_request(
         self, call: RequestHeaders, streams: EventStreams, request: Request, bind: BindRequest, stream: bool
     ) -> Iterator[ServedRequest]:
-        """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
+        """Hold the request from the engine's acceptance to the last byte. On exit, release the engine and keep the
+        account if the record is unconfirmed.
+        """
         served_request = ServedRequest(call.request_id, streams.open(request), call.began_us, now_us())
         self._served_requests[call.request_id] = served_request
         try:
@@ -231,7 +234,7 @@ class ServingApi:
         finally:
             served_request.stream.stop()
             log.debug("a request ended", extra={"completion_tokens": served_request.counts.completion_tokens})
-            if self._served_requests.get(call.request_id) is served_request:  # a retry may have taken the name
+            if self._served_requests.get(call.request_id) is served_request:  # a retry may use the same id
                 del self._served_requests[call.request_id]
             if served_request.unrecorded:
                 self._orphans.keep(
@@ -268,14 +271,14 @@ class ServingApi:
         else:
             self._orphans.leave_to_activator(request_id)
         if (limit := self._preparing.get(request_id)) is not None and not limit.expired():
-            # It has nothing in the engine yet. Its time is over now, not at its deadline.
+            # The request is not in the engine yet. Let its timeout expire now.
             limit.reschedule(asyncio.get_running_loop().time())
         if (served_request := self._served_requests.get(request_id)) is not None:
             served_request.answered_elsewhere = served_request.answered_elsewhere or answered_elsewhere
             served_request.delete()
 
     def _record_receipt(self, receipt: Receipt) -> None:
-        """Take in a receipt. It may come before the last frame is sent, or after all is over."""
+        """Apply a receipt. It may arrive before the last frame is sent, or after the request has ended."""
         self._orphans.take(receipt)
         if (served_request := self._served_requests.get(receipt.request_id)) is not None:
             served_request.delivered_tokens = max(served_request.delivered_tokens, receipt.completion_tokens)
@@ -344,7 +347,7 @@ def _require_method(method: str, wanted: str) -> None:
 
 
 async def _read_body(receive: Receive, limit_bytes: int) -> bytes:
-    """Raises `Refused`: BodyTooLarge, or Cancelled where the connection ends before it."""
+    """Return the body. Raises `Refused`: BodyTooLarge, or Cancelled if the connection closes first."""
     body = bytearray()
     while True:
         message = await receive()

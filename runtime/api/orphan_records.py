@@ -1,9 +1,12 @@
-"""Requests whose activator went away: their records are written here, so that what was delivered is still charged.
-So are those of requests that another replica answered before us, as cancelled and with nothing delivered.
+"""Write the usage records of requests whose activator is gone, so that delivered tokens are still charged.
 
-Every request whose answer was begun is kept here from the moment it leaves the engine until its activator's record is
-durable. One that is sent here again has one account, its last one. Whether an activator lives is told by the lock on
-its spool, of one on another host by when it last asked for something. Where both write, the activator's stands.
+A request's account is kept here from the moment it leaves the engine until its activator's record is durable. This
+applies to every request whose response was begun. A retry of the same request replaces the account of the one before.
+
+A local activator is alive while it holds the lock on its spool. An activator on another host counts as alive for a
+while after its last request. If both write a record, the ledger keeps the activator's.
+
+A request that another replica answered first is also recorded here: as cancelled, with no tokens delivered.
 """
 
 import asyncio
@@ -28,19 +31,19 @@ from kelvin.spool.shipper import Post
 
 log = logging.getLogger(__name__)
 
-DELETE_GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one
-ORPHAN_POLL_S: Final = 0.05  # between two looks for the dead, short since this replica may be the next to die
+DELETE_GRACE_S: Final = 1.0  # a DELETE on another connection may arrive after this one has closed
+ORPHAN_POLL_S: Final = 0.05  # between two checks for dead activators; short, as this replica may die next
 MAX_KEPT: Final = 4096
-REMOTE_TIMEOUT_S: Final = 60.0  # after its last request an activator on another host counts as gone
+REMOTE_TIMEOUT_S: Final = 60.0  # an activator on another host counts as gone this long after its last request
 MAX_REMOTE_ACTIVATORS: Final = 256
 
-# Makes a record durable. Its argument makes the record of its sequence number, which is returned.
+# Makes a record durable and returns its sequence number. The argument builds the record from that number.
 Append = Callable[[Callable[[int], bytes]], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedRequest:
-    """A request that has left the engine. `activator` names the spool of whoever owes its record, "" where unknown."""
+    """The account of a request that has left the engine. `activator` names the spool that owes its record, or is ""."""
 
     request_id: str
     activator: str
@@ -54,19 +57,19 @@ class UnconfirmedRequest:
     stream: bool
     counts: Counts
     delivered_tokens: int  # the last count that the activator acknowledged
-    once: str = ""  # as the activator would have recorded it; "" for none
-    degraded: str = ""  # as the activator would have recorded it
+    once: str = ""  # the value that the activator would have recorded; "" for none
+    degraded: str = ""  # the value that the activator would have recorded
 
     def with_delivered(self, tokens: int) -> "UnconfirmedRequest":
-        """Return the account with a later acknowledgement. The count never goes down."""
+        """Return the account with a later acknowledgement. The token count never decreases."""
         return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
 
     def answered_elsewhere(self) -> "UnconfirmedRequest":
-        """Return the account of a request that another replica answered: it charges nothing."""
+        """Return the account for a request that another replica answered. It charges no tokens."""
         return replace(self, delivered_tokens=0, once="")
 
     def record(self, source: str, sequence: int) -> RequestRecord:
-        """What is charged: tokens that were acknowledged, not those that were made."""
+        """Return the usage record. It charges the tokens that were acknowledged, not those that were generated."""
         return RequestRecord(
             request_id=self.request_id,
             origin=RecordOrigin.ORPHAN,
@@ -95,14 +98,13 @@ class UnconfirmedRequest:
 @dataclass(slots=True)
 class _PendingRecord:
     account: UnconfirmedRequest
-    lost_at_s: float | None  # on the loop's clock: its connection ended with nothing said
+    lost_at_s: float | None  # on the loop's clock: when its connection closed without an end or a DELETE
 
 
 class OrphanRecords:
-    """Keeps the account of each request that has left the engine, until its activator says that the record is durable.
-
-    Where the activator is dead, or broke off with nothing said, the record is written here. Bounded: over MAX_KEPT the
-    oldest is written at once. A record too many does no harm: in the ledger the activator's stands.
+    """The accounts of requests that have left the engine, until their activators report durable records. The record is
+    written here if the activator is dead, or closed the connection without a DELETE. Bounded: beyond MAX_KEPT the
+    oldest account is written at once. A duplicate record does no harm, because the ledger keeps the activator's.
     """
 
     def __init__(
@@ -113,9 +115,7 @@ class OrphanRecords:
         grace_s: float = DELETE_GRACE_S,
         remote_timeout_s: float = REMOTE_TIMEOUT_S,
     ) -> None:
-        """`append` writes a record where it is durable. `is_activator_alive(activator)` returns whether that
-        activator lives.
-        """
+        """`append` writes a record durably. `is_activator_alive(activator)` returns whether that activator runs."""
         self._source = source
         self._is_activator_alive = is_activator_alive
         self._grace_s = grace_s
@@ -124,11 +124,11 @@ class OrphanRecords:
         self._append_record = append
         self._pending: dict[str, _PendingRecord] = {}
         self._poll_timer: asyncio.TimerHandle | None = None
-        self._dead_activators: frozenset[str] = frozenset()  # at the last look
+        self._dead_activators: frozenset[str] = frozenset()  # at the last check
         self._empty = asyncio.Event()
         self._empty.set()
         self._writing: set[asyncio.Task[None]] = set()
-        # Activators on other hosts, the one that was heard last at the end.
+        # Time of the last request of each activator on another host, the most recent one last.
         self._remote_activators: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class OrphanRecords:
         return len(self._pending)
 
     def keep(self, account: UnconfirmedRequest, *, connection_lost: bool) -> None:
-        """Keep the account of a request that has left the engine and whose record nobody has confirmed."""
+        """Keep the account of a request that has left the engine and whose record is unconfirmed."""
         previous = self._pending.pop(account.request_id, None)
         if previous is None and len(self._pending) >= MAX_KEPT:
             self._write(next(iter(self._pending)), why="too many requests without a record")
@@ -148,25 +148,25 @@ class OrphanRecords:
         self._poll_timer = self._poll_timer or loop.call_later(self._poll_s, self._poll_activators)
 
     def note_remote_activator(self, activator: str) -> None:
-        """Note an activator on another host, where its spool is."""
+        """Note that this activator is on another host, with its spool, and is alive now."""
         self._remote_activators.pop(activator, None)
         self._remote_activators[activator] = asyncio.get_running_loop().time()
         if len(self._remote_activators) > MAX_REMOTE_ACTIVATORS:
             del self._remote_activators[next(iter(self._remote_activators))]
 
     def leave_to_activator(self, request_id: str) -> None:
-        """Leave the record to the request's activator, which lives."""
+        """Leave the record to the request's activator, which is alive."""
         if (kept := self._pending.get(request_id)) is not None:
             kept.lost_at_s = None
 
     def record_answered_elsewhere(self, request_id: str) -> None:
-        """Record at once what was counted here, because the activator's record will name another replica."""
+        """Write this replica's record at once, because the activator's record will name another replica."""
         if (kept := self._pending.get(request_id)) is not None:
             kept.account = kept.account.answered_elsewhere()
             self._write(request_id, logging.DEBUG, "answered elsewhere")
 
     def take(self, receipt: Receipt) -> None:
-        """Take in a late acknowledgement, or the word that the record is durable."""
+        """Apply a late acknowledgement, or the message that the activator's record is durable."""
         if receipt.recorded:
             if self._pending.pop(receipt.request_id, None) is not None:
                 self._stop_polling()
@@ -174,23 +174,22 @@ class OrphanRecords:
             kept.account = kept.account.with_delivered(receipt.completion_tokens)
 
     async def wait_until_empty(self, patience_s: float) -> None:
-        """Wait until nothing is kept, for at most `patience_s`: the last chance of activators before a replica ends."""
+        """Wait for at most `patience_s` seconds until activators have confirmed all records."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
 
     async def flush(self) -> None:
-        """Write what is kept, and return when all of it is durable or given up."""
+        """Write all accounts that are kept. Return when each record is durable or has failed."""
         for request_id in list(self._pending):
             self._write(request_id, why="the replica ends")
         while self._writing:
             await asyncio.wait(self._writing)
 
     def _poll_activators(self) -> None:
-        """Write the records that no activator will write. Repeats while anything is kept.
+        """Write the records that no activator will write. Repeats while any account is kept.
 
-        An account of a dead activator waits for one more look, because its last acknowledgements may still be on their
-        way.
+        An account of a dead activator waits for one more check, because its last acknowledgements may still arrive.
         """
         self._poll_timer = None
         loop = asyncio.get_running_loop()
@@ -210,8 +209,8 @@ class OrphanRecords:
             return asyncio.get_running_loop().time() - heard_s < self._remote_timeout_s
         try:
             return bool(activator) and self._is_activator_alive(activator)
-        except OSError as error:  # out of descriptors, say: look again
-            log.warning("an activator can't be looked for", extra={"error": repr(error)})
+        except OSError as error:  # such as too many open files: check again later
+            log.warning("can't check whether an activator is alive", extra={"error": repr(error)})
             return True
 
     def _stop_polling(self) -> None:
@@ -233,12 +232,12 @@ class OrphanRecords:
             await self._append_record(lambda sequence: encode(account.record(self._source, sequence)))
             log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
-            # The request stays counted in the meter page: reconciliation names it.
+            # The meter page still counts the request, so the usage audit reports it.
             log.error("record lost", extra={"request_id": account.request_id, "error": repr(error)})
 
 
 class SpooledRecords:
-    """Records in a spool that is opened with the first record, and shipped from then on."""
+    """A spool that is opened with the first record. From then on its records are shipped to the control plane."""
 
     def __init__(self, directory: Path, source: str, post: Post) -> None:
         self._directory = directory
@@ -249,7 +248,7 @@ class SpooledRecords:
         self._loops = Loops()
 
     async def append(self, make: Callable[[int], bytes], /) -> int:
-        """As `Spool.append`. Also raises OSError if the directory can't be made."""
+        """Append a record, as `Spool.append` does. Also raises OSError if the directory can't be made."""
         async with self._opening:
             if self._spool is None:
                 self._spool = await asyncio.to_thread(Spool.open, self._directory, self._source)
@@ -257,7 +256,7 @@ class SpooledRecords:
         return await self._spool.append(make)
 
     async def close(self) -> None:
-        """Close the spool. A later recovery ships what is left."""
+        """Close the spool. A later recovery ships the records that are left."""
         await self._loops.close()
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)
@@ -265,7 +264,7 @@ class SpooledRecords:
 
 @asynccontextmanager
 async def open_orphan_records(directory: Path, source: str, post: Post) -> AsyncIterator[OrphanRecords]:
-    """Orphans over a spool of their own, beside those of the activators; left, everything kept is durable."""
+    """Open orphan records over their own spool, apart from the activators'. On exit every record is durable."""
     records = SpooledRecords(directory, source, post)
     orphans = OrphanRecords(source, records.append, partial(has_owner, directory))
     try:

@@ -1,5 +1,5 @@
-"""The programs of the runtime, and what each is made of: zygote, standby, pod, settings.
+"""The runtime's programs and their wiring: zygote, standby, pod, settings.
 
-The states of a process are `lifecycle/`'s, its routes `api/`'s. Begin with `app.py`, the composition root;
+The states of a replica are in `lifecycle/`, its routes in `api/`. Begin with `app.py`, the composition root;
 `zygote.py` and `pod.py` are the two programs.
 """

@@ -1,4 +1,4 @@
-"""The composition root of a standby and of the runtime that it may become: what is made of what, and in which order."""
+"""The composition root of a standby and of the runtime that it may become: it builds and connects all parts."""
 
 import asyncio
 import logging
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 _USAGE: Final = "/internal/v1/usage/requests"
 _POST_TIMEOUT_S: Final = LEDGER.timeout_s
-_WARM_UP_DELAY_S: Final = 0.25  # a standby that was forked for a waiting request is bound by then
-_LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
-_LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace
+_WARM_UP_DELAY_S: Final = 0.25  # a standby that was forked for a waiting request has its bind by then
+_LAST_FRAMES_S: Final = 5  # for activators to read responses that are already complete
+_LAST_RECEIPTS_S: Final = 1.0  # for activators to confirm their records; less than the lifeline's grace period
 _SEAL_POLL_S: Final = 0.5
-_SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between tries
+_SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between attempts
 _SEAL_S: Final = SEALS.timeout_s
 UploadSeal = Callable[[KeepSeal], Awaitable[None]]
 
@@ -70,9 +70,9 @@ async def serve(
     gpus: GpuWatch | None = None,
     agent: SocketDirectory | None = None,
 ) -> None:
-    """Park, take a version when told to, or at once where the `pod` is for one, serve, until `stop` or a drain, which
-    an unhealthy one of `gpus` begins. `agent` is where the cache agent listens, if not in `directory`. Raises `Refused`
-    after a failure.
+    """Run one replica until `stop` or a drain is over. An unhealthy GPU in `gpus` starts a drain. The replica binds the
+    `pod`'s version at once, or parks until it gets a bind order. `agent` is the directory of the cache agent's sockets,
+    if it isn't `directory`. Raises `Refused` if the replica has failed.
     """
     initial_bind, parked = (None, None) if pod is None else (pod.bind, pod.parked)
     async with (
@@ -86,7 +86,7 @@ async def serve(
             _build_usage_post(inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)),
         ) as orphans,
     ):
-        url = inner.url if parked is None else ""  # where a pod serves others know
+        url = inner.url if parked is None else ""  # other processes know a parked pod's address already
         work = build_operations(agent or directory, settings.restore_s, filters)
         replica = Replica(runtime_id, meter, work, url, step_s=settings.step_s)
         keep = build_seal_uploader(inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER))
@@ -99,7 +99,9 @@ async def serve(
             async with Loops() as loops, asyncio.TaskGroup() as tasks:
                 loops.start("engine watch", replica.watch)
                 keeping = partial(upload_recorded_seal, replica, keep)
-                loops.start("known answers", keeping, takes_readiness=False)  # others record them again
+                loops.start(
+                    "known answers", keeping, takes_readiness=False
+                )  # optional: other replicas record them again
                 if gpus is not None:
                     loops.start("GPU watch", partial(gpus.run, replica.drain))
                 background_tasks = (
@@ -122,7 +124,7 @@ async def serve(
 
 @asynccontextmanager
 async def open_filter_client(directory: SocketDirectory, on: bool) -> AsyncIterator[FilterClient | None]:
-    """The process of the filters, None where the installation runs none."""
+    """Yield a client of the filter process, or None if the installation runs none."""
     if not on:
         yield None
         return
@@ -136,13 +138,13 @@ async def open_filter_client(directory: SocketDirectory, on: bool) -> AsyncItera
 def build_operations(
     directory: SocketDirectory, timeout_s: float, filters: FilterClient | None = None
 ) -> ReplicaOperations:
-    """What this replica can do, over the real weight cache."""
+    """Return the operations of this replica, over the real weight cache."""
     lanes = Lanes()
 
     def acquire_on(device: torch.device, *, progressive: bool) -> AcquireLease:
         def on_device(lease: client.Lease, expected: str | None) -> Weights:
             there = copy_to_device(lease, lanes.to(device), expected)
-            checksum = there.checksum  # `recopy` must not hold the arena
+            checksum = there.checksum  # a local name, so that `recopy` does not keep the arena alive
             on_host = partial(tensors, lease)
             return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
 
@@ -167,14 +169,14 @@ def build_operations(
 
         def acquire_bounded(tenant: str, version: str) -> Weights:
             weights = acquire(tenant, version)
-            if device.type == "cpu":  # drivers of a GPU map what is none of this process's memory
-                # Weights may be copied where they don't lie as they are computed over.
+            if device.type == "cpu":  # not for a GPU: its drivers map memory that is not this process's
+                # Count the weights: a tensor is copied if its stored layout isn't the one that is computed over.
                 limit_memory(weights.lease.manifest.total_bytes + request.kv_bytes + SPARE_BYTES)
             return weights
 
         return restore(request, callbacks, acquire_bounded, filters)
 
-    # A job computes on the CPU alone, and no later work: its process ends with it.
+    # A job computes on the CPU only. Its process ends afterwards, so the memory limit affects no later work.
     def do_gate(job: GateJob) -> GateFacts:
         limit_memory(GATE_BYTES)
         return sealing_jobs.gate(job)
@@ -190,17 +192,16 @@ def build_operations(
 
 
 def list_engines(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Return (library, device) of each engine that this process may become. A lease brings the known answers of one."""
+    """Return (library, device) of each engine that this process may use. A lease brings known answers for one."""
     predicting = installed_fingerprint()
     return (engine_fingerprint(device),) if predicting is None else (engine_fingerprint(device), (predicting, "cpu"))
 
 
 async def upload_recorded_seal(replica: Replica, keep: UploadSeal) -> None:
-    """Have the snapshotter keep the known answers that this replica recorded, once it gave them again.
+    """Send the known answers that this replica recorded to the snapshotter, once the engine has reproduced them.
 
-    They become a seal of the version, which the snapshotter signs. Nothing waits for it: if it can't be reached, the
-    next start records them anew. Returns once there is nothing to do: all was known before, it is kept, or that was
-    tried often enough.
+    The snapshotter signs them as a seal of the version. Nothing waits for this: if it fails, the next start records the
+    answers again. Returns when nothing was recorded, when the seal is stored, and after the last attempt.
     """
     while True:
         await asyncio.sleep(_SEAL_POLL_S)
@@ -224,7 +225,7 @@ async def upload_recorded_seal(replica: Replica, keep: UploadSeal) -> None:
 
 
 def build_seal_uploader(way: Connector) -> UploadSeal:
-    """Over the way to the snapshotter."""
+    """Return a function that sends a seal to the snapshotter."""
 
     async def keep(found: KeepSeal) -> None:
         client = ServiceClient.from_connector(way, "the snapshotter", limit=1)
@@ -237,7 +238,7 @@ def build_seal_uploader(way: Connector) -> UploadSeal:
 
 
 async def _bind_initial(replica: Replica, initial_bind: BindRequest) -> None:
-    """Bind. The replica keeps what went wrong, and ends by it."""
+    """Bind the pod's version. The replica records a failure and ends with it."""
     try:
         await replica.bind(initial_bind)
     except Refused:
@@ -247,7 +248,7 @@ async def _bind_initial(replica: Replica, initial_bind: BindRequest) -> None:
 
 
 async def _wait_for_exit(replica: Replica, orphans: OrphanRecords, ended: asyncio.Event) -> None:
-    """Nothing is in flight: what was answered a moment ago may yet be said to be recorded."""
+    """Set `ended` once nothing is in flight and activators had time to confirm their last records."""
     await replica.may_exit.wait()
     await orphans.wait_until_empty(_LAST_RECEIPTS_S)
     ended.set()
@@ -256,7 +257,7 @@ async def _wait_for_exit(replica: Replica, orphans: OrphanRecords, ended: asynci
 async def _drain_on_stop(stop: asyncio.Event, replica: Replica, settings: RuntimeSettings) -> None:
     await stop.wait()
     replica.drain()
-    if replica.stalled_s < settings.step_s:  # an engine that hangs finishes nothing
+    if replica.stalled_s < settings.step_s:  # an engine that hangs finishes no request, so don't wait for it
         await asyncio.sleep(settings.drain_s)
     replica.abort_in_flight()
 

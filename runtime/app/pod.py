@@ -1,6 +1,6 @@
-"""A runtime that nobody forked: a process that imports, takes the one version that it was started for, or waits to be
-told of one, and serves it over TCP. Started as `python -m runtime.app.pod` by `kelvin runtime`, beside a cache agent of
-its own.
+"""Run a replica without a zygote: import, bind one version or wait for an order to bind one, and serve it over TCP.
+
+`kelvin runtime` starts it as `python -m runtime.app.pod`, next to a cache agent.
 """
 
 import logging
@@ -30,22 +30,22 @@ from weightcache.client.lease_protocol import SOCKET
 
 log = logging.getLogger(__name__)
 
-AGENT_TIMEOUT_S: Final = 60.0  # for the cache agent to listen
+AGENT_TIMEOUT_S: Final = 60.0  # how long to wait until the cache agent listens
 _POLL_S: Final = 0.02
 
 
 def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
-    """Serve until a drain is over: 0, or 1 after a failure, BAD_SETTING_STATUS where the address or the device can't be
-    had.
+    """Serve until a drain is over. Return the exit status: 0; 1 after a failure; BAD_SETTING_STATUS if the address or
+    the device can't be used.
     """
     from runtime.api.control_api import build_probe_app
-    from runtime.app import app, preload  # after the settings, which pin the libraries' threads
+    from runtime.app import app, preload  # import after the settings, which limit the libraries' threads
     from runtime.lifecycle.meter_writer import create_meter_page
     from runtime.lifecycle.weights import has_device
 
     preload.import_all()
     if not has_device(pod.device_class):
-        why = "no GPU that this image's libraries could compute on is here; a class of processors begins with cpu-"
+        why = "found no GPU that this image's libraries can use; the name of a CPU class begins with cpu-"
         log.error("no device", extra={"device_class": pod.device_class, "why": why})
         return BAD_SETTING_STATUS
     try:
@@ -64,7 +64,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
             log.error("the cache agent does not listen", extra={"after_s": AGENT_TIMEOUT_S})
             return 1
         stack.enter_context(closing(agent))
-        born = born_ns(os.getpid())  # imports are of its life, too
+        born = born_ns(os.getpid())  # the meter counts the time of the imports, too
         meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
         probes = build_probe_app(settings.step_s, gpus, may_park=pod.parked is not None)
         try:
@@ -84,7 +84,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
 
 
 def opened_for(device_class: str, shown: CudaVisibility) -> AbstractContextManager[Gpus | None]:
-    """The GPUs that CUDA shows to this process, where it is to compute on one and they can be asked."""
+    """Return the GPUs that CUDA shows to this process, or None if the device class is a CPU or NVML can't be read."""
     from runtime.lifecycle.weights import resolve_device
 
     return open_gpus(shown=shown) if resolve_device(device_class).type != "cpu" else nullcontext()
@@ -97,14 +97,15 @@ def _is_unhealthy(gpus: GpuWatch | None) -> bool:
     return True
 
 
-def _try_connect_agent(place: Path, patience_s: float) -> SocketDirectory | None:
-    """The agent's sockets, once it listens; None where it doesn't. One of our own was started with us, and is there
-    long before our imports are over, but on a busy machine. Of a node's the directory need not be there yet, either.
+def _try_connect_agent(path: Path, patience_s: float) -> SocketDirectory | None:
+    """Return the agent's socket directory once the agent listens, or None after `patience_s` seconds. The pod's own
+    agent listens long before our imports are over, except on a busy machine. The directory of a node's agent may not
+    exist yet.
     """
-    limit = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + patience_s
     while True:
         try:
-            directory = SocketDirectory(place, is_ours=False)
+            directory = SocketDirectory(path, is_ours=False)
             try:
                 directory.connect(SOCKET, socket.SOCK_SEQPACKET).close()
             except OSError:
@@ -112,13 +113,13 @@ def _try_connect_agent(place: Path, patience_s: float) -> SocketDirectory | None
                 raise
             return directory
         except OSError:
-            if time.monotonic() >= limit:
+            if time.monotonic() >= deadline_s:
                 return None
             time.sleep(_POLL_S)
 
 
 def main() -> None:
-    """Settings first, then the imports."""
+    """Read the settings, import the libraries, serve, and exit."""
     with refusing_bad_settings():
         settings = from_environment()
         configure_logging("runtime", log_level())
@@ -127,7 +128,7 @@ def main() -> None:
             settings = replace(settings, peer_settings=read_parked(settings.peer_settings))
     status = run(settings, pod, read_visible_gpus())
     logging.shutdown()
-    os._exit(status)  # as a forked one: nothing in the libraries is worth tearing down, and threads may be in them
+    os._exit(status)  # skip teardown, as a standby does: other threads may still run in the libraries
 
 
 if __name__ == "__main__":

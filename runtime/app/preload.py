@@ -1,8 +1,7 @@
-"""All that a standby or runtime will ever import, imported once, before any of them exists.
+"""Import everything that a standby or runtime needs, once, before the first fork.
 
-ONNX Runtime alone is imported after the fork, see `predictor/session.py`.
-
-What is missing here is imported by each child while a request waits; a test looks for that.
+Each child would import a missing module while a request waits; a test looks for such modules. The exception is ONNX
+Runtime, which is imported after the fork: see `predictor/onnx_session.py`.
 """
 
 import importlib
@@ -21,29 +20,29 @@ from runtime.app.process_memory import configure_heap
 from runtime.text.chat_template import ChatTemplate
 from weightcache.client.lease_protocol import Layout, LeaseReply
 
-# Imported by libraries at their first use.
+# Modules that libraries import at their first use.
 _LAZY_IMPORTS: Final = (
     "uvicorn.lifespan.off",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.http.httptools_impl",
 )
-# What a process is told. Decoders are made at the first use of each type, and kept with it.
+# The messages that a process receives. msgspec builds a type's decoder at its first use and keeps it.
 _MESSAGE_TYPES: Final[tuple[type, ...]] = (BindRequest, GateJob, SealJob, LeaseReply, Layout, Manifest, Receipts)
-# Uses what templates use, escapes in texts among it: they need a codec.
+# Uses the features of real templates. Text escapes are among them, because they load a codec.
 _TEMPLATE: Final = "{% for message in messages %}{{ message.role + '\\n' }}{% endfor %}"
 
 
 def load() -> FastAPI:
-    """Import the rest, and build what is the same in each child and holds no thread, loop or device."""
+    """Import everything, and build what all children share and what holds no thread, event loop or device."""
     import_all()
     return build_control_app()
 
 
 def import_all() -> None:
-    """What the first request would otherwise wait for."""
+    """Import and initialise what the first request would otherwise wait for."""
     configure_heap()
-    torch.set_num_threads(1)  # before any operation could make a pool
+    torch.set_num_threads(1)  # before any operation can create a thread pool
     for name in _LAZY_IMPORTS:
         importlib.import_module(name)
     for kind in _MESSAGE_TYPES:

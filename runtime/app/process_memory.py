@@ -1,11 +1,11 @@
-"""The memory of a process that serves or judges a tenant's model: bounded, and its heap as a restore wants it.
+"""Limit the memory of a process that runs a tenant's model, and configure its heap for fast restores.
 
-A model is untrusted: its template, tokenizer or graph may take more memory than the machine has. Then this process has
-to fail or be killed, and not the cache agent, whose memory all models of the machine share.
+A model is untrusted: its template, tokenizer or graph may need more memory than the machine has. This process must then
+fail or be killed. The cache agent must survive, because all models of the machine share its memory.
 
-malloc has one heap, and a part of it that is there before anybody waits for it. A tokenizer's tables are megabytes in
-small and in middling pieces. Where each is new to the process, a start waits for thousands of page faults; glibc also
-gives back what is freed, and maps what is large anew each time (mallopt(3)).
+All threads share one malloc heap, a part of which is touched in advance. A tokenizer's tables are megabytes of small
+and medium allocations. On fresh memory, a start would wait for thousands of page faults. By default glibc also returns
+freed memory to the kernel and maps each large allocation separately (mallopt(3)).
 """
 
 import ctypes
@@ -14,22 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-SPARE_BYTES: Final = 4 << 30  # beside weights and KV cache; requests take a small part of it
+SPARE_BYTES: Final = 4 << 30  # in addition to weights and KV cache; requests use a small part of it
 _OOM_SCORE_ADJ: Final = 500  # of 1000; the cache agent has the default, 0
 
 
 def raise_oom_score(process: Path = Path("/proc/self")) -> None:
-    """Have the kernel's OOM killer choose this process before others. A higher score that is set already stays."""
+    """Make the kernel's OOM killer prefer this process. Never lowers a score."""
     score = process / "oom_score_adj"
-    with suppress(OSError):  # some sandboxes have no such file
+    with suppress(OSError):  # some sandboxes lack this file
         if int(score.read_text()) < _OOM_SCORE_ADJ:
             score.write_text(str(_OOM_SCORE_ADJ))
 
 
 def limit_memory(growth_bytes: int) -> None:
-    """Limit the growth of this process's private memory. Beyond it allocations fail: MemoryError in Python.
-
-    Shared memory, such as weights, doesn't count.
+    """Limit how much this process's private memory may still grow. Beyond that, allocations fail (MemoryError in
+    Python). Shared memory, such as weights, doesn't count.
     """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _data_bytes() + growth_bytes
@@ -37,14 +36,14 @@ def limit_memory(growth_bytes: int) -> None:
 
 
 def _data_bytes() -> int:
-    """Return what the kernel counts against RLIMIT_DATA: private writable memory, touched or not."""
+    """Return the bytes that the kernel counts against RLIMIT_DATA: private writable memory, touched or not."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 
 
 PREFAULTED_BYTES: Final = 16 << 20
-_LARGE_BYTES: Final = 8 << 20  # from here on it is mapped by itself, and given back when it is freed
-_PIECE: Final = 64 << 10  # below glibc's own limit for mappings, whatever that is at the moment
+_LARGE_BYTES: Final = 8 << 20  # from this size, an allocation gets its own mapping and is returned when freed
+_PIECE: Final = 64 << 10  # below glibc's dynamic mmap threshold
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 _libc: Final = ctypes.CDLL(None)
@@ -54,8 +53,8 @@ _libc.free.argtypes = (ctypes.c_void_p,)
 
 
 def configure_heap() -> None:
-    """In a process without threads, for it and its forks. One heap for all threads: a restore's thread would begin one
-    of its own otherwise, where nothing is kept. Where malloc is not glibc's, nothing is done.
+    """Configure malloc for this process and its forks: one arena for all threads, and fewer mappings and trims. Call it
+    before any thread exists, or a restore's thread creates its own arena without touched memory. glibc only.
     """
     tune = getattr(_libc, "mallopt", None)
     if tune is not None:
@@ -65,9 +64,9 @@ def configure_heap() -> None:
 
 
 def prefault_heap() -> None:
-    """Touch PREFAULTED_BYTES of heap, and free them again. They stay backed by memory.
+    """Touch PREFAULTED_BYTES of heap and free them again. They stay backed by memory.
 
-    So a standby's memory includes them from the start, and a restore that uses them does not wait for page faults.
+    A standby's memory therefore includes them from the start, and a restore that uses them has no page faults.
     """
     pieces = [_libc.malloc(_PIECE) for _ in range(PREFAULTED_BYTES // _PIECE)]
     for piece in pieces:

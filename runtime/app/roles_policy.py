@@ -1,4 +1,4 @@
-"""Which of our processes may ask a runtime for what, from another host."""
+"""The roles that may call each route of a runtime from another host."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from kelvin.contracts.roles import Role, Rules
 
 _CONTROLPLANE: Final = frozenset({Role.CONTROLPLANE})
 
-# Of a pod that waits for a version. What it serves then comes by the way of all pods.
+# For the orders to a parked pod. Once it serves a version, requests use the rules of all pods.
 BIND_API_RULES: Final[Rules] = {"/control": _CONTROLPLANE}
 
 RULES: Final[Rules] = {

@@ -1,4 +1,4 @@
-"""The environment of a zygote and what it forks, or of a pod. Read here, once, before torch is imported."""
+"""Read the environment of a zygote and its forks, or of a pod. This happens once, before torch is imported."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from runtime.dependencies import WEIGHTS
 LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
 STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"
 
-# An OpenMP pool that lives in the parent hangs the child that computes; rayon's pool would too.
+# If the parent has an OpenMP pool, a forked child hangs when it computes. The same holds for rayon's pool.
 _ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -31,34 +31,34 @@ _ONE_THREAD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """What every process forked from one zygote shares. A pod has the same."""
+    """Settings shared by all processes that one zygote forks. A pod has the same settings."""
 
     data: Path
     lifeline_fd: int | None
     drain_s: int
-    restore_s: float  # how long the weight cache may take
-    filters: bool = False  # whether the installation runs them
+    restore_s: float  # how long the weight cache may take to grant a lease
+    filters: bool = False  # whether the installation runs a filter process
     peer_settings: PeerSettings = LOCAL_ONLY
-    step_s: float = 20.0  # without progress, after which an engine hangs
+    step_s: float = 20.0  # an engine without progress for this long hangs
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """Return the directory of the sockets."""
         return self.data / "run"
 
     @property
     def meters(self) -> Path:
-        """Where the meter pages are."""
+        """Return the directory of the meter pages."""
         return self.run / "meters"
 
     @property
     def spools(self) -> Path:
-        """Where durable records wait."""
+        """Return the directory in which durable records wait."""
         return self.data / "spool"
 
 
 def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
-    """Raises `BadSetting`, naming variable, value and rule."""
+    """Return the settings. Raises `BadSetting` with the variable, its value and the rule."""
     lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     return RuntimeSettings(
         data=Path(setting_parser.text(env, "KELVIN_DATA")).absolute(),
@@ -72,7 +72,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
 
 
 def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
-    """Return what a runtime without a zygote is to be. Raises `BadSetting`."""
+    """Return the specification of this pod. Raises `BadSetting`."""
     raw = setting_parser.text(env, "KELVIN_POD")
     try:
         return decode(raw.encode(), Pod)
@@ -81,18 +81,18 @@ def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
 
 
 def read_parked(peer_settings: PeerSettings, env: Mapping[str, str] = os.environ) -> PeerSettings:
-    """Return the settings of a waiting pod, with the address at which it is told what to take. Raises `BadSetting`."""
+    """Return the peer settings with the address at which a parked pod receives orders. Raises `BadSetting`."""
     setting_parser.text(env, STANDBY_LISTEN)
-    told = read_peer_settings(env, Role.RUNTIME, STANDBY_LISTEN)
-    return replace(peer_settings, files=told.files, listen=told.listen)
+    standby = read_peer_settings(env, Role.RUNTIME, STANDBY_LISTEN)
+    return replace(peer_settings, files=standby.files, listen=standby.listen)
 
 
 def read_visible_gpus(env: Mapping[str, str] = os.environ) -> CudaVisibility:
-    """Which GPUs CUDA shows to this process; not ours to judge."""
+    """Return the variables that select which GPUs CUDA shows to this process. They are not validated here."""
     return CudaVisibility(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
 
 
 def from_environment() -> RuntimeSettings:
-    """This process's settings. Also pins the libraries to one thread, which works only before they are imported."""
+    """Return this process's settings. Also limits libraries to one thread, which works only before their import."""
     os.environ.update(_ONE_THREAD)
     return read_settings(os.environ)

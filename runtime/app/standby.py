@@ -1,6 +1,6 @@
-"""The life of a forked process, from its first instruction to its last: make it its own, park, serve, end.
+"""Run a forked process from its first instruction to its last: detach it from the zygote, park, serve, exit.
 
-What it does while it lives is `app.py`'s.
+`app.py` does the work in between.
 """
 
 import logging
@@ -30,14 +30,14 @@ _STANDARD_FDS: Final = frozenset({0, 1, 2})
 
 
 def run_standby(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:
-    """Park, serve, end: 0 after a drain, 1 after a failure. Never returns into what the zygote had on its stack."""
+    """Run a standby and exit: 0 after a drain, 1 after a failure. Never returns into the zygote's stack."""
     status = 1
     try:
         detach_process(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
         configure_logging(f"runtime-{runtime_id}", logging.getLogger("runtime").level)
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
-        # From the fork on, as the supervisor counts: a busy machine takes its time until a child's first line.
+        # Count from the fork, as the supervisor does. On a busy machine a child's first line runs much later.
         meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns(os.getpid()))
         run_service(
             lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
@@ -51,30 +51,28 @@ def run_standby(runtime_id: str, settings: RuntimeSettings, control: FastAPI) ->
         log.exception("ending")
     finally:
         logging.shutdown()
-        # Interpreter and libraries are not torn down: nothing in them is worth the time, and threads may be in them.
+        # Skip teardown of interpreter and libraries: it takes time, and other threads may still run in them.
         os._exit(status)
 
 
 def detach_process(keep: Collection[int]) -> None:
-    """A session, descriptors, signal handlers and random seeds of its own, and a place among the first to be
-    killed where memory runs out.
-    """
+    """Give this process its own session, descriptors, signal handlers and random seeds, and a high OOM score."""
     os.setsid()
     raise_oom_score()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     close_other_fds(_STANDARD_FDS | frozenset(keep))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    # Each child of one zygote would draw the same numbers otherwise.
+    # Otherwise all children of one zygote would draw the same numbers.
     random.seed(os.urandom(16))
     torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
 
 
 def close_other_fds(keep: Collection[int]) -> None:
-    """Close every descriptor but these, whoever opened it."""
+    """Close every descriptor that is not in `keep`."""
     for name in os.listdir("/proc/self/fd"):
         if (fd := int(name)) not in keep:
             try:
                 os.close(fd)
             except OSError:
-                continue  # the listing's own
+                continue  # the descriptor that listdir used

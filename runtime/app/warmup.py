@@ -1,7 +1,7 @@
-"""What a parked standby does with its time: each thing that a restore does, once, on a model of a few kilobytes.
+"""Perform each operation of a restore once, on a model of a few kilobytes, while a standby is parked.
 
-A forked process pays for the first use of everything: memory shared with its parent is copied when Python first writes
-to it, and libraries initialise at their first operation. Paid here, it is not paid while a request waits.
+In a forked process every first use is slow: memory shared with the parent is copied at Python's first write, and
+libraries initialise at their first operation. A warm-up pays that cost while no request waits.
 """
 
 import json
@@ -70,14 +70,14 @@ _HEADING: Final = ResponseMetadata("warm-up", "warm-up", "", 0)
 
 
 class WarmUp:
-    """`steps`, in order; each may be the last. Nothing of it is kept."""
+    """The steps of a warm-up. It may stop after any of them, and its model is discarded."""
 
     def __init__(self) -> None:
         self._bound: BoundModel | None = None
 
     @property
     def steps(self) -> Sequence[Callable[[], None]]:
-        """Short ones: a bind may have to wait for one of them."""
+        """Return the steps in order. Each is short, because a bind may have to wait for one."""
         return (self._text, self._model, self._engine, prefault_heap)
 
     def _text(self) -> None:

@@ -1,10 +1,11 @@
 """The zygote: a process that has imported everything and forks standbys. It holds no model and computes nothing.
 
-No event loop, no threads, no device: one blocking poll over its lifeline, a wake-up for signals and a SEQPACKET socket.
-Started as `python -m runtime.app.zygote`; the standby's own life begins in `standby.py`.
+It has no event loop, threads or device. It blocks in one poll over its lifeline, a signal wake-up descriptor and a
+SEQPACKET socket. Started as `python -m runtime.app.zygote`; `standby.py` runs the forked process.
 
-A standby is forked twice, so that its parent is whoever reaps orphans, and known by a pidfd that names no other.
-Forking copies one thread: a lock that another held stays locked for ever in the child. So there must be no other.
+Each standby is forked twice, so that its parent is the process that reaps orphans. The zygote identifies it by a pidfd,
+because a pid can be reused. A fork copies one thread: a lock that another thread held would stay locked in the child.
+So the zygote must have one thread only.
 """
 
 import gc
@@ -39,21 +40,21 @@ SOCKET: Final = "zygote.sock"
 MAX_MESSAGE: Final = 4096
 MAX_CONNECTIONS: Final = 16
 ACCEPT_PAUSE_S: Final = 0.1
-FORK_TIMEOUT_S: Final = 10.0  # how long the process between may take: two forks of a large process on a busy machine
+FORK_TIMEOUT_S: Final = 10.0  # limit for the intermediate process: two forks of a large process on a busy machine
 
 
 class Fork(Wire, frozen=True, tag_field="op", tag="fork"):
-    """Bear a standby of this name."""
+    """The request to fork a standby with this runtime id."""
 
     runtime_id: str
 
 
 class Ping(Wire, frozen=True, tag_field="op", tag="ping"):
-    """Is it there, and fit to fork?"""
+    """The request to check that the zygote runs and is able to fork."""
 
 
 class Reply(Wire, frozen=True, omit_defaults=True):
-    """The answer to either; a fork's carries the pidfd as its one descriptor."""
+    """The reply to both requests. The reply to a fork carries the new process's pidfd as its only descriptor."""
 
     ok: bool
     pid: int | None = None
@@ -62,20 +63,22 @@ class Reply(Wire, frozen=True, omit_defaults=True):
 
 
 class Zygote:
-    """The loop. `serve` returns None when it is to end, and the runtime id in each process that it bore."""
+    """The zygote's server loop over its listener, its connections and its stop descriptors."""
 
     def __init__(self, listener: socket.socket, stop_fds: tuple[int, ...]) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._stop_fds = stop_fds
         self._connections: dict[int, socket.socket] = {}
-        self._failures = 0  # of accepts, in a row
+        self._failures = 0  # consecutive failures of accept
 
     def __repr__(self) -> str:
         return f"<Zygote connections={len(self._connections)} threads={count_threads()}>"
 
     def serve(self) -> str | None:
-        """Answer until one of `stop_fds` becomes readable or ends. Closes its connections, not the listener."""
+        """Serve until one of `stop_fds` becomes readable or closes. Closes the connections, not the listener. Return
+        None in the zygote. In each forked process, return that process's runtime id.
+        """
         poll = select.poll()
         for fd in (*self._stop_fds, self._listener.fileno()):
             poll.register(fd, select.POLLIN)
@@ -86,8 +89,8 @@ class Zygote:
                         return None
                     if fd == self._listener.fileno():
                         self._accept(poll)
-                    elif (born := self._answer(fd, poll)) is not None:
-                        return born
+                    elif (runtime_id := self._answer(fd, poll)) is not None:
+                        return runtime_id
         finally:
             for connection in self._connections.values():
                 connection.close()
@@ -97,16 +100,16 @@ class Zygote:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # gone again before we looked
+            return  # the client closed the connection already
         except OSError as error:
-            # Descriptors or memory ran out. The connection stays in the backlog, so poll would return at once.
+            # Out of descriptors or memory. The connection stays in the backlog, so poll would return at once.
             self._failures += 1
             if should_log(self._failures):
                 log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             time.sleep(ACCEPT_PAUSE_S)
             return
         self._failures = 0
-        connection.setblocking(False)  # one that does not read its answers is dropped, not waited for
+        connection.setblocking(False)  # a client that does not read its replies is dropped
         if len(self._connections) >= MAX_CONNECTIONS:
             _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0, "connections")))
             connection.close()
@@ -115,7 +118,7 @@ class Zygote:
         poll.register(connection, select.POLLIN)
 
     def _answer(self, fd: int, poll: select.poll) -> str | None:
-        """Answer one message of one connection. Return the runtime id in the new process, None in the zygote."""
+        """Answer one message of one connection. Return the runtime id in the forked process, None in the zygote."""
         connection = self._connections[fd]
         try:
             message = connection.recv(MAX_MESSAGE)
@@ -136,7 +139,7 @@ class Zygote:
                             return runtime_id
                         try:
                             answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
-                            if not answered:  # the asker has left, and nobody else knows of it
+                            if not answered:  # the client has gone, and no other process knows the child
                                 with suppress(ProcessLookupError):
                                     signal.pidfd_send_signal(orphan.pidfd, signal.SIGKILL)
                         finally:
@@ -145,7 +148,7 @@ class Zygote:
             except Refused as refused:
                 log.warning("refused", extra={"code": refused.failure.code, "why": refused.failure.message})
                 answered = _reply(connection, _refusal(refused.failure))
-            except OSError:  # No descriptor was left to count threads with. The next request may find one.
+            except OSError:  # no descriptor left to count threads with; the next request may succeed
                 log.exception("failed")
                 answered = _reply(connection, _refusal(Internal()))
         if not answered:
@@ -160,7 +163,7 @@ def _refusal(failure: Failure) -> Reply:
 
 
 def _reply(connection: socket.socket, reply: Reply, *fds: int) -> bool:
-    """Whether it was sent."""
+    """Send a reply. Return whether it was sent."""
     with suppress(OSError):
         socket.send_fds(connection, [encode(reply)], fds)
         return True
@@ -169,23 +172,22 @@ def _reply(connection: socket.socket, reply: Reply, *fds: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ForkedProcess:
-    """The process that was born. `pidfd` is the holder's to close."""
+    """A process that was forked. Its owner must close `pidfd`."""
 
     pid: int
     pidfd: int
 
 
 def count_threads() -> int:
-    """Threads of this process, also those that Python knows nothing of."""
+    """Return the number of this process's threads, including threads that Python does not know."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def fork_detached() -> ForkedProcess | None:
-    """Fork a process whose parent has ended. Return its handle here, and None in the new process, where all signals are
-    still blocked.
+    """Fork a process whose parent has exited. Return its handle here, and None in the new process.
 
-    Raises `Refused`: Conflict if this process has more than one thread, Internal if the fork fails or no descriptor is
-    left.
+    All signals are still blocked in the new process. Raises `Refused`: Conflict if this process has more than one
+    thread, Internal if the fork fails or no descriptor is left.
     """
     try:
         if (threads := count_threads()) != 1:
@@ -211,8 +213,9 @@ def fork_detached() -> ForkedProcess | None:
 
 
 def _fork_and_report(near: socket.socket, far: socket.socket) -> bool:
-    """In the process between: returns (True) only in the orphan, once the zygote knows of it. Between ends here in any
-    case, and the orphan where the zygote has given up.
+    """Run the intermediate process: fork the orphan and send its pidfd to the zygote. Returns (True) only in the
+    orphan, once the zygote has its pidfd. The intermediate process always exits here. The orphan exits here too if the
+    zygote has given up.
     """
     pid = -1
     try:
@@ -222,22 +225,22 @@ def _fork_and_report(near: socket.socket, far: socket.socket) -> bool:
             if far.recv(1):
                 return True
             _end(1)
-        # Not reaped before this process has ended, so the pid is nobody else's yet.
+        # The orphan can't be reaped before this process ends, so its pid is not reused yet.
         socket.send_fds(far, [b"%d" % pid], [os.pidfd_open(pid)])
         _end(0)
     except BaseException:
         if pid > 0:
-            os.kill(pid, signal.SIGKILL)  # nobody would ever know of it
+            os.kill(pid, signal.SIGKILL)  # otherwise no process would know of it
         _end(1)
 
 
 def _end(status: int) -> NoReturn:
-    """Leave without the parent's exit handlers, buffers and `finally` blocks."""
+    """Exit without the parent's exit handlers, buffers and `finally` blocks."""
     os._exit(status)
 
 
 def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
-    """What the process between tells; it is dead and reaped afterwards, told or not."""
+    """Return the handle that the intermediate process sends. That process is reaped afterwards, even on failure."""
     near.settimeout(FORK_TIMEOUT_S)
     try:
         message, fds, _, _ = socket.recv_fds(near, 32, 1)
@@ -247,9 +250,9 @@ def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
     finally:
         os.waitpid(intermediate_pid, 0)
     if not message or not fds:
-        raise OSError("the process between ended without a birth")
+        raise OSError("the intermediate process ended without reporting a child")
     try:
-        near.send(b"1")  # it may live: until then it waits
+        near.send(b"1")  # the orphan waits for this byte before it continues
     except OSError:
         os.close(fds[0])
         raise
@@ -258,21 +261,21 @@ def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
 
 @contextmanager
 def _open_signal_fd(*numbers: signal.Signals) -> Iterator[int]:
-    """A descriptor that becomes readable with these signals. In a child, `standby` puts the defaults back."""
+    """Yield a descriptor that becomes readable on these signals. `standby.py` restores a child's handlers."""
     receiver, sender = socket.socketpair()
     with closing(receiver), closing(sender):
         sender.setblocking(False)
         for number in numbers:
-            signal.signal(number, lambda *_: None)  # the wake-up is what counts
+            signal.signal(number, lambda *_: None)  # a handler is needed; the wake-up descriptor does the work
         signal.set_wakeup_fd(sender.fileno())
         yield receiver.fileno()
         signal.set_wakeup_fd(-1)
 
 
 def run(settings: RuntimeSettings) -> str | None:
-    """Serve on `zygote.sock`. Returns the runtime id in a process that was born, where all of this is closed again."""
+    """Serve on `zygote.sock`. Return the runtime id in a forked process, where these descriptors are closed."""
     gc.collect()
-    gc.freeze()  # what was imported is never visited again, so its pages stay shared with the children
+    gc.freeze()  # later collections skip the imported objects, so their pages stay shared with the children
     directory = SocketDirectory(settings.run)
     with (
         closing(directory),
@@ -285,7 +288,7 @@ def run(settings: RuntimeSettings) -> str | None:
 
 
 def main() -> None:
-    """Import, then fork on demand. Imports come after the settings, which pin the libraries to one thread."""
+    """Import everything, then fork on demand. The settings come first: they limit libraries to one thread."""
     with refusing_bad_settings():
         settings = from_environment()
         configure_logging("zygote", log_level())
@@ -294,7 +297,7 @@ def main() -> None:
     from runtime.app import preload
 
     control = preload.load()
-    # Loading took seconds. Another installation may be on the same directory by now, and has the socket's name.
+    # Loading took seconds. Another installation may use the same directory and own the socket's name by now.
     if is_orphaned(settings.lifeline_fd):
         log.warning("the supervisor is gone; not starting")
         return

@@ -1,5 +1,5 @@
-"""What every engine shares: its interface, its thread, the stream of its events, batches of rows.
+"""The parts that all engines share: interface, engine thread, event streams, and batches of rows.
 
-The decoder's engine is `native/`; those of encoders and predictors are in `encoder/` and `predictor/`. Begin with
-`interface.py`, then `engine_thread.py`.
+The decoders' engine is in `native/`; the engines of encoders and predictors are in `encoder/` and `predictor/`. Begin
+with `interface.py`, then `engine_thread.py`.
 """

@@ -1,8 +1,8 @@
-"""An engine whose requests are rows that share forwards: who waits, what a step takes, who pays, and the known answers.
+"""The engine of models whose requests are rows that share forwards: queue, batches, costs, and the known answers.
 
-Implements `engine.interface.Engine`, so thread, streams, metering and delivery are those of the decoders. What a row
-is, and what is computed of it, is a subclass's; what a step takes, and how long it is worth waiting for more, is
-`policy.batching`'s. Single-threaded.
+Implements `interface.Engine`, so encoders and predictors share thread, streams, metering and delivery with decoders. A
+subclass defines a row and computes it. `batching_policy.py` chooses the rows of a step and how long to wait for more.
+Single-threaded.
 """
 
 import logging
@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
 
 R = TypeVar("R", EmbeddingRequest, PredictionRequest)
-A = TypeVar("A")  # what a forward gives for some rows of a request
+A = TypeVar("A")  # the result of a forward for some rows of a request
 
 
 @dataclass(slots=True)
 class LiveRequest(Generic[R]):
-    """A request inside. `costs` are the tokens of each row; `done` of the rows have their answer."""
+    """A request in the engine. `costs` are the tokens of each row; `done` is how many rows have been answered."""
 
     request: R
     costs: Sequence[int]
@@ -45,12 +45,12 @@ class LiveRequest(Generic[R]):
 
     @property
     def counts(self) -> Counts:
-        """What it has cost so far."""
+        """Return the request's cost so far."""
         return Counts(prompt_tokens=self.tokens, device_us=self.device_us)
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Costs of the rows that wait."""
+        """Return the costs of the rows that wait."""
         return self.costs[self.done :]
 
 
@@ -64,17 +64,17 @@ class RowRange(Generic[R]):
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Return the number of rows."""
         return self.stop - self.start
 
     @property
     def tokens(self) -> int:
-        """What they cost."""
+        """Return the tokens of the rows."""
         return sum(self.live.costs[self.start : self.stop])
 
 
 class BatchEngine(ABC, Generic[R, A]):
-    """One bound model. With a `probe`, no answer leaves before it matched, as in `ModelEngine`."""
+    """An engine over one bound model. With a `probe`, no answer is reported before it matched (see `ModelEngine`)."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class BatchEngine(ABC, Generic[R, A]):
         self._max_tokens = max_tokens
         self._window = window or BatchingWindow()
         self._clock_ns = clock_ns
-        # Requests, and tenants that have any, in order of turns: of arrival, but those of the last forward come last.
+        # Requests and their tenants in round-robin order: by arrival, but those of the last forward come last.
         self._live: dict[str, LiveRequest[R]] = {}
         self._tenants: dict[str, None] = {}
-        self._pending: list[Event] = []  # for the next step to return
+        self._pending: list[Event] = []  # events that the next step returns
         self._poisoned: Failure | None = None
         self._busy_ns = 0
         self._charged_us = 0
@@ -108,31 +108,33 @@ class BatchEngine(ABC, Generic[R, A]):
 
     @abstractmethod
     def _accept(self, request: Request) -> R | Failure:
-        """The request, where it is of this engine's kind and breaks no rule."""
+        """Return the request if it is of this engine's kind and valid, else the failure."""
 
     @abstractmethod
     def _costs(self, request: R) -> Sequence[int]:
-        """Tokens of each row, at least one."""
+        """Return the tokens of each row, at least one."""
 
     @abstractmethod
     def _forward(self, parts: Sequence[RowRange[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
-        """An answer or a failure for each part, and what is wrong with the known answers where `probe` is due: then the
-        answers are not looked at. Raises `torch.AcceleratorError` where the device is lost, and nothing else."""
+        """Return an answer or a failure for each part, and what is wrong with the known answers if `probe` is due. The
+        answers are ignored if something is wrong. Raises `torch.AcceleratorError` if the device is lost, and nothing
+        else.
+        """
 
     @abstractmethod
     def _events(self, part: RowRange[R], answer: A) -> list[Event]:
-        """The answer to `part`, of which the live request counts the rows already."""
+        """Return the events for the answer to `part`. The live request counts the rows already."""
 
+    # `interface.Engine` documents the public members.
     @property
     def has_work(self) -> bool:
-        """See `interface.Engine`, as for all that follows."""
         return bool(self._live or self._pending)
 
     @property
     def batching_delay_s(self) -> float:
         if self._pending or not self._live or self._poisoned or self._is_full():
             return 0.0
-        if any(live.done for live in self._live.values()):  # what is left of it has waited for a step already
+        if any(live.done for live in self._live.values()):  # its other rows have waited for a step already
             return 0.0
         first = next(iter(self._live.values()))
         return max(0.0, self._window.wait_s - (self._clock_ns() - first.arrived_ns) / 1e9)
@@ -159,7 +161,7 @@ class BatchEngine(ABC, Generic[R, A]):
 
     @property
     def progressed_s(self) -> float:
-        return 0.0  # what a subclass can't follow is taken for short: its batch is bounded
+        return 0.0  # by default a forward counts as short, because its batch is bounded
 
     @property
     def needs_probe(self) -> bool:
@@ -214,7 +216,7 @@ class BatchEngine(ABC, Generic[R, A]):
             assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
 
     def _is_full(self) -> bool:
-        """Return whether more waits than one forward holds."""
+        """Return whether more rows wait than one forward holds."""
         queues = [live.waiting for live in self._live.values()]
         return sum(choose_rows(queues, self._max_tokens)) < sum(map(len, queues))
 
@@ -226,18 +228,18 @@ class BatchEngine(ABC, Generic[R, A]):
         ]
 
     def _round_robin_order(self) -> list[LiveRequest[R]]:
-        """Return the requests in order of turns: one of each tenant, then a second one of each, and so on."""
-        turns = {tenant: turn for turn, tenant in enumerate(self._tenants)}
+        """Return the requests round-robin: the first request of each tenant, then the second of each, and so on."""
+        position = {tenant: index for index, tenant in enumerate(self._tenants)}
         before: Counter[str] = Counter()
         order: list[tuple[int, int, LiveRequest[R]]] = []
         for live in self._live.values():
             tenant = live.request.tenant
-            order.append((before[tenant], turns[tenant], live))
+            order.append((before[tenant], position[tenant], live))
             before[tenant] += 1
         return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
 
     def _move_to_back(self, parts: Sequence[RowRange[R]]) -> None:
-        """Put requests and tenants that had rows in this forward behind all others. Forget tenants without requests."""
+        """Move requests and tenants with rows in this forward behind all others. Forget tenants without requests."""
         for part in parts:
             if self._live.pop(part.live.request.request_id, None) is not None:
                 self._live[part.live.request.request_id] = part.live
@@ -248,7 +250,7 @@ class BatchEngine(ABC, Generic[R, A]):
         self._tenants = {tenant: None for tenant in self._tenants if tenant in live}
 
     def _compute(self, parts: Sequence[RowRange[R]]) -> None:
-        """One forward over `parts`, and the probe where it is still due."""
+        """Run one forward over `parts`, together with the probe if it is still due."""
         began_ns = self._clock_ns()
         try:
             answers, mismatch = self._forward(parts, self._probe)
@@ -282,7 +284,7 @@ class BatchEngine(ABC, Generic[R, A]):
             self._pending.append(Finished(request_id, "stop", live.counts))
 
     def _update_window(self, parts: Sequence[RowRange[R]], began_ns: int) -> None:
-        """Adapt the window to what this batch showed."""
+        """Adapt the batching window to this batch."""
         if not parts:
             return
         first_ns = min(part.live.arrived_ns for part in parts)
@@ -292,7 +294,7 @@ class BatchEngine(ABC, Generic[R, A]):
         self._window = self._window.next_window(BatchObservation(len(parts), joined, waited_s, compute_s))
 
     def _charge(self, parts: Sequence[RowRange[R]], elapsed_ns: int) -> None:
-        """Divide the step by tokens; nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
+        """Divide the step's time by tokens. Nanoseconds carry over, so that all shares sum to `busy_ns` // 1000."""
         self._busy_ns += elapsed_ns
         due_us = self._busy_ns // 1000 - self._charged_us
         self._charged_us += due_us
@@ -302,7 +304,7 @@ class BatchEngine(ABC, Generic[R, A]):
             part.live.device_us += share
 
     def _poison(self, failure: Failure) -> None:
-        """Fail closed: everything inside and everything to come."""
+        """Fail closed: fail every request in the engine, and refuse all later ones."""
         _log.error("poisoned: %s", failure.message)
         self._poisoned = failure
         self._probe = None

@@ -1,7 +1,7 @@
-"""Which sequences or rows share the next forward of an encoder or predictor, and how long to wait for more of them.
+"""Choose the rows that share the next forward of an encoder or predictor, and how long to wait for more rows.
 
-Tokens are what a forward costs, padding included; a predictor's row counts as one. Waiting pays where sharing saved
-more time than it took.
+The cost of a forward is its tokens, padding included; a predictor's row counts as one. Waiting is worthwhile if sharing
+saves more time than the wait takes.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,18 @@ from typing import Final
 
 CPU_TOKENS: Final = 2048
 CUDA_TOKENS: Final = 16384
-MAX_WAIT_S: Final = 0.005  # beside a request's own milliseconds
+MAX_WAIT_S: Final = 0.005  # small, since a request itself takes milliseconds
 FIRST_WAIT_S: Final = 0.0005
-SLOW_FORWARD_S: Final = 2.0  # a tenth of KELVIN_STEP_S by default: a longer forward counts as one that hangs
+SLOW_FORWARD_S: Final = 2.0  # a tenth of the default KELVIN_STEP_S, after which a forward counts as hanging
 _SMOOTHING: Final = 0.2
 
 
 def choose_rows(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, ...]:
-    """Return how many sequences of each request go into the next forward. `queues` has the lengths of the waiting ones,
-    in order of turns.
+    """Return how many sequences of each request go into the next forward.
 
-    Take one of each request in turn, again and again, until rows times the longest row would exceed `max_tokens`. The
-    first sequence is taken whatever its length. A request of many sequences delays no other if requests that had rows
-    in one forward come last in the next.
+    `queues` has the lengths of the waiting sequences of each request, in round-robin order. Take one of each request
+    per round, until rows times the longest row would exceed `max_tokens`. The first sequence is taken whatever its
+    length. A long request delays no other if the caller puts requests with rows in this forward last for the next.
     """
     taken = [0] * len(queues)
     rows = longest = 0
@@ -38,8 +37,8 @@ def choose_rows(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, 
 
 
 def next_row_limit(rows: int, took_s: float, rows_max: int, limit: int) -> int:
-    """Return how many rows the next forward may have, if this one had `rows` of at most `rows_max`: twice as many if it
-    was full and quick, fewer if it took longer than SLOW_FORWARD_S. What a row costs is known from forwards alone.
+    """Return the row limit of the next forward, if this one had `rows` of at most `rows_max` rows. It doubles after a
+    full and quick forward, and shrinks after one longer than SLOW_FORWARD_S. Only forwards show what a row costs.
     """
     if took_s > SLOW_FORWARD_S:
         return max(1, int(rows * SLOW_FORWARD_S / took_s))
@@ -48,7 +47,7 @@ def next_row_limit(rows: int, took_s: float, rows_max: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchObservation:
-    """What one forward was: its requests, those among them that came while the first waited, and the times."""
+    """One forward: its requests, how many of them arrived while the first waited, and the times."""
 
     requests: int
     joined: int
@@ -58,8 +57,8 @@ class BatchObservation:
 
 @dataclass(frozen=True, slots=True)
 class BatchingWindow:
-    """How long the first request of a batch waits for others. `single_request_s` is what a request costs that
-    shares nothing.
+    """How long the first request of a batch waits for others. `single_request_s` is the cost of a request that runs
+    alone.
     """
 
     wait_s: float = 0.0
@@ -67,7 +66,7 @@ class BatchingWindow:
     cap_s: float = MAX_WAIT_S
 
     def next_window(self, batch: BatchObservation) -> "BatchingWindow":
-        """The window for the next batch: doubled, to its cap at most, where sharing paid; else halved, down to none."""
+        """Return the next window: doubled, up to the cap, if sharing paid off; otherwise halved, down to 0."""
         if batch.requests == 1:
             known = batch.compute_s if self.single_request_s is None else self.single_request_s
             single_request_s = known + _SMOOTHING * (batch.compute_s - known)
@@ -77,8 +76,9 @@ class BatchingWindow:
         return replace(self, wait_s=_halved(self.wait_s))
 
     def _did_pay_off(self, batch: BatchObservation) -> bool:
-        """Whether those who joined saved more than the first lost. Without a window yet, those who shared anyway are
-        the evidence."""
+        """Return whether sharing saved more time than the first request lost. Without a window, requests that shared a
+        forward by chance are the evidence.
+        """
         if self.single_request_s is None:
             return False
         sharing = batch.joined if self.wait_s else batch.requests - 1

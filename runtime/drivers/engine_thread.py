@@ -1,6 +1,6 @@
-"""The thread that owns an engine: requests go in through a bounded inbox, events come out through a callback.
+"""The thread that owns an engine. Requests enter through a bounded inbox, events leave through a callback.
 
-Public methods may be called from any thread. Only `stop` blocks. What a step does is the engine's.
+Public methods are thread-safe. Only `stop` blocks.
 """
 
 import logging
@@ -21,11 +21,11 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class EngineThread:
-    """Drives one engine. `on_events` and `on_busy` are called in this thread: hand over and return.
+    """The thread that steps one engine. It calls `on_events` and `on_busy`, which must not block.
 
-    `on_busy(True)` comes before the first step of a busy spell, `on_busy(False)` when the engine has run dry, after
-    the events that made it so. `limit` bounds the requests that are inside, from `submit` to their last event. Where
-    the engine still needs its probe and no request came for `probe_after_s`, the probe runs alone.
+    `on_busy(True)` precedes the first step of a busy period. `on_busy(False)` follows the events that left the engine
+    without work. `limit` bounds the requests from `submit` to their last event. If the engine still needs its probe and
+    no request arrives within `probe_after_s`, the probe runs alone.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class EngineThread:
         self._limit = limit
         self._probe_after_s = probe_after_s
         self._step_raised = False
-        self._step_started_s: float | None = None  # the thread's alone to write
+        self._step_started_s: float | None = None  # only the engine thread writes it
         self._wake = threading.Condition()
-        # All below is guarded by _wake.
+        # _wake guards everything below.
         self._inbox: deque[Request] = deque()
         self._cancels: set[str] = set()  # a subset of _inside, so bounded by it
         self._inside: set[str] = set()
@@ -57,12 +57,13 @@ class EngineThread:
         return f"<EngineThread inside={len(self._inside)}/{self._limit} {self._engine!r}>"
 
     def start(self) -> None:
-        """Once."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End every request as Unavailable, then the thread. False where it is still in a step after `timeout_s`: it is
-        a daemon, and ends with the process. Idempotent."""
+        """Fail every request as Unavailable, then end the thread. Idempotent. Return False if it is still in a step
+        after `timeout_s`. It is a daemon thread and ends with the process.
+        """
         with self._wake:
             self._stopping = self._stopping or Unavailable("this replica")
             self._wake.notify()
@@ -71,8 +72,9 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def submit(self, request: Request) -> None:
-        """Hand in a request; what becomes of it comes as events. Raises `Refused`: Overloaded where `limit` requests
-        are inside, the poison's failure, Unavailable once stopping, Internal for an id that is inside already."""
+        """Submit a request. Its outcome arrives as events. Raises `Refused`: Overloaded beyond `limit` requests, the
+        failure of a poisoned engine, Unavailable while stopping, Internal for an id that is in use.
+        """
         with self._wake:
             refusal = self._poisoned or self._stopping
             if refusal is None and len(self._inside) >= self._limit:
@@ -86,7 +88,7 @@ class EngineThread:
             self._wake.notify()
 
     def cancel(self, request_id: str) -> None:
-        """`Cancelled` follows, unless another last event won the race. Unknown ids are ignored."""
+        """Cancel a request. `Cancelled` follows, unless another last event came first. Unknown ids are ignored."""
         with self._wake:
             if request_id in self._inside:
                 self._cancels.add(request_id)
@@ -94,7 +96,7 @@ class EngineThread:
 
     @property
     def stalled_s(self) -> float:
-        """Return for how many seconds the engine has been in a step without finishing a layer; 0 while it waits."""
+        """Return for how many seconds the engine's step has finished no layer; 0 between steps."""
         since_s = self._step_started_s
         return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
 
@@ -113,7 +115,7 @@ class EngineThread:
                     self._on_busy(True)
                 self._step_started_s = time.monotonic()
                 events = self._run_iteration(requests, cancels, stopping)
-                self._step_started_s = None  # a loop that is behind is no engine that hangs
+                self._step_started_s = None  # delivery may block on a busy event loop; that is no hanging engine
                 self._deliver(events)
                 if busy and not self._engine.has_work and not self._inbox:
                     busy = False
@@ -121,7 +123,7 @@ class EngineThread:
                 if stopping is not None and not self._engine.has_work and not self._inbox:
                     return
         except Exception:
-            # Callbacks and engine promise not to raise: say so loudly, end who is inside, refuse who comes.
+            # Callbacks and engine must not raise. Log the bug, fail all requests inside, and refuse later ones.
             _log.exception("the engine thread ends")
             self._step_started_s = None
             with self._wake:
@@ -133,7 +135,7 @@ class EngineThread:
                 self._on_busy(False)
 
     def _take_inbox(self) -> tuple[list[Request], list[str], Failure | None]:
-        """Wait for something to do, then take all of the inbox."""
+        """Wait for work, then return everything in the inbox."""
         step_at = time.monotonic() + self._engine.batching_delay_s if self._engine.has_work else None
         probe_at = time.monotonic() + self._probe_after_s if self._engine.needs_probe else None
         with self._wake:
@@ -149,7 +151,7 @@ class EngineThread:
             return requests, cancels, self._stopping
 
     def _run_iteration(self, requests: list[Request], cancels: list[str], stopping: Failure | None) -> list[Event]:
-        """Apply what came in, step once, return what came out."""
+        """Apply new requests and cancellations, run one step, and return its events."""
         engine, events = self._engine, list[Event]()
         for request in requests:
             refusal = stopping or engine.admit(request)
@@ -160,7 +162,7 @@ class EngineThread:
         if stopping is not None:
             engine.fail_all(stopping)
         if engine.has_work and engine.batching_delay_s > 0:
-            return events  # what comes meanwhile shares its step
+            return events  # later requests may join this step
         if engine.has_work:
             events.extend(self._step())
         elif engine.needs_probe and not requests and stopping is None:
@@ -168,7 +170,7 @@ class EngineThread:
         return events
 
     def _step(self) -> tuple[Event, ...]:
-        """A step that raises once costs everyone inside; a second in a row is the engine's end."""
+        """Run a step. If one raises, all requests inside fail. A second exception in a row ends the engine."""
         try:
             events = self._engine.step()
             self._step_raised = False

@@ -1,10 +1,10 @@
-"""One request's events between the engine and its answer: bounded, and ended by whoever has a reason first.
+"""Carry one request's events from the engine to its response. All of it runs on the event loop.
 
-Backpressure: tokens wait here while the client's connection takes none, and go out as one piece when it does. The
-engine does not pause for a reader. Where MAX_TOKENS wait, and the oldest has waited for SLOW_READER_S, the request is
-cancelled as `SlowReader`. A reader that gets no processor for a moment is not slow, however fast the engine is. A
-reader takes all that waits at once, so a stream holds at most what the engine makes in SLOW_READER_S, or MAX_TOKENS.
-All of it happens on the event loop.
+Back-pressure: while the client's connection accepts nothing, tokens wait here. They are sent as one piece later. The
+engine does not pause for a reader. If MAX_TOKENS wait and the oldest has waited for SLOW_READER_S, the request is
+cancelled as `SlowReader`. Both conditions are needed: a reader without a processor for a moment is not slow, however
+fast the engine is. A reader takes all waiting events at once. So a stream holds at most MAX_TOKENS, or what the engine
+makes in SLOW_READER_S if that is more.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_STREAMS: Final = 4096
 
 
 class EventStream:
-    """The events of one request. Always call `stop` at the end: the engine then lets go of the request."""
+    """The events of one request. Always call `stop` at the end, so that the engine releases the request."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class EventStream:
         self._max_tokens = max_tokens
         self._now_s = now_s
         self._events: deque[Event] = deque()
-        self._oldest_event_s = 0.0  # the oldest event, where any waits
+        self._oldest_event_s = 0.0  # arrival of the oldest waiting event
         self._has_events = asyncio.Event()
         self._failure: Failure | None = None
-        self.is_released = False  # by the engine: its last event came
-        self._cost: Counts | None = None  # what the request had cost by then
-        self._waiter: asyncio.Future[None] | None = None  # for the engine's letting go
+        self.is_released = False  # whether the engine's last event has arrived
+        self._cost: Counts | None = None  # the request's total cost, from its last event
+        self._waiter: asyncio.Future[None] | None = None  # for the release by the engine
 
     def __repr__(self) -> str:
         state = "released" if self.is_released else "running"
@@ -57,14 +57,14 @@ class EventStream:
         return self._failure
 
     def push(self, event: Event) -> None:
-        """Take in an event of the engine. After `abandon` only the one that releases the request counts."""
+        """Accept an event of the engine. After `abandon`, only the event that releases the request has an effect."""
         if isinstance(event, Finished | Failed | interface.Cancelled):
             self._cost = event.counts
             self.release()
         if self._failure is not None:
             return
         if isinstance(event, interface.Cancelled):
-            self.abandon(Cancelled())  # by nobody here
+            self.abandon(Cancelled())  # the engine cancelled it without a call from here
         elif isinstance(event, Generated) and self._is_slow():
             self.abandon(SlowReader(self._max_tokens))
         else:
@@ -83,8 +83,8 @@ class EventStream:
             self._waiter.set_result(None)
 
     async def final_cost(self, timeout_s: float) -> Counts | None:
-        """Wait until the engine has released the request and return its total cost; None if that takes too long or the
-        engine ended without reporting it.
+        """Wait until the engine has released the request, and return its total cost. Return None after `timeout_s`, or
+        if the engine ended without reporting the cost.
         """
         if not self.is_released:
             self._waiter = self._waiter or asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ class EventStream:
         return self._cost
 
     def abandon(self, failure: Failure) -> None:
-        """End it from this side: the first reason stands, `take` raises it, the engine is told at once."""
+        """End the stream and cancel the request in the engine. `take` raises the first failure given here."""
         if self._failure is not None:
             return
         self._failure = failure
@@ -101,12 +101,12 @@ class EventStream:
         self.stop()
 
     def stop(self) -> None:
-        """Tell the engine that no more is wanted. Idempotent."""
+        """Cancel the request in the engine unless it is released. Idempotent."""
         if not self.is_released:
             self._cancel(self.serial)
 
     async def take(self, timeout_s: float) -> list[Event]:
-        """All that waits, at least one event, or [] when `timeout_s` has passed. Raises `Refused` once abandoned."""
+        """Return all waiting events, at least one, or [] after `timeout_s`. Raises `Refused` once abandoned."""
         if not self._has_events.is_set():
             try:
                 async with asyncio.timeout(timeout_s):
@@ -122,10 +122,10 @@ class EventStream:
 
 
 class EventStreams:
-    """All requests of one replica, from `open` until the engine has let go of them.
+    """All requests of one replica, from `open` until the engine has released them.
 
-    `submit` hands a request to the engine's thread, and raises `Refused`; otherwise events follow, of which the last is
-    Finished, Failed or Cancelled. `cancel` ignores unknown and ended ids.
+    `submit` passes a request to the engine's thread or raises `Refused`. Its events follow; the last one is Finished,
+    Failed or Cancelled. `cancel` ignores unknown and ended ids.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class EventStreams:
         self._cancel = cancel
         self._max_tokens = max_tokens
         self._streams: dict[str, EventStream] = {}
-        self._last = 0
+        self._last_serial = 0
 
     def __repr__(self) -> str:
         return f"<EventStreams {len(self._streams)}>"
@@ -144,17 +144,17 @@ class EventStreams:
         return len(self._streams)
 
     def open(self, request: Request) -> EventStream:
-        """Hand it in under a serial of its own: a retry may meet the request it repeats. Raises `Refused`."""
+        """Submit a request under a unique serial, since a retry may overlap its first attempt. Raises `Refused`."""
         if len(self._streams) >= MAX_STREAMS:
             raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0, "streams"))
-        self._last += 1
-        serial = f"{request.request_id}#{self._last}"
+        self._last_serial += 1
+        serial = f"{request.request_id}#{self._last_serial}"
         self._submit(replace(request, request_id=serial))
         stream = self._streams[serial] = EventStream(serial, self._cancel, self._max_tokens)
         return stream
 
     def dispatch(self, events: list[Event]) -> None:
-        """Pass on events of the engine's thread."""
+        """Pass the engine's events to their streams. Events of unknown requests are dropped."""
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None:
@@ -164,19 +164,19 @@ class EventStreams:
                 del self._streams[event.request_id]
 
     def abandon_all(self, failure: Failure) -> None:
-        """Abandon all streams. The engine is told, and reports what each has cost."""
+        """Abandon all streams. The engine cancels the requests and reports their costs."""
         for stream in self._streams.values():
             stream.abandon(failure)
 
     def release_all(self, failure: Failure) -> None:
-        """End all streams without the engine, which may never release them: it failed or hangs."""
+        """End all streams without the engine, which has failed or hangs and may never release them."""
         for stream in self._streams.values():
             stream.release()
             stream.abandon(failure)
         self._streams.clear()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the table holds what is over."""
+        """Raise AssertionError if the table holds a released stream."""
         for serial, stream in self._streams.items():
             assert stream.serial == serial, f"{stream} is filed as {serial}"
-            assert not stream.is_released, f"{stream} should have left"
+            assert not stream.is_released, f"{stream} should have been removed"

@@ -1,7 +1,7 @@
-"""What an engine takes and gives: requests, events, and the surface that its thread drives.
+"""The interface of an engine: requests, events, and the calls of its thread.
 
-No torch and no numpy here: arrays pass through as Any. Of an engine the API side imports this file, and the thread that
-drives it. Text, streams and deadlines are the API side's; the engine knows token ids.
+The API side imports only this file and the thread. It handles text, streams and deadlines; the engine knows token ids.
+No torch and no numpy here: arrays have the type Any.
 """
 
 from collections.abc import Mapping
@@ -27,18 +27,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A prompt of token ids and what to make of it. A generated id of `stop_ids` ends it and is not handed out."""
+    """A prompt of token ids and how to continue it. A generated id in `stop_ids` ends it and is not reported."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
-    tenant: str = ""  # the guest that asks, "" for the owner, as in all requests; prompts of tenants have equal parts
+    tenant: str = ""  # "" for the version's owner, else the guest's tenant; prefill is shared fairly over tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """Sequences of token ids, special ones included; each becomes a vector."""
+    """Sequences of token ids, including special ids. Each becomes one vector."""
 
     request_id: str
     sequences: tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """`rows` of each input; arrays [rows, …] by name, of the types that the signature says."""
+    """`rows` rows of each input: arrays [rows, …] by name, with the types of the signature."""
 
     request_id: str
     rows: int
@@ -60,7 +60,7 @@ Request = GenerationRequest | EmbeddingRequest | PredictionRequest
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One token more. `counts` are cumulative, as in every event."""
+    """One more token. `counts` are cumulative, as in every event."""
 
     request_id: str
     token_id: int
@@ -78,7 +78,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The outputs of the next rows, in order: an array [some rows, …] of each, in the signature's order."""
+    """The outputs of the next rows, in order: one array [some rows, …] per output, in the signature's order."""
 
     request_id: str
     outputs: tuple[Any, ...]
@@ -87,8 +87,9 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete. The stop id of a `stop` is neither handed out nor counted: `completion_tokens` is always
-    the number of `Generated` events."""
+    """The response is complete. A stop id is neither reported nor counted, so `completion_tokens` always equals the
+    number of `Generated` events.
+    """
 
     request_id: str
     reason: FinishReason
@@ -97,7 +98,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ends here; its blocks are free. Tokens handed out before stand."""
+    """The request failed and its blocks are free. Tokens that were reported before stay valid."""
 
     request_id: str
     failure: Failure
@@ -106,7 +107,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The request was cancelled; its blocks are free."""
+    """The request was cancelled and its blocks are free."""
 
     request_id: str
     counts: Counts
@@ -116,81 +117,84 @@ Event = Generated | Embedded | Predicted | Finished | Failed | Cancelled
 
 
 class Engine(Protocol):
-    """Single-threaded: whoever steps it makes every other call too. Each admitted request ends in exactly one of
-    Finished, Failed and Cancelled."""
+    """The computation of one model. Single-threaded: one thread makes all calls. Each admitted request ends with
+    exactly one of Finished, Failed and Cancelled.
+    """
 
     def admit(self, request: Request) -> Failure | None:
-        """Queue it. A refusal (over a limit, can never fit, queue full, engine poisoned) is returned, with no event."""
+        """Queue a request, or return why not (over a limit, can never fit, queue full, poisoned) without an event."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Frees its blocks at once; `Cancelled` comes from the next step. Unknown or ended ids are ignored."""
+        """Free a request's blocks at once. The next step returns `Cancelled`. Unknown or ended ids are ignored."""
         ...
 
     def fail_all(self, failure: Failure) -> None:
-        """End every request with `failure`; the events come from the next step."""
+        """End every request with `failure`. The next step returns the events."""
         ...
 
     def step(self) -> tuple[Event, ...]:
-        """One forward over what fits in the step's budget, and its events in order; () when idle. Never raises for a
-        fault of a request or of the model: those are `Failed` events."""
+        """Compute one forward over what fits in the step's budget. Return its events in order, () when idle. Never
+        raises for a fault of a request or of the model: those are `Failed` events.
+        """
         ...
 
     def run_probe_alone(self) -> Failure | None:
-        """Verify the known answers without a request, where there are any and no batch carried them yet."""
+        """Verify the known answers without a request, if they are still unverified. Return the failure, if any."""
         ...
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where requests, blocks and queues disagree."""
+        """Raise AssertionError if requests, blocks and queues disagree."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to compute or to report."""
+        """Return whether `step` has something to compute or to report."""
         ...
 
     @property
     def batching_delay_s(self) -> float:
-        """How long the next step should wait for what may come and share it; 0 where it should not."""
+        """Return how many seconds the next step should wait for more requests to share it; 0 for none."""
         ...
 
     @property
     def running(self) -> int:
-        """Requests that hold KV blocks; of an engine without any, all requests inside."""
+        """Return how many requests hold KV blocks. An engine without KV cache counts all requests inside."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests admitted that hold no KV blocks yet; of an engine without any, 0."""
+        """Return how many admitted requests hold no KV blocks yet; 0 for an engine without KV cache."""
         ...
 
     @property
     def kv_blocks_free(self) -> int:
-        """Blocks that no request holds."""
+        """Return how many blocks no request holds."""
         ...
 
     @property
     def kv_blocks_total(self) -> int:
-        """Blocks of the pool that requests may hold."""
+        """Return how many blocks requests may hold."""
         ...
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds spent in steps so far: the sum of what its requests were charged, and of probes run alone."""
+        """Return the nanoseconds spent in steps: what requests were charged, plus probes that ran alone."""
         ...
 
     @property
     def progressed_s(self) -> float:
-        """CLOCK_MONOTONIC seconds when a step last moved on by a layer, 0 where no layer is followed. A step over a
-        long prompt may take minutes on a busy core; one that stops moving hangs. Read from any thread."""
+        """Return when a step last finished a layer, in CLOCK_MONOTONIC seconds; 0 if layers are not followed. A step
+        over a long prompt may take minutes on a busy core; one without progress hangs. Read from any thread.
+        """
         ...
 
     @property
     def needs_probe(self) -> bool:
-        """Whether known answers were given and are not verified yet."""
+        """Return whether known answers were given and are not verified yet."""
         ...
 
     @property
     def poisoned(self) -> Failure | None:
-        """Why this engine will never serve again, where it will not."""
+        """Return why this engine will never serve again; None if it may."""
         ...

@@ -1,7 +1,8 @@
 """Choose the tokens that the next step computes: every decode, then as much prefill as the budget leaves.
 
 If owner and guests have prompts, the owner gets at least half of the prefill. The rest is max-min fair over tenants,
-and first come, first served within a tenant. Admission is by worst case (`blocks`), so nothing is ever preempted.
+and first come, first served within a tenant. Nothing is ever preempted, because a request starts only when blocks for
+its worst case are free (`native/kv_blocks_policy.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +14,17 @@ OWNER_TENANT: Final = ""  # stands for the tenant that owns the version
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens per step. On a CPU a prefill token costs 1.3 ms beside decodes, so 64-128 keep their stall under 2.4-4x;
-    where nothing decodes there is no one to stall, and a lone prompt should not be cut."""
+    """Tokens per step. On a CPU a prefill token adds 1.3 ms, so 64-128 of them slow decodes by at most 2.4-4x. Without
+    decodes nothing is delayed, and a lone prompt should not be split.
+    """
 
-    mixed_tokens: int  # of a step in which something decodes
-    lone_tokens: int  # of a step in which nothing does
-    min_prefill_tokens: int  # prefill never starves behind decodes
+    mixed_tokens: int  # for a step with decodes
+    lone_tokens: int  # for a step without decodes
+    min_prefill_tokens: int  # so that decodes never starve prefill
 
     def prefill_tokens(self, decodes: int, *, has_guests: bool = False) -> int:
-        """Return the prefill tokens of a step with so many decodes. Steps with guests' prompts stay short, because a
-        request of the owner may arrive during one.
+        """Return the prefill tokens of a step with `decodes` decodes. With guests' prompts a step stays short, because
+        a request of the owner may arrive during it.
         """
         if decodes == 0 and not has_guests:
             return self.lone_tokens
@@ -35,7 +37,7 @@ CUDA_BUDGET = Budget(mixed_tokens=2048, lone_tokens=8192, min_prefill_tokens=256
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One running sequence: tokens it has (prompt and generated), how many of them have KV, and whose it is."""
+    """One running sequence: how many tokens it has (prompt and generated), how many of them have KV, and its tenant."""
 
     known: int
     computed: int
@@ -43,27 +45,27 @@ class SequenceState:
 
     @property
     def uncomputed(self) -> int:
-        """Tokens without KV."""
+        """Return how many tokens have no KV."""
         return self.known - self.computed
 
     @property
     def is_decode(self) -> bool:
-        """One token to go, with history; a one-token prompt is a prefill."""
+        """Return whether one token remains after a history. A one-token prompt is a prefill."""
         return self.known - self.computed == 1 and self.computed > 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAllotment:
-    """The sequence at `index` computes its next `count` tokens."""
+    """The decision that the sequence at `index` computes its next `count` tokens."""
 
     index: int
     count: int
 
 
 def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAllotment, ...]:
-    """The step's shares, decodes first; `running` is in order of arrival and each has at least one token to compute."""
+    """Return the step's allotments, decodes first. `running` is in order of arrival, each with work left."""
     decodes = [TokenAllotment(index, 1) for index, progress in enumerate(running) if progress.is_decode]
-    prompts: dict[str, list[int]] = {}  # indices of each tenant
+    prompts: dict[str, list[int]] = {}  # indices by tenant
     for index, progress in enumerate(running):
         if not progress.is_decode:
             prompts.setdefault(progress.tenant, []).append(index)
@@ -71,19 +73,19 @@ def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAl
     left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER_TENANT}))
     prefills: list[TokenAllotment] = []
     if OWNER_TENANT in prompts and len(prompts) > 1:
-        # The owner's first token comes at the end of this step. So the owner has half of it at least, and guests
-        # compute no more in it than the owner does, or the minimum.
+        # The owner's first token arrives at the end of this step. So the owner gets at least half of it, and guests
+        # compute no more than the owner, or the minimum.
         guests = sum(needs.values()) - needs[OWNER_TENANT]
         part = min(needs[OWNER_TENANT], max(left - left // 2, left - guests))
         left = min(left - part, max(part, budget.min_prefill_tokens))
         prefills += _prefill(running, prompts.pop(OWNER_TENANT), part)
-    # Max-min: the tenant that needs least goes first, and leaves the rest of its part to the others.
+    # Max-min: the tenant with the smallest need comes first. Its unused share goes to the others.
     by_need = sorted(prompts, key=needs.__getitem__)
     for number, tenant in enumerate(by_need):
         part = -(-left // (len(by_need) - number))
         prefills += _prefill(running, prompts[tenant], part)
         left -= min(part, needs[tenant])
-    return (*decodes, *sorted(prefills, key=lambda share: share.index))
+    return (*decodes, *sorted(prefills, key=lambda allotment: allotment.index))
 
 
 def _prefill(running: Sequence[SequenceState], indices: Sequence[int], tokens: int) -> Iterator[TokenAllotment]:
@@ -94,8 +96,9 @@ def _prefill(running: Sequence[SequenceState], indices: Sequence[int], tokens: i
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """`total` in whole parts proportional to `weights` (not all zero); they sum to it exactly, each within one of its
-    due."""
+    """Divide `total` into whole parts proportional to `weights` (not all zero). They sum to it exactly; each is within
+    one of its exact share.
+    """
     whole = sum(weights)
     parts: list[int] = []
     passed = given = 0

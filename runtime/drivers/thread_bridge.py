@@ -1,4 +1,4 @@
-"""Between the event loop and threads: one blocking call in a thread of its own, and events from the engine's thread."""
+"""Connect the event loop and threads: blocking calls in their own threads, and events from the engine's thread."""
 
 import asyncio
 import contextvars
@@ -9,45 +9,44 @@ from typing import Final, TypeVar
 from runtime.drivers.interface import Event
 
 T = TypeVar("T")
-MAX_PENDING_BATCHES: Final = 64  # steps that the loop may be behind; then the engine waits
+MAX_PENDING_BATCHES: Final = 64  # how many steps the loop may be behind before the engine waits
 _POST_RETRY_S: Final = 1.0
 
 
 async def run_in_thread(name: str, call: Callable[[], T]) -> T:
-    """What `call` returns or raises, in a thread that never keeps the process alive. Cancelling gives up the wait, not
-    the call.
+    """Return or raise what `call` does, in a daemon thread. Cancelling ends the wait, not the call.
 
-    A pool's threads would be joined before the loop may close, however long they take. The thread works for the
-    request that the caller works for.
+    A pool's threads would be joined before the loop may close, however long they take. The thread inherits the caller's
+    context, so its logs and spans belong to the caller's request.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def set_outcome(result: T | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(result)  # type: ignore[arg-type]  # a T where there is no error
+            future.set_result(result)  # type: ignore[arg-type]  # a T if there is no error
 
     def run() -> None:
         result, error = None, None
         try:
             result = call()
-        except BaseException as raised:  # it is the caller's
+        except BaseException as raised:  # the caller gets it
             error = raised
         try:
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(set_outcome, result, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed, so no caller waits
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True).start()
     return await future
 
 
 class ThreadBridge:
-    """`post` from the engine's thread, delivery on the loop, in order. A loop that is behind slows the engine down."""
+    """An ordered channel from the engine's thread to the event loop. A loop that is behind slows the engine."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class ThreadBridge:
         self._closed = False
 
     def post(self, events: list[Event]) -> None:
-        """In the engine's thread. Returns when there is room for more, or nobody listens any longer."""
+        """Post events from the engine's thread. Blocks until there is room, or the bridge is closed."""
         while not (self._closed or self._slots.acquire(timeout=_POST_RETRY_S)):
             pass
         if self._closed:
@@ -72,7 +71,7 @@ class ThreadBridge:
             self._closed = True
 
     def close(self) -> None:
-        """From now on events are lost, and no post waits. One that waits already returns within _POST_RETRY_S."""
+        """Drop all further events. A post that waits returns within _POST_RETRY_S."""
         self._closed = True
 
     def _deliver_batch(self, events: list[Event]) -> None:

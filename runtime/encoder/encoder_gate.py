@@ -1,7 +1,7 @@
-"""Examine an encoder: may it be served?
+"""Decide whether an encoder may be served.
 
-The gate's forward says in which order tensors are used; that answers are right is the probe's business, as attention
-is the library's own.
+A forward without weights shows the order in which tensors are used. The probe checks that the vectors are right,
+because attention is the library's own.
 """
 
 from typing import Final
@@ -17,13 +17,13 @@ from runtime.models.families import ENCODERS
 from runtime.models.pinned_files import CONFIG
 
 _FORBIDDEN: Final = {
-    "is_decoder": "attends to what came before alone",
+    "is_decoder": "attends only to earlier tokens",
     "add_cross_attention": "attends to another model's output",
 }
 
 
 def check_architecture(job: GateJob) -> GateFacts:
-    """The facts of an encoder that may be served. Raises `Refused(ArtifactRejected)` naming file, module or tensor."""
+    """Return the facts of a servable encoder. Raises `Refused(ArtifactRejected)` with file, module or tensor."""
     recipe = read_recipe({path: text.encode() for path, text in job.recipe.items()})
     values = architecture_gate.config_values(job.config_json)
     for key, reason in _FORBIDDEN.items():
@@ -64,7 +64,7 @@ def check_architecture(job: GateJob) -> GateFacts:
 
 
 def _forward(module: nn.Module) -> tuple[list[str], int]:
-    """Parameters in the order of first use, and the width of what comes out."""
+    """Return the parameters in the order of first use, and the width of the output."""
     with architecture_gate.record_parameter_order(module) as used:
         try:
             with torch.inference_mode(), torch.device("meta"):
@@ -74,5 +74,5 @@ def _forward(module: nn.Module) -> tuple[list[str], int]:
                 CONFIG, f"a forward without weights fails: {architecture_gate.public_message(error)}"
             ) from error
     if hidden.ndim != 3 or hidden.shape[:2] != (1, architecture_gate.TOKENS):
-        raise architecture_gate.artifact_rejected(CONFIG, f"the output comes out as {list(hidden.shape)}")
+        raise architecture_gate.artifact_rejected(CONFIG, f"the output has shape {list(hidden.shape)}")
     return used, hidden.shape[2]

@@ -1,5 +1,4 @@
-"""An engine for encoders: a row is a sequence of token ids, and its answer a vector. How rows share forwards is
-`batch_engine`'s."""
+"""The engine of encoders: a row is a sequence of token ids, its answer a vector. See `batch_engine.py` for batches."""
 
 import logging
 import time
@@ -22,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
-    """One bound encoder."""
+    """The engine of one bound encoder."""
 
     def __init__(
         self,
@@ -52,12 +51,11 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
 
     @property
     def progressed_s(self) -> float:
-        """See `interface.Engine`."""
         return self._model.progressed_s
 
     def _accept(self, request: Request) -> EmbeddingRequest | Failure:
         if not isinstance(request, EmbeddingRequest):
-            return Internal()  # the API asks nothing else of what embeds
+            return Internal()  # the API sends an encoder nothing else
         if not request.sequences:
             return InvalidRequest("input", "[]", "must hold a text")
         for sequence in request.sequences:
@@ -65,10 +63,10 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
                 return InvalidRequest("input", "[]", "must hold a token")
             if len(sequence) > self._facts.max_positions:
                 return LimitExceeded("input", len(sequence), self._facts.max_positions, "tokens")
-            # On a device an id outside the embedding would be an error of the whole context, not of the request.
+            # On a device, an id outside the embedding would break the whole CUDA context, not only this request.
             if min(sequence) < 0 or max(sequence) >= self._facts.vocab_size:
-                stranger = next(token for token in sequence if not 0 <= token < self._facts.vocab_size)
-                return InvalidRequest("input", str(stranger), f"must be a token id under {self._facts.vocab_size}")
+                invalid_id = next(token for token in sequence if not 0 <= token < self._facts.vocab_size)
+                return InvalidRequest("input", str(invalid_id), f"must be a token id under {self._facts.vocab_size}")
         return request
 
     def _costs(self, request: EmbeddingRequest) -> Sequence[int]:
@@ -86,7 +84,9 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         return [_finite(vectors) for vectors in found], mismatch
 
     def _vectors(self, counts: list[int], rows: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
-        """Vectors of each part, and of what `rows` has beyond them; None for one that raised, alone too."""
+        """Return the vectors of each part, and of a last row in `rows` that no part counts. If the forward raises, each
+        part is repeated alone. None stands for a part that raises even alone.
+        """
         if len(rows) > sum(counts):
             counts.append(1)
         try:
@@ -96,10 +96,10 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         except Exception:
             _log.warning("a forward of %d sequences failed; repeating it by requests", len(rows), exc_info=True)
         found: list[torch.Tensor | None] = []
-        at = 0
+        start = 0
         for count in counts:
-            found.append(self._try_embed(rows[at : at + count]))
-            at += count
+            found.append(self._try_embed(rows[start : start + count]))
+            start += count
         return found
 
     def _try_embed(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
-"""An encoder over verified tensors: sequences in, vectors out, as sentence-transformers computes them.
+"""Compute vectors from sequences over verified tensors, as sentence-transformers does.
 
-One padded forward for a batch, then pooling over the tokens that are there. Which sequences share one is the engine's.
+A batch takes one padded forward, then pooling over the real tokens. The engine chooses the sequences of a batch.
 """
 
 import time
@@ -29,12 +29,12 @@ class EncoderModel:
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Vectors [n, dimensions], float32 on the CPU. Padding is masked: a sequence's vector is its own."""
+        """Return vectors [n, dimensions], float32 on the CPU. Padding is masked and has no effect."""
         longest = max(map(len, sequences))
         ids = [[*sequence, *[self._pad] * (longest - len(sequence))] for sequence in sequences]
-        there = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
-        both = torch.tensor([ids, there], dtype=torch.int64).to(self._device)
-        with self._noting_progress():
+        mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
+        both = torch.tensor([ids, mask], dtype=torch.int64).to(self._device)
+        with self._record_progress():
             hidden = self._module(input_ids=both[0], attention_mask=both[1]).last_hidden_state
         vectors = pool(hidden, both[1], self._recipe.pooling)
         if self._recipe.normalize:
@@ -42,13 +42,13 @@ class EncoderModel:
         return vectors.float().cpu()
 
     @contextmanager
-    def _noting_progress(self) -> Iterator[None]:
-        """A forward over the longest text takes minutes on a busy core, and must not count as one that hangs."""
+    def _record_progress(self) -> Iterator[None]:
+        """Update `progressed_s` at each layer, since a forward over a long text takes minutes on a busy core."""
 
         def note(_module: nn.Module, _inputs: object) -> None:
             self.progressed_s = time.monotonic()
 
-        # Kept, they would make the module refer to itself, and its tensors outlive their last user.
+        # Remove the hooks afterwards: they refer to the module, and the cycle would keep its tensors alive.
         hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]
         try:
             yield
@@ -58,12 +58,12 @@ class EncoderModel:
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """hidden [n, L, H], mask [n, L] of 0 and 1 -> [n, H], in the dtype of `hidden`; sums are made in float32."""
+    """Pool hidden [n, L, H] with mask [n, L] of 0 and 1 to [n, H] in the dtype of `hidden`; sums are float32."""
     if pooling == "cls":
         return hidden[:, 0]
-    there = mask[:, :, None].to(hidden.dtype)
+    present = mask[:, :, None].to(hidden.dtype)
     if pooling == "max":
-        return hidden.masked_fill(there == 0, -torch.inf).amax(1)
-    total = (hidden * there).sum(1, dtype=torch.float32)
-    count = there.sum(1, dtype=torch.float32)
+        return hidden.masked_fill(present == 0, -torch.inf).amax(1)
+    total = (hidden * present).sum(1, dtype=torch.float32)
+    count = present.sum(1, dtype=torch.float32)
     return (total / (count if pooling == "mean" else count.sqrt())).to(hidden.dtype)

@@ -1,4 +1,4 @@
-"""Known answers of an encoder: the vector that the library gave at sealing, and whether it comes again."""
+"""Known answers of an encoder: the vector that the library computed at sealing, and the check that it is reproduced."""
 
 import torch
 
@@ -10,7 +10,7 @@ from runtime.models.probe import REFERENCES, probe_ids, tolerance_of
 
 
 def record(bound: BoundModel, recipe: Recipe) -> Probe:
-    """Raises ValueError where the vector is not finite."""
+    """Return the known answers of an encoder. Raises ValueError if the vector is not finite."""
     token_ids = probe_ids(bound.config.vocab_size)
     device = next(bound.module.parameters()).device
     first, second = (_reference(bound, recipe, token_ids, name, device) for name in REFERENCES)
@@ -37,7 +37,7 @@ def _reference(
 
 
 def verify(probe: Probe, vector: torch.Tensor) -> str | None:
-    """What is wrong with `vector` [dimensions], in words; None where it matches."""
+    """Return what is wrong with `vector` [dimensions], in words; None if it matches."""
     if len(probe.vector) != vector.shape[0]:
         return f"{vector.shape[0]} dimensions instead of {len(probe.vector)}"
     if not bool(torch.isfinite(vector).all()):

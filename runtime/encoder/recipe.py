@@ -1,6 +1,6 @@
-"""How a sentence-transformers directory makes an embedding of an encoder's output, read from its files. Pure.
+"""Read from a sentence-transformers directory how an encoder's output becomes an embedding. Pure.
 
-What is read here is computed exactly; everything else that such a directory can ask for is refused by file and rule.
+A supported recipe is computed exactly. Everything else that such a directory can ask for is refused with file and rule.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens"]
 _POOLINGS: Final[Mapping[str, Pooling]] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }  # fmt: skip
-# Until version 5 of the library, a switch each.
+# Before version 5 of the library, each pooling had a switch.
 _SWITCHES: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -31,13 +31,13 @@ _SWITCHES: Final = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _PACKAGE: Final = "sentence_transformers."
-_UNBOUNDED: Final = 1 << 24  # tokenizers without a limit say so by a huge number
+_UNBOUNDED: Final = 1 << 24  # a tokenizer without a limit has a huge number instead
 _OUTPUT: Final = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What follows the encoder. `max_tokens` and `width` are what the files say of it, None where they say nothing."""
+    """The steps after the encoder. `max_tokens` and `width` are None if the files don't state them."""
 
     pooling: Pooling
     normalize: bool
@@ -51,17 +51,17 @@ class _Module(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The class, if it is the library's own."""
+        """Return the class name if the class is the library's own, else ""."""
         return self.type.rpartition(".")[2] if self.type.startswith(_PACKAGE) else ""
 
 
 def read_recipe(files: PinnedFiles) -> Recipe:
-    """Raises `Refused(ArtifactRejected)` naming file, module or key."""
+    """Return the recipe. Raises `Refused(ArtifactRejected)` with the file, module or key."""
     modules = _modules(files)
     names = [module.name for module in modules]
     for module in modules:
         if module.name not in ("Transformer", "Pooling", "Normalize"):
-            _reject(MODULES, f"module '{module.type[:80]}' is not served: Transformer, Pooling and Normalize are")
+            _reject(MODULES, f"module '{module.type[:80]}' is not served: must be Transformer, Pooling or Normalize")
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         _reject(MODULES, f"{', '.join(names)}: must be Transformer, Pooling, and Normalize or nothing, in this order")
     if modules[0].path:
@@ -88,14 +88,14 @@ def _pooling(path: str, files: PinnedFiles) -> tuple[Pooling, int | None]:
     if path not in files:
         _reject(path[:80], "is missing")
     config = json_object(files, path)
-    said = config.get("pooling_mode")
-    modes = [mode for key, mode in _SWITCHES.items() if config.get(key)] if said is None else said
+    stated = config.get("pooling_mode")
+    modes = [mode for key, mode in _SWITCHES.items() if config.get(key)] if stated is None else stated
     if isinstance(modes, list):
         modes = modes[0] if len(modes) == 1 else modes
     if not isinstance(modes, str) or modes not in _POOLINGS:
         _reject(path, f"pooling {str(modes)[:80]!r}: must be one of {', '.join(_POOLINGS)}")
     if config.get("include_prompt", True) is not True:
-        _reject(path, "include_prompt must be true: prompts are not taken out again")
+        _reject(path, "include_prompt must be true: prompts are not removed from the pooling")
     width = config.get("embedding_dimension", config.get("word_embedding_dimension"))
     return _POOLINGS[modes], width if type(width) is int else None
 
@@ -104,7 +104,7 @@ def _check_text_is_left_alone(files: PinnedFiles) -> None:
     settings, transformer = json_object(files, SETTINGS), json_object(files, TRANSFORMER)
     name = settings.get("default_prompt_name")
     if name is not None:
-        _reject(SETTINGS, f"default_prompt_name={str(name)[:80]!r}: nothing is put before a text here")
+        _reject(SETTINGS, f"default_prompt_name={str(name)[:80]!r}: texts get no prompt here")
     for key, path, config, fine in (
         ("truncate_dim", SETTINGS, settings, (None,)),
         ("model_type", SETTINGS, settings, (None, "SentenceTransformer")),
@@ -119,10 +119,10 @@ def _check_text_is_left_alone(files: PinnedFiles) -> None:
 
 
 def _max_tokens(files: PinnedFiles) -> int | None:
-    """The shortest of what is said; the library cuts longer texts, a request with one is refused here."""
-    said: list[Any] = [
+    """Return the shortest limit in the files. The library truncates longer texts; here they are refused."""
+    stated: list[Any] = [
         json_object(files, TRANSFORMER).get("max_seq_length"),
         json_object(files, "tokenizer_config.json").get("model_max_length"),
     ]
-    limits = [number for number in said if type(number) is int and 0 < number < _UNBOUNDED]
+    limits = [number for number in stated if type(number) is int and 0 < number < _UNBOUNDED]
     return min(limits, default=None)

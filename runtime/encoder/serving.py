@@ -1,4 +1,4 @@
-"""An encoder that is bound and ready, and how it makes a request for its engine out of a body."""
+"""A bound encoder that is ready, and how a request body becomes a request for its engine."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,10 @@ from runtime.text.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
 
 class EmbeddingCodec:
-    """One version's tokenizer. Thread-safe: encoding does not change it."""
+    """One version's tokenizer. Thread-safe, because encoding does not change it."""
 
     def __init__(self, files: PinnedFiles, vocab_size: int) -> None:
-        """Raises `Refused(ArtifactRejected)` if the tokenizer does not load, or has ids that the model lacks."""
+        """Raises `Refused(ArtifactRejected)` if the tokenizer does not load or has ids that the model lacks."""
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token_characters = max(map(len, vocabulary), default=1)
@@ -27,13 +27,13 @@ class EmbeddingCodec:
             raise Refused(ArtifactRejected(TOKENIZER, f"has id {highest}, the model {vocab_size} rows"))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids, with the special tokens that the tokenizer puts around them."""
+        """Return the ids, with the special tokens that the tokenizer adds."""
         return encode_text(self._tokenizer, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServedEncoder(ServedVersion):
-    """An encoder: embeddings."""
+    """A served encoder, which answers embedding requests."""
 
     kind = "embed"
     codec: EmbeddingCodec
@@ -48,7 +48,7 @@ class ServedEncoder(ServedVersion):
         ceiling: TokenLimits = NO_TOKEN_LIMITS,
         tenant: str = OWNER_TENANT,
     ) -> PreparedRequest:
-        """See `ServedVersion`."""
+        """Decode and tokenize an embeddings request, as `ServedVersion.prepare` specifies."""
         call = decode_embeddings(raw, self.dimensions)
         characters = sum(len(item) for item in call.inputs if isinstance(item, str))
         sequences = await self.encoding.run(tenant, characters, lambda: self._encode(call, ceiling.context_tokens))
@@ -61,15 +61,15 @@ class ServedEncoder(ServedVersion):
         encoded = 0
         most = max(INLINE_CHARACTERS, self.codec.longest_token_characters * self.limits.max_input_tokens)
         try:
-            for at, item in enumerate(call.inputs):
-                if isinstance(item, str) and len(item) > most:  # no token is longer than the longest one
-                    raise input_too_long(at, len(call.inputs), len(item), most, unit="characters")
+            for index, item in enumerate(call.inputs):
+                if isinstance(item, str) and len(item) > most:  # even the longest tokens would be too many
+                    raise input_too_long(index, len(call.inputs), len(item), most, unit="characters")
                 ids = self.codec.encode(item) if isinstance(item, str) else item
                 encoded += len(ids) if isinstance(item, str) else 0
                 if len(ids) > self.limits.max_input_tokens:
-                    raise input_too_long(at, len(call.inputs), len(ids), self.limits.max_input_tokens)
+                    raise input_too_long(index, len(call.inputs), len(ids), self.limits.max_input_tokens)
                 if own is not None and len(ids) > own:
-                    raise input_too_long(at, len(call.inputs), len(ids), own, TENANT_PHRASE)
+                    raise input_too_long(index, len(call.inputs), len(ids), own, TENANT_PHRASE)
                 found.append(ids)
         except Refused as refused:
             refused.encoded_tokens = encoded

@@ -1,14 +1,13 @@
 """Divide a replica's streams among the activators that send it requests.
 
-Only the replica knows its limit: it refuses a request beyond it, and the activator sends that request again later. To
-keep refusals few, the replica tells each activator its credit, the number of streams that it may have at once: its
-max-min fair part (Bertsekas and Gallager, "Data Networks", 1992). Of the other activators it counts what they said they
-want with their last request; the asking one counts as wanting all streams. So an activator that is busy alone has all
-streams from its first answer on.
+The replica refuses requests beyond its limit, and the activator retries them later. To keep refusals few, the replica
+tells each activator its credit: the number of streams that it may use at once. The credit is a max-min fair share
+(Bertsekas and Gallager, "Data Networks", 1992). Each other activator counts with the streams that it wanted in its last
+request. The receiving activator counts as wanting all streams, so a lone activator gets all of them at once.
 
-No activator starves, even with more activators than streams. One that has nothing inside and is refused gets a claim.
-Streams that come free are kept for claims, oldest first, before any activator gets a second stream. A claim ends when
-its activator doesn't ask again within `CLAIM_TTL_S`.
+No activator starves, even if there are more activators than streams. An activator without a stream that is refused gets
+a claim. Free streams are kept for claims, oldest first, before any activator gets a second stream. A claim expires if
+its activator doesn't retry within `CLAIM_TTL_S`.
 
 Pure state; times are monotonic seconds.
 """
@@ -18,16 +17,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-DEMAND_TTL_S: Final = 2.0  # for which a want stands that is not said again
-CLAIM_TTL_S: Final = (
-    1.0  # longer than an activator waits before it asks again (`activator/queue/policy/replica_credit.py`)
-)
-ROTATION_S: Final = 2.0  # for which streams that don't divide stay with the same activators
+DEMAND_TTL_S: Final = 2.0  # how long an activator's wanted streams count after its last request
+CLAIM_TTL_S: Final = 1.0  # longer than an activator's retry delay (`activator/queue/policy/replica_credit.py`)
+ROTATION_S: Final = 2.0  # how long the streams that don't divide evenly stay with the same activators
 
 
 @dataclass(slots=True)
 class _Activator:
-    """`wanted_streams` is how many requests it would have inside, as it said last."""
+    """One activator. `wanted_streams` is how many requests it wants to have here, as of its last request."""
 
     inside: int = 0
     wanted_streams: int = 0
@@ -39,17 +36,15 @@ class _Activator:
 
 @dataclass(slots=True)
 class Credits:
-    """The division of one replica, which takes `streams` requests at once."""
+    """The streams of one replica, which accepts `streams` requests at once, divided among activators."""
 
     streams: int
     inside: int = 0  # requests of all activators
-    _known: dict[str, _Activator] = field(default_factory=dict)  # in the order in which they came
-    _claims: dict[str, float] = field(default_factory=dict)  # until when, oldest first
+    _known: dict[str, _Activator] = field(default_factory=dict)  # in order of their first requests
+    _claims: dict[str, float] = field(default_factory=dict)  # the expiry time of each, oldest first
 
     def try_enter(self, name: str, wanted_streams: int, now_s: float) -> bool:
-        """Let a request of this activator in, or return False. `wanted_streams` includes it. Each that enters
-        must `leave`.
-        """
+        """Admit a request of this activator, or return False. `wanted_streams` includes it. `leave` must follow."""
         self._forget(now_s)
         known = self._known.get(name)
         if known is None:
@@ -59,23 +54,23 @@ class Credits:
             self._enter(name, known)
             return True
         if not known.inside:
-            self._claims[name] = now_s + CLAIM_TTL_S  # one that has a claim keeps its place
+            self._claims[name] = now_s + CLAIM_TTL_S  # an existing claim keeps its position in the dict
         return False
 
     def enter(self, name: str, now_s: float) -> None:
-        """Let a request in, full or not: its activator is of a build that knows no credit."""
+        """Admit a request even if the replica is full. For activators of a build that does not know credits."""
         self._forget(now_s)
         known = self._known.setdefault(name, _Activator())
         known.last_request_s = now_s
         self._enter(name, known)
 
     def leave(self, name: str) -> None:
-        """A request has ended."""
+        """Return the stream of a request that has ended."""
         self._known[name].inside -= 1
         self.inside -= 1
 
     def credit_of(self, name: str, now_s: float) -> int:
-        """Return how many requests the activator may have inside: one at least."""
+        """Return how many requests the activator may have here: at least one."""
         if len(self._known) <= 1:
             return self.streams
         wanted_streams = [
@@ -84,7 +79,7 @@ class Credits:
         return max(1, fair_share(self.streams, wanted_streams, list(self._known).index(name), int(now_s / ROTATION_S)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless counts add up and activators with a claim have nothing inside."""
+        """Raise AssertionError unless the counts add up and activators with a claim have no stream."""
         assert self.inside == sum(known.inside for known in self._known.values())
         assert all(known.inside >= 0 for known in self._known.values())
         assert all(not self._known[name].inside for name in self._claims)
@@ -101,7 +96,7 @@ class Credits:
         return list(self._claims).index(name)
 
     def _forget(self, now_s: float) -> None:
-        """Drop claims that are over, and activators that have nothing inside and want nothing."""
+        """Drop expired claims, and activators that have no stream and want none."""
         for name in [name for name, until_s in self._claims.items() if now_s >= until_s]:
             del self._claims[name]
         if len(self._known) > 1:
@@ -110,9 +105,9 @@ class Credits:
 
 
 def fair_share(streams: int, wanted_streams: Sequence[int], index: int, turn: int) -> int:
-    """Return the max-min fair part of the one at `index`. Streams that don't divide go round with `turn`.
+    """Return the max-min fair share of the activator at `index`. Remainder streams rotate with `turn`.
 
-    8 streams and wants of 1, 6 and 9: the first has 1, and the others share 7: 4 and 3, in the next turn 3 and 4.
+    Example: activators that want 1, 6 and 9 of 8 streams get 1, 4 and 3, and in the next turn 1, 3 and 4.
     """
     left, sharers = streams, len(wanted_streams)
     for want in sorted(wanted_streams):
@@ -125,5 +120,5 @@ def fair_share(streams: int, wanted_streams: Sequence[int], index: int, turn: in
     level, odd = divmod(left, sharers)
     if wanted_streams[index] <= level:
         return wanted_streams[index]
-    above = [at for at, want in enumerate(wanted_streams) if want > level]
+    above = [position for position, want in enumerate(wanted_streams) if want > level]
     return level + int((above.index(index) + turn) % sharers < odd)

@@ -1,4 +1,4 @@
-"""Looks after the GPUs that a pod may see: one on which nothing is to be left ends the pod's serving, in order."""
+"""Watch the GPUs that a pod may use. An unhealthy one makes the pod drain."""
 
 import asyncio
 import logging
@@ -14,25 +14,25 @@ GPU_POLL_S: Final = 5.0
 
 
 class GpuWatch:
-    """Of one process. What it saw last may be read at any time."""
+    """The poller of one process's GPUs. Its last facts may be read at any time."""
 
-    def __init__(self, look: Callable[[], tuple[GpuFacts, ...]], every_s: float = GPU_POLL_S) -> None:
-        """`look` says how every device is. Blocking, and called once at once."""
-        self._read_gpus = look
+    def __init__(self, read_gpus: Callable[[], tuple[GpuFacts, ...]], every_s: float = GPU_POLL_S) -> None:
+        """`read_gpus` returns the facts of all devices. It blocks, and the constructor calls it once."""
+        self._read_gpus = read_gpus
         self._every_s = every_s
         self.last_facts: tuple[GpuFacts, ...] = ()
         self.health: GpuHealth = HealthyGpu()
-        self._update(look())
+        self._update(read_gpus())
 
     def __repr__(self) -> str:
         return f"<GpuWatch devices={len(self.last_facts)} {self.health}>"
 
     async def run(self, on_unhealthy: Callable[[], None]) -> None:
-        """Again and again; `on_unhealthy` once, and it looks on for those who ask. Ends by being cancelled."""
-        told = False
+        """Poll until cancelled. Call `on_unhealthy` once, and keep polling for the metrics afterwards."""
+        notified = False
         while True:
-            if isinstance(self.health, UnhealthyGpu) and not told:
-                told = True
+            if isinstance(self.health, UnhealthyGpu) and not notified:
+                notified = True
                 on_unhealthy()
             await asyncio.sleep(self._every_s)
             self._update(await run_in_thread("gpus", self._read_gpus))
@@ -40,7 +40,7 @@ class GpuWatch:
     def _update(self, last_facts: tuple[GpuFacts, ...]) -> None:
         before, self.last_facts = self.health, last_facts
         if isinstance(before, UnhealthyGpu):
-            return  # what was once is not trusted again by this process
+            return  # unhealthy is final: this process never trusts the GPU again
         self.health = worst_gpu_health(last_facts)
         if self.health == before:
             return

@@ -1,4 +1,4 @@
-"""How a model that predicts is proven: its session is made of verified bytes, and its known answers are recorded."""
+"""Verify a predictor: build its session from verified bytes and record its known answers."""
 
 import logging
 from typing import Final
@@ -16,24 +16,24 @@ from runtime.predictor.onnx_session import MODEL, OnnxSession, fingerprint
 
 log = logging.getLogger(__name__)
 
-# Every start reads the known answers, and no quota counts them. The snapshotter takes seals up to 32 MiB.
+# Every start reads the known answers, and no quota counts them. The snapshotter accepts seals up to 32 MiB.
 MAX_PROBE_BYTES: Final = 24 << 20
 
 
 def require_signature(manifest: Manifest, version: str) -> Signature:
-    """Raises `Refused(ManifestCorrupt)` where it has none."""
+    """Return the manifest's signature. Raises `Refused(ManifestCorrupt)` if it has none."""
     if manifest.signature is None:
-        raise Refused(ManifestCorrupt(version, "what predicts has a signature"))
+        raise Refused(ManifestCorrupt(version, "a predictor must have a signature"))
     return manifest.signature
 
 
 def open_session(lease: Lease, version: str, threads: int) -> OnnxSession:
-    """Raises `Refused`."""
+    """Return a session over the lease's model file. Raises `Refused`."""
     return OnnxSession(require_file(pinned_files(lease), MODEL), require_signature(lease.manifest, version), threads)
 
 
 def seal(version: str, lease: Lease) -> SealAttestation:
-    """Raises `Refused`: what is wrong with the draft, in the words of whatever found it."""
+    """Return the seal of a draft. Raises `Refused` with what is wrong with the draft."""
     manifest = lease.manifest
     signature = require_signature(manifest, version)
     session = open_session(lease, version, 1)
@@ -53,10 +53,10 @@ def seal(version: str, lease: Lease) -> SealAttestation:
 
 
 def load_known_answers(version: str, lease: Lease, session: OnnxSession) -> tuple[Probe, SealAttestation | None]:
-    """As attested for this fingerprint; without one they are recorded here, before anything is served, and given as
-    what is to be kept.
+    """Return the known answers and, if they were recorded just now, the seal to store.
 
-    Raises `Refused(ProbeFailed)` where that can't be done.
+    Answers that were attested for this fingerprint are used. Otherwise they are recorded here, before any request is
+    served. Raises `Refused(ProbeFailed)` if that fails.
     """
     if (found := find_attestation(lease, _fingerprint(lease.manifest))) is not None:
         return found.probe, None

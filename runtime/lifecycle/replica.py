@@ -1,6 +1,6 @@
-"""The one owner of a process's state: parked, restoring, ready, asleep, draining, failed. Everything else asks it.
+"""Own the state of a replica process: parked, restoring, ready, asleep, draining, failed.
 
-What a restore does is `version_restore.py`'s, what a request's answer looks like is `inference_api.py`'s.
+`version_restore.py` does a restore, `inference_api.py` responds to requests.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _WATCH_INTERVAL_S: Final = 0.5
 _STOP_TIMEOUT_S: Final = 5.0
 
-# Whence -> whither. A failure is final but for the end that follows it.
+# The states that may follow each state. FAILED is final; the process ends.
 TRANSITIONS: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
     RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
@@ -60,7 +60,7 @@ TRANSITIONS: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOperations:
-    """What a replica can be told to do, each in a thread of its own: blocking, raising `Refused`."""
+    """The blocking operations of a replica. Each runs in its own thread and may raise `Refused`."""
 
     restore: Callable[[BindRequest, EngineCallbacks], ServedVersion]
     gate: Callable[[GateJob], GateFacts]
@@ -69,40 +69,40 @@ class ReplicaOperations:
 
 
 class Replica:
-    """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
+    """The state of one process. A standby binds one version, once: its process never serves another tenant."""
 
     def __init__(
         self, runtime_id: str, meter: MeterWriter, work: ReplicaOperations, url: str = "", *, step_s: float = math.inf
     ) -> None:
-        """`url` is where other hosts reach it, if they do. An engine without progress for `step_s` seconds hangs."""
+        """`url` is the address for other hosts, "" for none. An engine without progress for `step_s` seconds hangs."""
         self.runtime_id = runtime_id
         self._url = url
         self._step_s = step_s
         self.meter = meter
         self._operations = work
         self._state = RuntimeState.STANDBY
-        self._operation_lock = asyncio.Lock()  # gate and bind both change torch's defaults while they run
-        self._pending_operations = 0  # of a standby, under way or waiting for their turn
+        self._operation_lock = asyncio.Lock()  # gate and bind both change torch's global defaults while they run
+        self._pending_operations = 0  # orders to a standby that run or wait for the lock
         self._bind: BindRequest | None = None
         self._served_version: ServedVersion | None = None
         self._streams: EventStreams | None = None
-        self.credits = Credits(1)  # of what it serves
+        self.credits = Credits(1)  # replaced when a version is ready
         self._thread_bridge: ThreadBridge | None = None
         self._suspend_handle: SuspendHandle | None = None  # while it sleeps
-        self._stages: list[StageSpan] = []  # of the restore that is under way, or was last
+        self._stages: list[StageSpan] = []  # of the current restore, or of the last one
         self.failure: Failure | None = None
-        self.may_exit = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
+        self.may_exit = asyncio.Event()  # set when nothing is in flight and no request will be accepted
 
     def __repr__(self) -> str:
         return f"<Replica {self.runtime_id} {self._state.value} {self._served_version!r} {self._streams!r}>"
 
     @property
     def state(self) -> RuntimeState:
-        """Where in its life the process is."""
+        """Return the process's current state."""
         return self._state
 
     async def warm_up(self, after_s: float) -> None:
-        """Do work of the restore in advance, while the standby is parked. A bind waits for one step at most."""
+        """Do parts of a restore in advance, while the standby is parked. A bind waits for at most one step."""
         await asyncio.sleep(after_s)
         for step in self._operations.warm_up:
             async with self._operation_lock:
@@ -116,7 +116,7 @@ class Replica:
 
     @asynccontextmanager
     async def _hold_standby(self) -> AsyncIterator[None]:
-        """Hold the turn of an order to a standby. While it waits or runs, reports say that there is one."""
+        """Hold the operation lock for an order to a standby. Reports show the order while it waits or runs."""
         self._pending_operations += 1
         try:
             async with self._operation_lock:
@@ -125,15 +125,15 @@ class Replica:
             self._pending_operations -= 1
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """Examine an architecture. It stays a standby, with bounded memory; its caller ends it. Raises `Refused`."""
+        """Examine an architecture. It stays a standby, with limited memory; the caller ends it. Raises `Refused`."""
         async with self._hold_standby():
             self._require_state(RuntimeState.STANDBY, "to examine a model")
             return await run_in_thread("gate", lambda: self._operations.gate(job))
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Seal a draft. The process ends afterwards: it has held a tenant's bytes.
+        """Seal a draft. The process ends afterwards, because it has held a tenant's bytes.
 
-        Raises `Refused`: Conflict where it is no standby, which changes nothing; else what is wrong with the draft.
+        Raises `Refused`: Conflict if it is no standby, which changes nothing; otherwise what is wrong with the draft.
         """
         async with self._hold_standby():
             self._require_state(RuntimeState.STANDBY, "to seal a draft")
@@ -144,8 +144,8 @@ class Replica:
                 self.drain()
 
     async def bind(self, request: BindRequest) -> BindResponse:
-        """Become a runtime of that version. Raises `Refused`: Conflict where it is no standby, which changes nothing;
-        else the process has failed or was drained, and ends.
+        """Restore a version and become ready to serve it. Raises `Refused`: Conflict if it is no standby, which changes
+        nothing. After any other failure the process ends.
         """
         async with self._hold_standby():
             self._require_state(RuntimeState.STANDBY, "to take a version")
@@ -167,10 +167,10 @@ class Replica:
         return self._build_bound_reply(serving, dict(serving.bytes_by_tier))
 
     async def sleep(self) -> None:
-        """Give back all but the version's weights in host memory.
+        """Release everything except the version's weights in host memory.
 
-        Raises `Refused`: Conflict where it is not ready, busy, unproven, or of a kind that can't sleep, which changes
-        nothing; else it has failed.
+        Raises `Refused`: Conflict if it is not ready, busy, unproven, or of a kind that can't sleep, which changes
+        nothing. After any other failure the process ends.
         """
         async with self._operation_lock:
             self._require_state(RuntimeState.READY, "to sleep")
@@ -192,7 +192,7 @@ class Replica:
             del serving
             try:
                 await run_in_thread("release", kept.release)
-            except Exception:  # what it holds of a device is not given back: it must not count as asleep
+            except Exception:  # it still holds device memory, so it must not count as asleep
                 self.fail(Internal())
                 raise
             if self._state is RuntimeState.ASLEEP:
@@ -200,7 +200,7 @@ class Replica:
         log.info("asleep")
 
     async def drop(self) -> None:
-        """Asleep, give the weights back as well. Raises `Refused`: Conflict in any other state, else it has failed."""
+        """Also release a sleeping version's weights. Raises `Refused`: Conflict if not asleep, else it has failed."""
         async with self._operation_lock:
             self._require_state(RuntimeState.ASLEEP, "to drop its weights")
             kept = self._suspend_handle
@@ -218,8 +218,8 @@ class Replica:
         log.info("asleep without weights")
 
     async def wake(self, request: BindRequest) -> BindResponse:
-        """Serve the same version again. Raises `Refused`: Conflict for another one, or where it does not sleep, which
-        changes nothing; else the process has failed or was drained.
+        """Serve the sleeping version again. Raises `Refused`: Conflict for another version or if it isn't asleep, which
+        changes nothing. After any other failure the process ends.
         """
         async with self._operation_lock:
             if had_weights := self._state is not RuntimeState.ASLEEP2:
@@ -231,14 +231,16 @@ class Replica:
                 raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
             self._transition(RuntimeState.RESTORING)
             self.meter.start_phase(Phase.RESTORE)
-            as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
+            as_before = msgspec.structs.replace(
+                request, device_class=bind.device_class
+            )  # bills use the device class of the first bind
             serving = await self._become_ready("wake", lambda callbacks: kept.resume(as_before, callbacks))
             self._bind = as_before
             self._suspend_handle = None
         return self._build_bound_reply(serving, {} if had_weights else dict(serving.bytes_by_tier))
 
     async def _become_ready(self, name: str, make: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
-        """Serve what `make` gives, or fail with it. Raises what it raises."""
+        """Run `make` in a thread and serve what it returns. Re-raises its exception; the replica has then failed."""
         self._thread_bridge = ThreadBridge(asyncio.get_running_loop(), self._dispatch)
         self._stages = []
         callbacks = EngineCallbacks(self._thread_bridge.post, self._on_busy, self._stages.append)
@@ -269,7 +271,7 @@ class Replica:
         )
 
     def serving(self) -> tuple[ServedVersion, EventStreams]:
-        """Return what serves a new request. Raises `Refused` if this replica takes none."""
+        """Return the version and the streams for a new request. Raises `Refused` if this replica accepts none."""
         if self.failure is not None:
             raise Refused(self.failure)
         if self._served_version is None or self._streams is None or self._state is not RuntimeState.READY:
@@ -278,12 +280,12 @@ class Replica:
 
     @property
     def stalled_s(self) -> float:
-        """Return for how many seconds the engine's step has made no progress; 0 without a step."""
+        """Return for how many seconds the engine's current step has made no progress; 0 if no step runs."""
         return 0.0 if self._served_version is None else self._served_version.thread.stalled_s
 
     @property
     def may_record_answers(self) -> bool:
-        """Return whether answers may yet be recorded here, and given again."""
+        """Return whether this replica may still record known answers or reproduce them."""
         if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
             return True
         serving = self._served_version
@@ -293,7 +295,7 @@ class Replica:
 
     @property
     def recorded(self) -> KeepSeal | None:
-        """Return the answers that were recorded here and proven since; None without any."""
+        """Return the known answers that were recorded here and have been reproduced since, or None."""
         serving = self._served_version
         if self.failure is not None or serving is None or serving.recorded is None or self._is_unproven(serving):
             return None
@@ -303,17 +305,16 @@ class Replica:
         return serving.engine.needs_probe or serving.thread.poisoned is not None
 
     def drain(self) -> None:
-        """Take no new requests. `may_exit` is set once nothing is in flight. Idempotent."""
+        """Accept no new requests. `may_exit` is set once nothing is in flight. Idempotent."""
         if self._state not in (RuntimeState.DRAINING, RuntimeState.FAILED):
             self._transition(RuntimeState.DRAINING)
             log.info("draining", extra={"in_flight": len(self._streams or ())})
         self._exit_if_idle()
 
     def stop_for_damage(self) -> None:
-        """Stop serving, because the version's bytes in host memory were found wrong.
-
-        What computes over those bytes ends now with `weights_damaged`. What computes over copies on a device, which
-        were compared when they were made, is finished as in a drain. Raises `Refused(Conflict)` without a version.
+        """Stop serving, because the version's bytes in host memory are damaged. Requests on a CPU compute over those
+        bytes and fail now with `weights_damaged`. Requests on a device compute over copies that were verified when they
+        were made, so they finish, as in a drain. Raises `Refused(Conflict)` without a version.
         """
         if self._bind is None:
             raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
@@ -327,13 +328,13 @@ class Replica:
             self.fail(WeightsDamaged(self._bind.version))
 
     def abort_in_flight(self) -> None:
-        """End what is still in flight, because the drain has lasted long enough."""
+        """Cancel what is still in flight after the drain time."""
         if self._streams is not None:
             self._streams.abandon_all(Unavailable("this replica"))
         self.may_exit.set()
 
     def fail(self, failure: Failure) -> None:
-        """Fail closed: nothing is served from now on, and the process ends."""
+        """Fail closed: serve nothing from now on, and let the process end. Only the first failure counts."""
         if self._state is RuntimeState.FAILED:
             return
         self.failure = failure
@@ -344,8 +345,8 @@ class Replica:
         self.may_exit.set()
 
     async def watch(self) -> None:
-        """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request. Renew
-        the meter page.
+        """Detect a hanging engine, a dead engine thread and a poisoned engine without requests. Renew the meter
+        page.
         """
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
@@ -353,7 +354,7 @@ class Replica:
             self._check_engine()
 
     async def close(self) -> None:
-        """End the engine's thread. A thread that hangs in a step is left behind."""
+        """Stop the engine's thread. A thread that hangs in a step is abandoned."""
         if self._thread_bridge is not None:
             self._thread_bridge.close()
         if not await run_in_thread("stop", self._stop_engine):
@@ -369,7 +370,7 @@ class Replica:
         return RuntimeReport(
             runtime_id=self.runtime_id,
             pid=os.getpid(),
-            # A control plane that takes over must not park a standby that has an order of the one before.
+            # A control plane that takes over must not count a standby as free if its predecessor gave it an order.
             state=RuntimeState.RESTORING
             if self._pending_operations and self._state is RuntimeState.STANDBY
             else self._state,
@@ -386,13 +387,13 @@ class Replica:
             leases=0
             if self._state is RuntimeState.ASLEEP2 or (serving is None and self._suspend_handle is None)
             else 1,
-            open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
+            open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # minus the descriptor that the listing uses
             spans=tuple(self._stages) if serving is None else serving.spans,
             url=self._url,
         )
 
     async def _race_exit(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, or `Unavailable` as soon as the process is to end; its thread ends with the process."""
+        """Return the result of `work`. Raises `Refused(Unavailable)` once the process is to end."""
         working, may_exit = asyncio.ensure_future(work), asyncio.ensure_future(self.may_exit.wait())
         try:
             await asyncio.wait({working, may_exit}, return_when=asyncio.FIRST_COMPLETED)
@@ -413,7 +414,7 @@ class Replica:
         self._state = to
 
     def _dispatch(self, events: list[Event]) -> None:
-        """On the loop, for each step of the engine."""
+        """Deliver the events of one engine step. Runs on the event loop."""
         if self._streams is not None:
             self._streams.dispatch(events)
         self._check_engine()
@@ -432,5 +433,5 @@ class Replica:
             self.may_exit.set()
 
     def _on_busy(self, busy: bool) -> None:
-        """In the engine's thread."""
+        """Switch the meter's phase. Runs in the engine's thread."""
         self.meter.start_phase(Phase.ACTIVE if busy else Phase.IDLE)

@@ -1,6 +1,7 @@
-"""Gate and seal a draft: prove, before a version exists, what each restore of it will rely on.
+"""Gate and seal a draft: verify, before a version exists, everything that its restores will rely on.
 
-Which way of binding is exact, what the model answers, that our own engine answers the same, that its text codec loads.
+A seal proves that the fast binding is exact, what the model answers, that our engine gives the same answers, and that
+the text codec loads.
 """
 
 import logging
@@ -40,7 +41,7 @@ from weightcache.client.device_checksum import checksum_of
 log = logging.getLogger(__name__)
 
 _CPU: Final = torch.device("cpu")
-_BLOCKS: Final = 8  # room for the probe and an engine around it
+_BLOCKS: Final = 8  # KV blocks, enough for the probe
 
 
 def gate(job: GateJob) -> GateFacts:
@@ -52,8 +53,8 @@ def gate(job: GateJob) -> GateFacts:
 def seal(
     job: SealJob, acquire: AcquireLease, *, for_devices: bool = False, filters: FilterClient | None = None
 ) -> SealAttestation:
-    """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
-    what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.
+    """Return the seal of a draft. Raises `Refused` with what is wrong with the draft. With `for_devices` the seal
+    includes the checksum that a device must find over the bytes. It takes 0.65 s of a core per GB.
     """
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
@@ -67,7 +68,7 @@ def seal(
 
 @contextmanager
 def _as_artifact_rejected() -> Iterator[None]:
-    """Translate any exception of a library to `Refused(ArtifactRejected)`. An OSError passes: a disk or peer failed."""
+    """Translate a library's exception into `Refused(ArtifactRejected)`. An OSError passes: a disk or peer failed."""
     try:
         yield
     except (Refused, OSError):
@@ -103,7 +104,7 @@ def _build_engine(bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe
 
 
 def _check_engine_answers(engine: Engine, version: str) -> None:
-    """Each start replays these answers and fails closed: better to learn now that they never match."""
+    """Raise `Refused` unless the engine reproduces the known answers. Each start would fail if they never matched."""
     if (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
     if engine.needs_probe:

@@ -1,7 +1,7 @@
-"""Restore a version: lease, tensors, model, engine. Also suspend it and resume it. Blocking; in one thread.
+"""Restore a version: lease, tensors, model, engine. Also suspend and resume it. All calls block, in one thread.
 
-Each step may raise `Refused`, after which the process serves nothing. A replica that sleeps has no engine and no KV
-cache; it wakes by those of the steps that are needed.
+Each step may raise `Refused`; the process then serves nothing. A sleeping replica has no engine and no KV cache. It
+wakes by the steps that it needs.
 """
 
 import gc
@@ -48,13 +48,14 @@ from runtime.text.tokenizer import TextCodec, check_token_rows
 log = logging.getLogger(__name__)
 
 
-# A woken replica's first request comes at once, but that may take a while on busy cores. A probe that ran alone just
-# before it would delay it by a whole forward. Without a request in this time, the probe runs alone and delays nobody.
+# After a wake, the probe shares the forward of the first request, which arrives at once or, on busy cores, a little
+# later. A probe that ran alone just before that request would delay it by a whole forward. Without a request in this
+# time, the probe runs alone.
 PROBE_AFTER_S: Final = 0.25
 
 
 class _StageRecorder:
-    """The stages of one restore, which begins now. `on_stage` is called as each of them ends."""
+    """The stages of one restore, which begins now. `on_stage` is called when a stage ends."""
 
     def __init__(self, callbacks: EngineCallbacks) -> None:
         self._began_ns = time.monotonic_ns()
@@ -71,7 +72,7 @@ class _StageRecorder:
         self._on_stage(span)
 
     def end_before_others(self, stage: Stage) -> None:
-        """End a stage that the others needed. None of them has ended before it."""
+        """End a stage that the other stages needed: none of them counts as ended before it."""
         self.end(stage)
         *others, first = self._ended
         self._ended = [first, *(StageSpan(each.stage, max(each.after_us, first.after_us)) for each in others)]
@@ -79,7 +80,7 @@ class _StageRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _RestoreCache:
-    """What the first restore of a version has made and learned that outlasts a sleep."""
+    """Files, model, codec and filters of the first restore, which a wake reuses."""
 
     files: PinnedFiles
     proven: VerifiedModel
@@ -88,11 +89,10 @@ class _RestoreCache:
 
 
 class SuspendedModel:
-    """A bound model without an engine: with its lease or, after `drop`, without lease and weights. `resume_model`
-    undoes both.
+    """A bound model without an engine. It keeps its lease until `drop`, which also releases the weights.
 
-    Copies on a device are not kept in either case: `resume_model` makes them of the lease. `bound` is None for a model
-    that is made anew out of the lease's bytes. One call at a time.
+    `resume_model` undoes `release` and `drop`. Copies on a device are never kept: `resume_model` makes them again from
+    the lease. `bound` is None for a model that is rebuilt from the lease's bytes. One call at a time.
     """
 
     def __init__(self, weights: Weights, bound: BoundModel | None, acquire: AcquireLease) -> None:
@@ -100,7 +100,7 @@ class SuspendedModel:
         self._model = None if bound is None else DetachableModel(SERVED[architecture], bound.module)
         self._lease = weights.lease
         self._weights: Weights | None = weights
-        self._recopy = weights.recopy  # of copies, while there is a lease to make them of
+        self._recopy = weights.recopy  # makes device copies again; None without a lease or without copies
         self._acquire = acquire
         self.has_released_weights = False
 
@@ -109,7 +109,7 @@ class SuspendedModel:
         return f"<SuspendedModel {state} {self._lease!r}>"
 
     def release(self) -> None:
-        """Free what an engine left on the model, and all copies on a device."""
+        """Free what an engine attached to the model, and all copies on a device."""
         if self._model is not None:
             detach_backend(self._model.module)
         if self._recopy is not None:
@@ -117,20 +117,20 @@ class SuspendedModel:
         _free_unreferenced()
 
     def drop(self) -> None:
-        """Give the lease back. Raises `Refused(Internal)` if something still refers to its memory: then it stays
+        """Release the lease. Raises `Refused(Internal)` if a reference to its memory remains. The memory then stays
         mapped, and the process has to end.
         """
         self._detach_weights()
         _free_unreferenced()
         if self._lease.in_use:
-            log.error("something still refers to weights that are to be dropped")
+            log.error("a reference to the weights remains, so they can't be dropped")
             raise Refused(Internal())
         self._recopy = None
         self.has_released_weights = True
         self._lease.close()
 
     def resume_model(self, request: BindRequest, stages: _StageRecorder) -> Weights:
-        """Return the weights with the model over them: as they were left, or leased anew. Raises `Refused`."""
+        """Return the weights with the model over them, as they were or with a new lease. Raises `Refused`."""
         if self._weights is not None:
             return self._weights
         if self._recopy is not None:
@@ -149,12 +149,12 @@ class SuspendedModel:
             return
         if self._model is not None:
             self._model.detach_weights(self._weights.tensors)
-        self._weights.tensors.clear()  # whoever else has the dictionary has none of its views either
+        self._weights.tensors.clear()  # other holders of the dictionary lose its views, too
         self._weights = None
 
 
 def _free_unreferenced() -> None:
-    """Free modules that nothing refers to, and their cycles, and give their memory back to the device."""
+    """Free unreferenced modules and their reference cycles, and return their memory to the device."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
@@ -163,7 +163,7 @@ def _free_unreferenced() -> None:
 def restore(
     request: BindRequest, callbacks: EngineCallbacks, acquire: AcquireLease, filters: FilterClient | None = None
 ) -> ServedVersion:
-    """Lease, bind and start a version. On return its engine's thread runs, and it is ready. Raises `Refused`."""
+    """Lease, bind and start a version. When it returns, the engine's thread runs. Raises `Refused`."""
     stages = _StageRecorder(callbacks)
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
@@ -203,8 +203,9 @@ def _start_engine(
     is_partial_lease: bool = False,
     probes_first: bool = False,
 ) -> ServedVersion:
-    """Start an engine over a bound model. `is_partial_lease`: the lease may not be whole yet; no weight is read before
-    it is. `probes_first`: the engine has to give the known answers before this returns. Raises `Refused`.
+    """Start an engine over a bound model. Raises `Refused`. With `is_partial_lease` the lease may be incomplete; no
+    weight is read before it is complete. With `probes_first` the engine must reproduce the known answers before this
+    returns.
     """
     lease, proven, codec = weights.lease, known.proven, known.codec
     limits = lease.manifest.limits
@@ -217,7 +218,7 @@ def _start_engine(
     if is_partial_lease:
         lease.wait_until_whole()
         stages.end_before_others(Stage.LEASED)
-    # Answers that were known before are asked for again: what a wake recorded itself would prove nothing.
+    # A wake verifies the answers that are known already. Answers that it recorded itself would prove nothing.
     before = replace(known, proven=replace(proven, recorded=None))
 
     def serve(
@@ -262,12 +263,10 @@ def _start_engine(
 
 
 def _build_thread(engine: Engine, callbacks: EngineCallbacks, max_streams: int, *, probes_first: bool) -> EngineThread:
-    """Return the engine's thread, not started yet. Raises `Refused` if `probes_first` and the engine's
-    answers are wrong.
-    """
+    """Return the engine's thread, not started. Raises `Refused` if `probes_first` and the answers are wrong."""
     if probes_first and (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
-    # As many again may wait: a cancelled request leaves with the next step, its successor is there at once.
+    # Twice the streams: a cancelled request leaves only with the next step, but its successor arrives at once.
     return EngineThread(
         engine,
         on_events=callbacks.on_events,
@@ -277,25 +276,24 @@ def _build_thread(engine: Engine, callbacks: EngineCallbacks, max_streams: int, 
     )
 
 
-# Makes a `ServedVersion` of the weights that `SuspendedModel.resume_model` returned. The last argument is
-# `probes_first`.
+# Builds a `ServedVersion` from the weights of `SuspendedModel.resume_model`. The last argument is `probes_first`.
 _StartEngine = Callable[[BindRequest, EngineCallbacks, Weights, _StageRecorder, bool], ServedVersion]
 
 
 def _build_suspend_handle(
-    dormant: SuspendedModel, serve: _StartEngine, *, has_device_copies: bool = False
+    suspended: SuspendedModel, serve: _StartEngine, *, has_device_copies: bool = False
 ) -> SuspendHandle:
-    """Return the sleeping version. If weights were dropped, a wake asks for the known answers at once, and not in the
-    first batch: requests that wait for it go to another replica then, and do not fail with this one.
+    """Return the operations of a sleeping version. If weights were dropped, a wake verifies the known answers before it
+    is ready and not in the first batch. Waiting requests then go to another replica and don't fail with this one.
     """
 
     def resume(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
         stages = _StageRecorder(callbacks)
         torch.set_num_threads(request.threads)
-        probes_first = dormant.has_released_weights
-        return serve(request, callbacks, dormant.resume_model(request, stages), stages, probes_first)
+        probes_first = suspended.has_released_weights
+        return serve(request, callbacks, suspended.resume_model(request, stages), stages, probes_first)
 
-    return SuspendHandle(dormant.release, resume, dormant.drop, has_device_copies=has_device_copies)
+    return SuspendHandle(suspended.release, resume, suspended.drop, has_device_copies=has_device_copies)
 
 
 def _start_predictor(
@@ -308,7 +306,7 @@ def _start_predictor(
     *,
     probes_first: bool = False,
 ) -> ServedVersion:
-    """Start a predictor. Nothing is bound: its session is made out of the lease's bytes. Raises `Refused`."""
+    """Start a predictor. Nothing is bound: its session is built from the lease's bytes. Raises `Refused`."""
     lease = weights.lease
     limits, signature = lease.manifest.limits, predictor.require_signature(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)

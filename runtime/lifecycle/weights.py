@@ -1,7 +1,7 @@
-"""A version's verified bytes in this process, and the model that is bound over them and proven.
+"""A version's verified bytes in this process, and the verified model that is bound over them.
 
-The weight cache has verified the bytes. `binding.py` binds a model to tensors; this module decides which binding may be
-used, records known answers where there are none, and takes weights away from a bound model and gives them back.
+The weight cache has verified the bytes, and `binding.py` binds a model to tensors. This module chooses the binding that
+may be used and records known answers if there are none. It also detaches weights from a bound model and attaches them.
 """
 
 import logging
@@ -40,81 +40,81 @@ log = logging.getLogger(__name__)
 
 
 class Lease(Protocol):
-    """A version's verified bytes, mapped read-only until it is closed, or this process ends."""
+    """A version's verified bytes, mapped read-only until the lease is closed or this process ends."""
 
     @property
     def manifest(self) -> Manifest:
-        """Checked against the version's digest."""
+        """Return the manifest, which was checked against the version's digest."""
         ...
 
     @property
     def attestations(self) -> Sequence[SealAttestation]:
-        """What sealing jobs found, under any fingerprint."""
+        """Return the results of sealing jobs, under any fingerprint."""
         ...
 
     @property
     def bytes_by_tier(self) -> Mapping[str, int]:
-        """How many bytes came from which tier."""
+        """Return how many bytes each tier delivered."""
         ...
 
     @property
     def in_use(self) -> bool:
-        """Whether tensors over it live."""
+        """Return whether tensors over the lease are alive."""
         ...
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return that part of the linear space. Blocks until it is there. Raises `Refused`."""
+        """Return a part of the linear space. Blocks until it has arrived. Raises `Refused`."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is known to be there."""
+        """Return whether all bytes are known to have arrived."""
         ...
 
     def wait_until_whole(self) -> None:
-        """Block until all of it is there; no tensor may be read before. Raises `Refused`."""
+        """Block until all bytes have arrived. No tensor may be read before. Raises `Refused`."""
         ...
 
     def close(self) -> None:
-        """Unmap it, and tell the weight cache. A later read of its memory crashes the process."""
+        """Unmap the bytes and tell the weight cache. A later read of the memory crashes the process."""
         ...
 
 
 class DetachableModel:
-    """A bound model whose weights are taken away and given again: its modules stay, its parameters change memory.
+    """A bound model whose weights can be detached and attached again. Its modules stay; its parameters change memory.
 
-    Binding checked which tensor each parameter is made of. The skeleton remembers that, and makes the parameters again
-    of the same version's tensors, wherever those lie by then. While it is empty, all parameters are on the meta device,
-    so that a forward fails and reads nothing.
+    Binding checked the tensor of each parameter. `detach_weights` remembers it, and `attach_weights` rebuilds the
+    parameters from the same version's tensors at their new addresses. In between, all parameters are on the meta
+    device, so that a forward fails and reads nothing.
     """
 
     def __init__(self, family: Family, module: nn.Module) -> None:
         self.module = module
         self._family = family
-        self._sources: dict[str, str | None] = {}  # the tensor of each parameter; None: fused of several
+        self._sources: dict[str, str | None] = {}  # the tensor of each parameter; None if fused from several
 
     def __repr__(self) -> str:
         return f"<DetachableModel {type(self.module).__name__} {'empty' if self._sources else 'full'}>"
 
     def detach_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Let go of `tensors`, over which the module was bound or filled."""
+        """Release `tensors`, over which the module was bound or attached."""
         names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
 
-        def nothing(name: str, parameter: nn.Parameter) -> torch.Tensor:
+        def on_meta(name: str, parameter: nn.Parameter) -> torch.Tensor:
             fused = name not in tensors and self._family.find_fusion(name) is not None
             self._sources[name] = None if fused else names[parameter.data_ptr()]
             shape, stride = parameter.shape, parameter.stride()
             return torch.empty_strided(shape, stride, dtype=parameter.dtype, device="meta")
 
-        _replace_parameters(self.module, nothing)
+        _replace_parameters(self.module, on_meta)
 
     def attach_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Point every parameter at its place in `tensors`, those of the version that was let go.
+        """Point every parameter at its place in `tensors`, which belong to the same version as the detached ones.
 
-        Raises `Refused(ArtifactRejected)` if a parameter lies anywhere else afterwards.
+        Raises `Refused(ArtifactRejected)` if a parameter lies elsewhere afterwards.
         """
 
-        def something(name: str, parameter: nn.Parameter) -> torch.Tensor:
+        def from_tensors(name: str, parameter: nn.Parameter) -> torch.Tensor:
             source, fusion = self._sources[name], self._family.find_fusion(name)
             if source is not None:
                 return tensors[source].as_strided(parameter.shape, parameter.stride())
@@ -122,7 +122,7 @@ class DetachableModel:
             return view_or_concat(fusion_sources(fusion, name, parameter, tensors), tuple(parameter.shape))
 
         try:
-            _replace_parameters(self.module, something)
+            _replace_parameters(self.module, from_tensors)
             check_complete(self._family, self.module, tensors)
         except BindingFault as fault:
             raise Refused(ArtifactRejected(CONFIG, str(fault))) from fault
@@ -130,8 +130,8 @@ class DetachableModel:
 
 
 def _replace_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
-    """Put a new parameter in each one's place. Ties stay ties."""
-    old = dict(module.named_parameters())  # alive until all are replaced, so that no id comes twice
+    """Replace each parameter by a new one. Tied parameters stay tied."""
+    old = dict(module.named_parameters())  # keeps the old parameters alive, so that no id is reused
     fresh = {id(each): nn.Parameter(make(name, each), requires_grad=False) for name, each in old.items()}
     for owner in module.modules():
         for leaf, parameter in owner._parameters.items():
@@ -143,9 +143,9 @@ def _replace_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], t
 class Weights:
     """A lease and its tensors.
 
-    On a CPU the tensors are views of the lease: valid as long as it is, readable once it is whole. On a device they are
-    copies, which `recopy` makes again, and `host_tensors` returns the views. `device_checksum` is that of the bytes, if
-    a device has them or will be given them.
+    On a CPU the tensors are views of the lease: valid while it is open, readable once it is whole. On a device they are
+    copies; `recopy` makes them again, and `host_tensors` returns the views. `device_checksum` covers the bytes, if a
+    device has or will get them.
     """
 
     lease: Lease
@@ -155,42 +155,42 @@ class Weights:
     host_tensors: Callable[[], dict[str, torch.Tensor]] | None = None
 
 
-AcquireLease = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`
+AcquireLease = Callable[[str, str], Weights]  # arguments: tenant, version; raises `Refused`
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedModel:
-    """A bound model, and what is known of it under this process's fingerprint."""
+    """A bound model, and what is known about it under this process's fingerprint."""
 
     bound: BoundModel
     probe: Probe
     facts: GateFacts
-    recorded: SealAttestation | None = None  # where nothing was known of this engine before
+    recorded: SealAttestation | None = None  # set if this engine had no known answers before
 
 
 def resolve_device(device_class: str) -> torch.device:
-    """The device behind a class such as `cpu-2`; anything that is no CPU is this process's one GPU."""
+    """Return the torch device of a class such as `cpu-2`. Every other class means this process's one GPU."""
     return torch.device("cpu") if device_class.partition("-")[0] == "cpu" else torch.device("cuda", 0)
 
 
 def has_device(device_class: str) -> bool:
-    """Whether this process has what a class computes on. Makes no context on a GPU."""
+    """Return whether this process has the device of a class. Creates no context on a GPU."""
     return resolve_device(device_class).type == "cpu" or torch.cuda.device_count() > 0
 
 
 def engine_fingerprint(device: torch.device) -> tuple[str, str]:
-    """Return torch's version and the device's kind: the part of a fingerprint that no version changes."""
+    """Return torch's version and the kind of device: the part of a fingerprint that all versions share."""
     return str(torch.__version__), "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def version_fingerprint(manifest: Manifest, device: torch.device) -> Fingerprint:
-    """Return what known answers depend on. Threads, and the cores that a class reserves, are no part of it."""
+    """Return what known answers depend on. The number of threads or reserved cores is not part of it."""
     version, kind = engine_fingerprint(device)
     return Fingerprint(torch=version, dtype=manifest.engine.dtype, device_class=kind)
 
 
 def pinned_files(lease: Lease) -> PinnedFiles:
-    """The small files by name, copied out of the mapping."""
+    """Return the small files by name, copied out of the mapping."""
     return {file.path: bytes(lease.view(file.offset, file.size)) for file in lease.manifest.files}
 
 
@@ -202,7 +202,7 @@ def require_file(files: PinnedFiles, name: str) -> bytes:
 
 
 def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
-    """Return the job by which the gate judges a version that is sealed already. Raises `Refused`."""
+    """Return a gate job for a version that is sealed already. Raises `Refused`."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
     }
@@ -211,15 +211,15 @@ def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
 
 
 def check_architecture(job: GateJob) -> GateFacts:
-    """Return the facts of a model that may be served; only one that embeds has a `recipe`. Raises `Refused`."""
+    """Return the facts of a model that may be served. Only an embedding model has a `recipe`. Raises `Refused`."""
     return encoder.check_architecture(job) if job.recipe else architecture_gate.check_architecture(job)
 
 
 def bind_weights(weights: Weights, files: PinnedFiles, bind_method: BindMethod, device: torch.device) -> BoundModel:
     """Bind the model to the tensors. Raises `Refused`.
 
-    The library's loader would copy tensors from a device back to the CPU. So for a device it binds the views of the
-    lease, and each parameter is then pointed at its copy on the device.
+    The library's loader would copy tensors from a device back to the CPU. For a device it therefore binds the views of
+    the lease. Each parameter is then pointed at its copy on the device.
     """
     manifest = weights.lease.manifest
     dtype = TORCH_DTYPES[manifest.engine.dtype]
@@ -238,7 +238,7 @@ def bind_weights(weights: Weights, files: PinnedFiles, bind_method: BindMethod, 
 def bind_fast_if_exact(
     weights: Weights, files: PinnedFiles, device: torch.device, library: BoundModel
 ) -> BoundModel | None:
-    """Return the hand-made module if it equals the library's exactly, else None."""
+    """Return the fast-bound module if it equals the library's exactly, else None."""
     try:
         fast = bind_weights(weights, files, "fast", device)
     except Refused:
@@ -247,13 +247,13 @@ def bind_fast_if_exact(
 
 
 def binds_without_reading(lease: Lease, device: torch.device) -> bool:
-    """Return whether `bind_verified` will read no tensor, so that it may run before the lease is whole."""
+    """Return whether `bind_verified` reads no tensor, so that it may run before the lease is whole."""
     found = find_attestation(lease, version_fingerprint(lease.manifest, device))
     return found is not None and found.fast_bind and not reads_tensors(lease.manifest)
 
 
 def bind_verified(version: str, weights: Weights, files: PinnedFiles, device: torch.device) -> VerifiedModel:
-    """Bind as the attestation of this fingerprint allows. Without one, prove the model here. Raises `Refused`."""
+    """Bind as the attestation for this fingerprint allows. Without one, verify the model here. Raises `Refused`."""
     lease = weights.lease
     found = find_attestation(lease, version_fingerprint(lease.manifest, device))
     if found is not None:
@@ -266,14 +266,14 @@ def bind_verified(version: str, weights: Weights, files: PinnedFiles, device: to
 
 
 def find_attestation(lease: Lease, fingerprint: Fingerprint) -> SealAttestation | None:
-    """Return what is known of the version under this fingerprint."""
+    """Return the version's attestation for this fingerprint, or None."""
     return next((item for item in lease.attestations if item.fingerprint == fingerprint), None)
 
 
 def verify_and_record(
     version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device
 ) -> tuple[BoundModel, SealAttestation]:
-    """Bind the model, by hand if that is exact, and record known answers. Return it and its seal. Raises `Refused`."""
+    """Bind the model, fast if that is exact, and record known answers. Return model and seal. Raises `Refused`."""
     library = bind_weights(weights, files, "library", device)
     known = _record_probe(version, library, files, facts.kind)
     fast = bind_fast_if_exact(weights, files, device, library)
@@ -290,7 +290,7 @@ def verify_and_record(
 
 
 def _record_probe(version: str, library: BoundModel, files: PinnedFiles, kind: Kind) -> Probe:
-    """Record known answers by the library's own attention. Raises `Refused(ProbeFailed)` if one is not finite."""
+    """Record known answers with the library's own attention. Raises `Refused(ProbeFailed)` if one is not finite."""
     try:
         return encoder_probe.record(library, read_recipe(files)) if kind == "embed" else probe.record(library)
     except ValueError as error:

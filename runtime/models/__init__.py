@@ -1,5 +1,5 @@
-"""Which model classes are served, and how verified tensors become modules of theirs.
+"""The served model classes, and how verified tensors become their modules.
 
-Forwards are `drivers/`, `encoder/` and `predictor/`; leases of weights are `lifecycle/weights.py`'s. Begin with
-`families.py`, the list of what is served, then `binding.py`.
+Forwards are in `drivers/`, `encoder/` and `predictor/`; leases of weights are in `lifecycle/weights.py`. Begin with
+`families.py`, the list of served classes, then `binding.py`.
 """

@@ -1,8 +1,7 @@
-"""May this architecture be served? Found out by one forward on the meta device: no weight is read, none exists.
+"""Decide whether an architecture may be served, by one forward on the meta device, which has no weights.
 
-Under an engine of one's own some architectures are silently wrong (attention that never reaches us, state across
-tokens, rotary frequencies chosen per forward); here they are refused by name and rule. That the answers are right is
-the known-answer probe's business.
+Some architectures would silently give wrong results in our engine: attention that bypasses it, state across tokens,
+rotary frequencies chosen per forward. They are refused with name and rule. The known-answer probe checks the results.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,30 +24,30 @@ from runtime.models.pinned_files import CONFIG
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
 TOKENS: Final = 8
-MAX_SHOWN: Final = 400  # characters of a name or reason: a config may hold a megabyte in any of its values
-_ROWS: Final = (1, 7)  # of which logits are asked
+MAX_SHOWN: Final = 400  # characters of a name or reason; a value in a config may be a megabyte long
+_ROWS: Final = (1, 7)  # the rows whose logits are computed
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
-    "auto_map": "names code of its own, which is never run",
-    "trust_remote_code": "asks for code of its own to be trusted, which is never run",
+    "auto_map": "names its own code, which is never run",
+    "trust_remote_code": "asks to trust its own code, which is never run",
     "quantization_config": "is quantised, which this engine does not compute",
-    "fusion_config": "asks for modules to be rewritten, which changes answers",
+    "fusion_config": "asks to rewrite modules, which changes answers",
     "attention_chunk_size": "has chunked attention: the chunks exist only in a mask that is not built here",
     "per_layer_config": "has layers of their own configuration",
-    "output_attentions": "asks every forward for what no answer needs",
-    "output_hidden_states": "asks every forward for what no answer needs",
-    "output_router_logits": "asks every forward for what no answer needs",
-    "use_bidirectional_attention": "attends to tokens that are not there yet",
+    "output_attentions": "asks for outputs that no response needs",
+    "output_hidden_states": "asks for outputs that no response needs",
+    "output_router_logits": "asks for outputs that no response needs",
+    "use_bidirectional_attention": "attends to later tokens",
 }
-# Frequencies of the others ('dynamic', 'longrope') depend on the longest position of a forward: one long request would
-# change the answers to all requests beside it, and the keys that are stored.
+# The frequencies of other types ('dynamic', 'longrope') depend on the longest position in a forward. One long request
+# would change the results of all other requests in the batch, and the stored keys.
 _ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 _MAX_POSITIONS: Final = 1 << 30
 _ROPE_POSITIVE: Final = (
     "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
 )  # fmt: skip
 _ST_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# What transformers hands to every attention function, and what none of the served needs.
+# Arguments that transformers passes to every attention function, and that no served model needs.
 _HARMLESS: Final = frozenset(
     {"position_ids", "use_cache", "past_key_values", "cache_position", "is_causal", "output_router_logits"}
 )
@@ -56,7 +55,7 @@ _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 
 def check_architecture(job: GateJob) -> GateFacts:
-    """The facts of a model that may be served. Raises `Refused(ArtifactRejected)` naming 'config.json' or a tensor."""
+    """Return the facts of a servable decoder. Raises `Refused(ArtifactRejected)` with 'config.json' or a tensor."""
     values = config_values(job.config_json)
     family = family_of(values, DECODERS)
     dtype_name = dtype_of(values, job.tensors)
@@ -72,12 +71,12 @@ def check_architecture(job: GateJob) -> GateFacts:
 
 
 def artifact_rejected(path: str, reason: str) -> Refused:
-    """A refusal naming a file or a tensor."""
+    """Return a refusal with a file or tensor and the reason."""
     return Refused(ArtifactRejected(path[:MAX_SHOWN], reason[:MAX_SHOWN]))
 
 
 def config_values(config_json: str) -> dict[str, Any]:
-    """The config's object, without a key that no model may have."""
+    """Return the config's object. Raises `Refused` if it has a forbidden key."""
     try:
         values = decoder(dict[str, Any]).decode(config_json)
     except BadJson as error:
@@ -89,7 +88,7 @@ def config_values(config_json: str) -> dict[str, Any]:
 
 
 def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
-    """The one of `served` that the config names."""
+    """Return the family in `served` that the config names. Raises `Refused`."""
     names = values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in served:
         raise artifact_rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(served))}")
@@ -102,29 +101,30 @@ def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
 
 
 def dtype_of(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """The version's dtype: what the config says, else the tensors' own; all of them must have it, since a conversion
-    would be a copy of unverified bytes."""
-    said = values.get("dtype") or values.get("torch_dtype")
-    if said is None and tensors:
+    """Return the version's dtype: the config's, or else the tensors' own. Raises `Refused` unless all tensors have it,
+    because a conversion would make a copy of unverified bytes.
+    """
+    stated = values.get("dtype") or values.get("torch_dtype")
+    if stated is None and tensors:
         first = _ST_DTYPES.get(next(iter(tensors.values()))[0])
-        said = next((name for name, dtype in TORCH_DTYPES.items() if dtype == first), None)
-    if not isinstance(said, str) or said not in TORCH_DTYPES:
-        raise artifact_rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(TORCH_DTYPES))}")
+        stated = next((name for name, dtype in TORCH_DTYPES.items() if dtype == first), None)
+    if not isinstance(stated, str) or stated not in TORCH_DTYPES:
+        raise artifact_rejected(CONFIG, f"dtype={stated!r}: must be one of {', '.join(sorted(TORCH_DTYPES))}")
     for name, (stored, _) in tensors.items():
-        if _ST_DTYPES.get(stored) != TORCH_DTYPES[said]:
-            raise artifact_rejected(name, f"is stored as {stored}, but the model computes in {said}")
-    return said
+        if _ST_DTYPES.get(stored) != TORCH_DTYPES[stated]:
+            raise artifact_rejected(name, f"is stored as {stored}, but the model computes in {stated}")
+    return stated
 
 
 def skeleton_on_meta(
     family: Family, config_json: str, dtype: torch.dtype, layers_at_most: int, attention: str
 ) -> tuple[nn.Module, PreTrainedConfig]:
-    """The model's modules without weights, and its config."""
+    """Return the model's modules without weights, and its config. Raises `Refused`."""
     try:
         config = parse_config(family, config_json.encode(), dtype)
-    except Exception as error:  # the library's validation raises what it likes
+    except Exception as error:  # the library's validation raises exceptions of any type
         raise artifact_rejected(CONFIG, f"is refused by its class: {public_message(error)}") from error
-    # Every layer has tensors: a config that claims more would only cost time and memory.
+    # Every layer has tensors. A config that claims more layers would only cost time and memory.
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
         raise artifact_rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
@@ -132,16 +132,16 @@ def skeleton_on_meta(
     if not 0 < positions <= _MAX_POSITIONS:
         raise artifact_rejected(CONFIG, f"max_position_embeddings={positions}: 1 to {_MAX_POSITIONS} are served")
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # of all layers, or by their kind
+    for part in (rope, *rope.values()):  # for all layers, or one per kind of layer
         if isinstance(part, dict):
             _check_rope(part)
     config._attn_implementation = attention
     if family.fusions:
-        config._experts_implementation = "batched_mm"  # the one that needs no values, and so computes on meta
+        config._experts_implementation = "batched_mm"  # the only one that computes on meta, because it needs no values
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"):  # buffers too: a config may claim any size
+        with torch.device("meta"):  # also for buffers, because a config may claim any size
             return family.model(config).eval(), config
     except Exception as error:
         raise artifact_rejected(CONFIG, f"does not make a model: {public_message(error)}") from error
@@ -164,12 +164,12 @@ def _check_rope(part: Mapping[str, object]) -> None:
 def stored_shapes(
     family: Family, module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """By parameter, what files hold of it: itself, or the matrices that it is made of; with shapes."""
+    """Return by parameter the names and shapes of its stored tensors: itself, or the matrices that are fused."""
     stored: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         shape = tuple(parameter.shape)
         fusion = None if name in tensors else family.find_fusion(name)
-        if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer has
+        if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer does
             raise artifact_rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
         stored[name] = {name: shape} if fusion is None else dict(fusion.pieces(name, shape))
     return stored
@@ -180,7 +180,7 @@ def check_tensors(
     stored: Mapping[str, Mapping[str, tuple[int, ...]]],
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> None:
-    """Names and shapes as in the skeleton; one end of a tie may be absent."""
+    """Raise `Refused` unless names and shapes match the skeleton. One of two tied tensors may be absent."""
     wanted = {piece: shape for pieces in stored.values() for piece, shape in pieces.items()}
     tied: Mapping[str, str] = module.all_tied_weights_keys  # type: ignore[assignment]
     other_end = {**tied, **{source: target for target, source in tied.items()}}
@@ -196,7 +196,7 @@ def check_tensors(
 
 @dataclass(slots=True)
 class _ForwardTrace:
-    """What a forward did."""
+    """The observations of one forward."""
 
     calls: list["_Call"] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)  # in the order of first use
@@ -205,7 +205,7 @@ class _ForwardTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One attention call: head counts and widths, and what came with it."""
+    """One attention call: its head count and widths, and what is wrong with it."""
 
     layer: object
     kv_heads: int
@@ -216,7 +216,7 @@ class _Call:
 
 @contextmanager
 def record_parameter_order(module: nn.Module) -> Iterator[list[str]]:
-    """Names of parameters in the order in which a forward inside the block first uses them."""
+    """Yield a list that collects parameter names in the order in which a forward inside the block first uses them."""
     used: list[str] = []
     hooks = []
     for prefix, child in module.named_modules():
@@ -293,7 +293,7 @@ def _check_calls(trace: _ForwardTrace, config: PreTrainedConfig) -> None:
     if len({(call.kv_heads, call.head_dim, call.value_dim) for call in trace.calls}) != 1:
         raise artifact_rejected(CONFIG, "layers differ in the shape of their keys and values")
     if trace.logits != (1, len(_ROWS), config.vocab_size):
-        raise artifact_rejected(CONFIG, f"logits come out as {list(trace.logits)}")
+        raise artifact_rejected(CONFIG, f"logits have shape {list(trace.logits)}")
 
 
 def _facts(
@@ -317,5 +317,5 @@ def _facts(
 
 
 def public_message(error: BaseException) -> str:
-    """Return what an error says, as far as a caller may know it."""
+    """Return the first line of an error's message, which a caller may see; at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

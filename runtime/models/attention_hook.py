@@ -1,8 +1,8 @@
-"""The attention that is registered with transformers, and the backend that computes it.
+"""Connect transformers' attention to our backends.
 
-One function is registered with transformers, and there is one backend per model. The backend hangs on the attention
-modules themselves, not on keyword arguments (some architectures drop those) nor on a global (two engines in a process
-would share it).
+One function is registered with transformers, and there is one backend per model. The backend is an attribute of the
+attention modules. It is no keyword argument, because some architectures drop those, and no global, because two engines
+in a process would share it.
 """
 
 import time
@@ -17,9 +17,9 @@ _BACKEND: Final = "kelvin_backend"
 
 
 class AttentionBackend(Protocol):
-    """Owns the KV pool of every layer. Single-threaded, but `attended_s` may be read from any thread."""
+    """The owner of all layers' KV pools. Single-threaded, except that any thread may read `attended_s`."""
 
-    attended_s: float  # CLOCK_MONOTONIC, when the last layer began its attention; 0 before the first
+    attended_s: float  # when the last layer began its attention, CLOCK_MONOTONIC; 0 before the first
 
     def attend(
         self,
@@ -30,29 +30,30 @@ class AttentionBackend(Protocol):
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Write this batch's keys and values, attend each sequence to its own.
+        """Store this batch's keys and values, and let each sequence attend to its own.
 
         query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, H, Dv]. Causal; with a `window` a token
-        sees itself and the `window - 1` before it.
+        sees itself and the `window - 1` tokens before it.
         """
         ...
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="kelvin"` known. Idempotent. It stays out of the mask interface on purpose: then no
-    mask is built, and `attention_mask` is None."""
+    """Register `attn_implementation="kelvin"`. Idempotent. It is not registered for masks, so that transformers builds
+    none and `attention_mask` is None.
+    """
     AttentionInterface.register(ATTENTION, _attention)
 
 
 def attach_backend(module: nn.Module, backend: AttentionBackend) -> None:
-    """Let every attention layer of `module` use `backend`."""
+    """Set the backend that every attention layer of `module` uses."""
     for child in module.modules():
         if hasattr(child, "layer_idx"):
             setattr(child, _BACKEND, backend)
 
 
 def detach_backend(module: nn.Module) -> None:
-    """Undo `attach_backend`: nothing of the backend, its KV pool included, hangs on `module` any more."""
+    """Undo `attach_backend`, so that `module` no longer refers to the backend or its KV pool."""
     for child in module.modules():
         if hasattr(child, _BACKEND):
             delattr(child, _BACKEND)
@@ -71,7 +72,7 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    # The gate refuses models that need any of these; a wrong answer must stay impossible where the gate was not asked.
+    # The gate refuses models that need any of these. Check again, for models that did not pass the gate.
     if attention_mask is not None or softcap is not None or s_aux is not None:
         raise ValueError("this attention has no mask, softcap or sinks")
     backend: AttentionBackend = getattr(module, _BACKEND)

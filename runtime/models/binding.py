@@ -1,10 +1,12 @@
 """Bind verified tensors to a model of transformers' classes, without copying or touching a byte of them.
 
-Two ways. `library` is transformers' own loader, right by definition. `fast` makes the modules with parameters on the
-meta device and puts the tensors in their places; it is right where `find_differences` found nothing at sealing. For 0.5
-GB in 16 layers on a CPU: library 75 ms the first time and 24 after, fast 12 in a fresh fork (5 of it page copies) and 7
-in a warmed one, of which making the modules takes 5. (Initialising on meta would add 8, and formatting the config 1.)
-Which tensors exist is the manifest's word; whether the architecture may be served is the gate's.
+There are two ways. `library` is transformers' own loader, right by definition. `fast` builds the modules with
+parameters on the meta device and puts the tensors into them; it is right if `find_differences` found nothing at
+sealing.
+
+Measured for 0.5 GB in 16 layers on a CPU: library 75 ms the first time and 24 after. Fast takes 12 ms in a fresh fork
+(5 of it page copies) and 7 in a warmed one, 5 of it for building the modules. Initialising on meta would add 8, and
+formatting the config 1. The manifest lists the tensors; the gate decides whether the architecture may be served.
 """
 
 import ctypes
@@ -37,14 +39,14 @@ TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {
 
 @dataclass(frozen=True, slots=True)
 class BoundModel:
-    """A model ready for inference. `config` is its own: nobody else's model is changed through it."""
+    """A model ready for inference. It owns `config`, so changing that affects no other model."""
 
     module: nn.Module
     config: PreTrainedConfig
 
 
 class BindingFault(Exception):
-    """Tensors and modules do not fit; nothing was bound."""
+    """Tensors and modules do not match. No model is returned."""
 
 
 def bind(
@@ -56,9 +58,8 @@ def bind(
     dtype: torch.dtype,
     device: torch.device,
 ) -> BoundModel:
-    """The model of `manifest` over `tensors` (read-only views, which must outlive it; copied only to another device).
-
-    Raises `Refused(ArtifactRejected)` where manifest, config and tensors do not fit each other.
+    """Return the model of `manifest` over `tensors`. The tensors are read-only views that must outlive the model; they
+    are copied only to another device. Raises `Refused(ArtifactRejected)` if manifest, config and tensors do not match.
     """
     engine = manifest.engine
     try:
@@ -78,24 +79,24 @@ def bind(
 
 
 def reads_tensors(manifest: Manifest) -> bool:
-    """Whether binding by hand may read the tensors: those that make one parameter are copied where they are apart."""
+    """Return whether the fast binding may read tensors: fused parameters are copied if their parts are not adjacent."""
     family = SERVED.get(manifest.engine.architecture)
     return family is None or bool(family.fusions)
 
 
 def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreTrainedConfig:
-    """A config object of its own, for our attention. (`from_dict` would format all of it for a log line: 1 ms.)"""
+    """Return a new config object that uses our attention. (`from_dict` would also format it for a log line: 1 ms.)"""
     attention_hook.register_attention()
     values: dict[str, Any] = decode_lenient(config_json)
     config = family.config(**values)
     config.dtype = dtype
     config._attn_implementation = family.attention
-    config._experts_implementation = None  # the library's own choice: a config may name kernels that are fetched
+    config._experts_implementation = None  # the library's default, because a config may name kernels to download
     return config
 
 
 def build_skeleton(family: Family, config: PreTrainedConfig) -> nn.Module:
-    """The modules with parameters on the meta device and computed buffers real. No weight is made or initialised."""
+    """Return the modules with parameters on the meta device and real computed buffers. No weight is initialised."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.dtype)
     try:
@@ -106,9 +107,8 @@ def build_skeleton(family: Family, config: PreTrainedConfig) -> nn.Module:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """What is created empty is a parameter to be filled: on meta. What has a value is computed for real.
-
-    (`torch.device("meta")` would lose the values of buffers such as rotary frequencies.)
+    """Create empty tensors, which are parameters to fill, on the meta device. Tensors with values are computed for
+    real. `torch.device("meta")` would lose the values of buffers such as rotary frequencies.
     """
 
     def __torch_function__(
@@ -125,8 +125,9 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 def move_to_device(module: nn.Module, device: torch.device) -> None:
-    """Copy parameters and buffers to `device`, those that are not there yet, on a stream of their own (pinned memory
-    without blocking); complete on return. Ties stay ties. Nothing is moved to a CPU."""
+    """Copy parameters and buffers to `device` unless they are there already. Complete on return; does nothing for a
+    CPU. The copies run on their own stream, asynchronously from pinned memory. Tied parameters stay tied.
+    """
     if device.type == "cpu":
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -137,8 +138,8 @@ def move_to_device(module: nn.Module, device: torch.device) -> None:
                 if parameter is None:
                     continue
                 if id(parameter) not in moved:
-                    there = parameter.detach().to(device, non_blocking=parameter.is_pinned())
-                    moved[id(parameter)] = nn.Parameter(there, requires_grad=False)
+                    copy = parameter.detach().to(device, non_blocking=parameter.is_pinned())
+                    moved[id(parameter)] = nn.Parameter(copy, requires_grad=False)
                 owner._parameters[name] = moved[id(parameter)]
         for owner, name, buffer in _buffers(module):
             owner._buffers[name] = buffer.to(device)
@@ -169,7 +170,7 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
 def fusion_sources(
     fusion: Fusion, name: str, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The tensors that `parameter` is made of, in order."""
+    """Return the tensors that `parameter` is made of, in order. Raises BindingFault."""
     pieces = []
     for piece, shape in fusion.pieces(name, tuple(parameter.shape)):
         if piece not in tensors:
@@ -183,11 +184,12 @@ def fusion_sources(
 
 
 def view_or_concat(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-    """One tensor of `shape` over all `pieces`, in order: a view where they lie one after another in memory (as versions
-    are laid out, where a piece fills whole pages), else a copy. A view keeps them alive."""
+    """Return one tensor of `shape` over all `pieces` in order: a view if they are adjacent in memory, otherwise a copy.
+    Versions are laid out so that pieces of whole pages are adjacent. A view keeps the pieces alive.
+    """
     begin = end = pieces[0].data_ptr()
     arenas = {piece.untyped_storage().data_ptr() for piece in pieces}
-    adjacent = len(arenas) == 1 or pieces[0].device.type == "cpu"  # two allocations of a device are never one
+    adjacent = len(arenas) == 1 or pieces[0].device.type == "cpu"  # separate device allocations can't be one view
     for piece in pieces:
         adjacent &= piece.data_ptr() == end and piece.is_contiguous() and piece.dtype == pieces[0].dtype
         end += piece.nbytes
@@ -201,7 +203,7 @@ def view_or_concat(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> to
 
 
 def _tie(module: nn.Module, missing: set[str]) -> None:
-    """Point each missing parameter at the one it is tied to. As in the library, either end may be in the file."""
+    """Point each missing parameter at the one it is tied to. Either of the two may be in the file."""
     tied: Mapping[str, str] = module.all_tied_weights_keys  # type: ignore[assignment]
     pairs = {**tied, **{source: target for target, source in tied.items() if target not in missing}}
     for name in missing:
@@ -222,9 +224,9 @@ def _bind_by_library(family: Family, config: PreTrainedConfig, tensors: Mapping[
             state_dict={name: tensor for name, tensor in tensors.items() if name not in family.ignored},
             dtype=config.dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, with the name, instead of raised without
+            ignore_mismatched_sizes=True,  # the report below has the name; the exception would not
         )
-    except RuntimeError as error:  # experts that do not make one parameter
+    except RuntimeError as error:  # experts that can't be fused into one parameter
         raise BindingFault(f"transformers does not load it: {str(error).strip()[:200]}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if found.get(kind):
@@ -243,8 +245,9 @@ def _buffers(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
 
 
 def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Every parameter is one of `tensors`, in memory too, or made of exactly those that it is to be made of; every one
-    of `tensors` is used; nothing is left on meta."""
+    """Raise BindingFault unless parameters and `tensors` match exactly. Every parameter must be one of `tensors` at the
+    same address, or be made of exactly its sources. Every tensor must be used, and nothing may be left on meta.
+    """
     dtype: torch.dtype = _config_of(module).dtype
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
     unused = set(tensors) - family.ignored
@@ -268,13 +271,13 @@ def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torc
 
 
 def _is_made_of(parameter: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool:
-    """Whether the parameter's values are those of `pieces`, one after another."""
-    flat, at = parameter.detach().reshape(-1), 0
+    """Return whether the parameter's values are those of `pieces`, one after another."""
+    flat, start = parameter.detach().reshape(-1), 0
     for piece in pieces:
-        if not is_same(flat[at : at + piece.numel()], piece.reshape(-1)):
+        if not is_same(flat[start : start + piece.numel()], piece.reshape(-1)):
             return False
-        at += piece.numel()
-    return at == flat.numel()
+        start += piece.numel()
+    return start == flat.numel()
 
 
 def _config_of(module: nn.Module) -> PreTrainedConfig:
@@ -282,7 +285,7 @@ def _config_of(module: nn.Module) -> PreTrainedConfig:
 
 
 def find_differences(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
-    """Every difference that could change an answer, in words; () where `fast` is exactly the library's module."""
+    """Return every difference that could change a result, in words; () if `fast` equals the library's module."""
     differences: list[str] = []
 
     def check(what: str, mine: Mapping[str, object], theirs: Mapping[str, object]) -> None:
@@ -306,8 +309,8 @@ def find_differences(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
 
 
 def is_same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Value by value."""
-    # The same memory holds the same values: then nothing has to be read.
+    """Return whether both tensors have equal values."""
+    # At the same address nothing has to be read.
     return mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs)
 
 
@@ -321,7 +324,7 @@ def _named(iterate: Callable[..., Any]) -> dict[str, torch.Tensor]:
 
 
 def _module_facts(module: nn.Module) -> dict[str, object]:
-    """Tree, classes, mode, and the plain numbers and texts that forwards read (`layer_idx`, `scaling`, ...)."""
+    """Return tree, classes, modes, and the plain numbers and texts that forwards read (`layer_idx`, `scaling`, ...)."""
     plain = (bool, int, float, str, type(None))
     facts: dict[str, object] = {}
     for name, child in module.named_modules():
@@ -337,7 +340,7 @@ def _tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _ties(module: nn.Module) -> dict[str, object]:
-    """By name of a tied parameter, all names of it."""
+    """Return, for each name of a tied parameter, all of its names."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

@@ -1,6 +1,6 @@
-"""Which model classes are served, and where their parameters differ from what checkpoints store.
+"""The served model classes, and how their parameters differ from what checkpoints store.
 
-To serve one more: a line of `DECODERS` or `ENCODERS`, and its row in the tests that compare with the library.
+To serve another class, add it to `DECODERS` or `ENCODERS`, and add a row to the tests that compare with the library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,16 +38,16 @@ from runtime.models.attention_hook import ATTENTION
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A 3-D parameter of all experts that checkpoints store as matrices, `PREFIX.EXPERT.PART.weight` each.
+    """A 3-D parameter of all experts that checkpoints store as matrices named `PREFIX.EXPERT.PART.weight`.
 
-    In the order of experts, and of `parts` within each, the matrices' bytes are the parameter's.
+    The parameter's bytes are those of the matrices, in the order of experts, and of `parts` within an expert.
     """
 
-    parameter: str  # the last part of its name, after the module that holds the experts
+    parameter: str  # the last part of its name, after the module of the experts
     parts: tuple[str, ...]
 
     def pieces(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of what is stored for the parameter `name`, in order."""
+        """Yield names and shapes of the stored matrices of parameter `name`, in order."""
         prefix = name.removesuffix(self.parameter)
         experts, rows, columns = shape
         for expert in range(experts):
@@ -57,27 +57,27 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The classes behind one name in a config's `architectures`."""
+    """The classes for one name in a config's `architectures`."""
 
     model: type[nn.Module]
     config: type[PreTrainedConfig]
     model_type: str
     fusions: tuple[Fusion, ...] = ()
-    ignored: frozenset[str] = frozenset()  # tensors that older checkpoints hold and the library computes
+    ignored: frozenset[str] = frozenset()  # tensors of older checkpoints that the library computes itself
     kind: Kind = "generate"
-    attention: str = ATTENTION  # an encoder has no past to keep: the library's own does
-    pads_positions: bool = False  # positions are counted from the padding's id on
+    attention: str = ATTENTION  # an encoder uses the library's own, since it has no KV cache
+    pads_positions: bool = False  # positions count from the id after the padding's
 
     def positions_taken(self, config: PreTrainedConfig) -> int:
-        """Rows of the position table that no token ever has."""
+        """Return how many rows of the position table no token uses."""
         return config.pad_token_id + 1 if self.pads_positions else 0
 
     def find_fusion(self, name: str) -> Fusion | None:
-        """How the parameter `name` is made, where a checkpoint does not store it as it is."""
+        """Return how parameter `name` is fused, or None if checkpoints store it as it is."""
         return next((fusion for fusion in self.fusions if name.endswith(f".experts.{fusion.parameter}")), None)
 
 
-# What transformers does with these checkpoints when it loads them; sealing compares with what it did.
+# The same fusions that transformers does when it loads these checkpoints. Sealing compares the results.
 _EXPERTS: Final = (Fusion("gate_up_proj", ("gate_proj", "up_proj")), Fusion("down_proj", ("down_proj",)))
 
 DECODERS: Final[Mapping[str, Family]] = {

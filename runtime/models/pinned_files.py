@@ -1,4 +1,4 @@
-"""What the small JSON files pinned in a version say, where more than one part of the runtime asks."""
+"""Read the small JSON files pinned in a version, for all parts of the runtime that need them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PinnedFiles = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds where a request says nothing. `top_k` 0 is off."""
+    """Sampling values for requests that state none. `top_k` 0 is off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -22,7 +22,7 @@ class SamplingDefaults:
 
 
 def json_object(files: PinnedFiles, name: str) -> dict[str, Any]:
-    """A JSON object, empty where the file is absent. Raises `Refused(ArtifactRejected)`."""
+    """Return a file's JSON object, empty if the file is absent. Raises `Refused(ArtifactRejected)`."""
     if name not in files:
         return {}
     try:
@@ -35,7 +35,7 @@ def json_object(files: PinnedFiles, name: str) -> dict[str, Any]:
 
 
 def end_of_sequence_ids(files: PinnedFiles) -> frozenset[int]:
-    """Whatever either configuration calls an end of sequence: checkpoints disagree among their own files."""
+    """Return the end-of-sequence ids of both configurations, because the files of one checkpoint may disagree."""
     ids: set[int] = set()
     for name in (CONFIG, "generation_config.json"):
         value = json_object(files, name).get("eos_token_id")
@@ -44,7 +44,7 @@ def end_of_sequence_ids(files: PinnedFiles) -> frozenset[int]:
 
 
 def sampling_defaults(files: PinnedFiles) -> SamplingDefaults:
-    """Of `generation_config.json` where it samples at all; values outside OpenAI's ranges are not defaults."""
+    """Return the defaults of `generation_config.json` if it samples. Values outside OpenAI's ranges are ignored."""
     config = json_object(files, "generation_config.json")
     if config.get("do_sample") is not True:
         return SamplingDefaults()

@@ -1,7 +1,7 @@
-"""Known answers: logits by the library's own attention, recorded at sealing, and whether a replica gives them again.
+"""Known answers of a decoder: logits of the library's own attention, recorded at sealing, and the check of a replica.
 
-Floats are never compared by digest: values within a tolerance, token ids only where the reference is sure. Which
-forward carries the probe, and what waits for it, is the engine's decision.
+Floats are compared within a tolerance, never by digest. Token ids are compared only where the reference is sure. The
+engine decides which forward carries the probe and what waits for it.
 """
 
 from typing import Final
@@ -13,23 +13,23 @@ from runtime.models.binding import BoundModel
 
 POSITIONS: Final = 8
 TOP: Final = 8
-REFERENCES: Final = ("sdpa", "eager")  # the first is recorded; what the second differs by is what rounding does
-_STRIDE: Final = 2654435761  # Knuth's multiplicative hash: spreads the ids over any vocabulary, the same ones always
-# Of the largest logit. Measured with 16 layers, other batches and thread counts: 4e-7 in float32, 0 in bfloat16 (whose
-# last place is 8e-3); a flipped exponent bit is off by 1e-2 and more. Another CPU may well round otherwise.
+REFERENCES: Final = ("sdpa", "eager")  # the first is recorded; its difference to the second shows the rounding
+_STRIDE: Final = 2654435761  # Knuth's multiplicative hash, spreads the ids over any vocabulary, reproducibly
+# Relative to the largest logit. With 16 layers, other batches and thread counts changed it by 4e-7 in float32 and by 0
+# in bfloat16 (last place: 8e-3). A flipped exponent bit changes it by 1e-2 or more. Another CPU may round differently.
 _RELATIVE: Final = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
-_MARGIN: Final = 4.0  # times what the references differ by
+_MARGIN: Final = 4.0  # times the difference of the references
 
 
 def probe_ids(vocab_size: int) -> tuple[int, ...]:
-    """The teacher-forced tokens."""
+    """Return the teacher-forced token ids."""
     return tuple((index + 1) * _STRIDE % vocab_size for index in range(POSITIONS))
 
 
 def record(bound: BoundModel) -> Probe:
-    """Known answers of `bound`, by the library's attention in the model's dtype on its device.
+    """Return the known answers of `bound`: the library's attention in the model's dtype on its device.
 
-    Raises ValueError where they are not finite: such a model has no right answers.
+    Raises ValueError if they are not finite, because such a model has no right answers.
     """
     token_ids = probe_ids(bound.config.vocab_size)
     first, second = (_reference(bound, token_ids, name) for name in REFERENCES)
@@ -45,7 +45,7 @@ def record(bound: BoundModel) -> Probe:
 
 
 def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) -> torch.Tensor:
-    """Logits [positions, V] in float32; the module's own attention is put back."""
+    """Return logits [positions, V] in float32 by that attention. The module's own attention is restored."""
     device = next(bound.module.parameters()).device
     own = bound.config._attn_implementation
     bound.config._attn_implementation = attention
@@ -59,17 +59,17 @@ def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) ->
 
 
 def tolerance_of(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
-    """Room for another order of the same sums: by dtype and size of the answers, and by what two references show."""
+    """Return the tolerance, by dtype and size of the answers, and by how much two references differ."""
     by_dtype = _RELATIVE[dtype] * first.abs().max()
     by_references = _MARGIN * (first - second).abs().max()
     return float(torch.maximum(by_dtype, by_references))
 
 
 def verify(probe: Probe, logits: torch.Tensor) -> str | None:
-    """What is wrong with `logits` [positions, V], in words; None where they match.
+    """Return what is wrong with `logits` [positions, V], in words; None if they match.
 
-    At each position the recorded ids must have their logits, and no other id may exceed the lowest of those. Which id
-    leads is thereby compared only where the reference's lead is more than rounding can undo.
+    At each position the recorded ids must have their logits, and no other id may exceed the lowest of those. So the
+    leading id is compared only if its lead in the reference is larger than rounding.
     """
     if logits.shape[0] != len(probe.token_ids):
         return f"{logits.shape[0]} positions instead of {len(probe.token_ids)}"

@@ -1,5 +1,5 @@
-"""Predictions: ONNX models through ONNX Runtime, batched by rows.
+"""Predictions: ONNX models in ONNX Runtime, batched by rows.
 
-The protocol's forms are `surface/open_inference_codec.py`'s, sealing is `lifecycle/predictor_sealing.py`'s. Begin
-with `serving.py`, then `engine.py`.
+The protocol's encoding is in `surface/open_inference_codec.py`, sealing in `lifecycle/predictor_sealing.py`. Begin with
+`serving.py`, then `engine.py`.
 """

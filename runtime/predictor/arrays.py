@@ -1,4 +1,4 @@
-"""Values of the protocol as numpy arrays and back. What fits a type is `kelvin.contracts.artifacts.tensor_schema`'s."""
+"""Convert the protocol's values to numpy arrays and back. `tensor_schema.py` in contracts validates values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -20,32 +20,32 @@ NUMPY_DTYPES: Final[Mapping[Datatype, npt.DTypeLike]] = {
 
 
 def as_array(values: Sequence[object], datatype: Datatype, shape: Sequence[int]) -> Array:
-    """Row-major values that fit the type, as many as the shape says."""
+    """Return an array of row-major values. They must fit the type and the shape."""
     return np.array(values, dtype=NUMPY_DTYPES[datatype]).reshape(shape)
 
 
 def find_array_fault(array: object, spec: TensorSpec, rows: int) -> str | None:
-    """Why it is not the tensor of so many rows that the signature promises; None where it is."""
+    """Return why `array` is not the signature's tensor with `rows` rows; None if it is."""
     if not isinstance(array, np.ndarray) or array.dtype != np.dtype(NUMPY_DTYPES[spec.datatype]):
         return f"'{spec.name}' is not {spec.datatype}"
     wanted = (rows, *spec.shape[1:])
     agrees = len(array.shape) == len(wanted) and all(
         promised in (-1, found) for found, promised in zip(array.shape, wanted, strict=True)
     )
-    return None if agrees else f"'{spec.name}' comes out as {list(array.shape)}, not as {list(wanted)}"
+    return None if agrees else f"'{spec.name}' has shape {list(array.shape)}, not {list(wanted)}"
 
 
 def is_finite(array: Array) -> bool:
-    """Whether JSON has a number for each of its numbers."""
+    """Return whether JSON can represent every number in the array."""
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def to_recorded_tensor(name: str, array: Array) -> KnownTensor:
-    """As it is recorded."""
+    """Return the array in the form of a known answer."""
     values: tuple[Value, ...] = tuple(array.ravel().tolist())
     return KnownTensor(name=name, shape=array.shape, data=values)
 
 
 def from_recorded_tensor(tensor: KnownTensor, spec: TensorSpec) -> Array:
-    """What was recorded."""
+    """Return the array of a known answer."""
     return as_array(tensor.data, spec.datatype, tensor.shape)

@@ -1,4 +1,4 @@
-"""An engine for models that predict: a row is a row. How rows share forwards is `batch_engine`'s."""
+"""The engine of predictors: a row is a row of the input arrays. `batch_engine.py` forms the batches."""
 
 import logging
 import time
@@ -20,12 +20,12 @@ from runtime.predictor.onnx_session import OnnxSession, SignatureMismatch
 _log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 1024
-FIRST_ROWS: Final = 16  # of the first forward: nothing is known of what a row costs
+FIRST_ROWS: Final = 16  # limit of the first forward, when the cost of a row is unknown
 Answer = tuple[Array, ...]
 
 
 class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
-    """One session. A row counts as a token."""
+    """The engine of one ONNX session. A row counts as a token."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
 
     def _accept(self, request: Request) -> PredictionRequest | Failure:
         if not isinstance(request, PredictionRequest):
-            return Internal()  # the API asks nothing else of what predicts
+            return Internal()  # the API sends a predictor nothing else
         if request.rows < 1:
             return InvalidRequest("inputs", "[]", "must hold a row")
         if request.rows > self._max_rows:
@@ -65,7 +65,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             return Internal()
         for spec in self._signature.inputs:
             if (fault := find_array_fault(request.inputs[spec.name], spec, request.rows)) is not None:
-                _log.error("an input that was not checked: %s", fault)
+                _log.error("an input was not checked: %s", fault)
                 return Internal()
         return request
 
@@ -75,7 +75,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
     def _forward(
         self, parts: Sequence[RowRange[PredictionRequest]], probe: Probe | None
     ) -> tuple[list[Answer | Failure], str | None]:
-        """Known answers are a run of their own: recorded rows may be of other lengths than words of a request are."""
+        """Run the parts. Known answers run separately, because their rows may differ in length from a request's."""
         if probe is not None:
             mismatch = known_answers.verify(probe, self._session, self._signature)
             if mismatch is not None or not parts:
@@ -86,10 +86,10 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             _log.warning("a forward of %d requests failed: %s", len(parts), type(error).__name__)
             return [self._try_run(part) for part in parts], None
         answers: list[Answer | Failure] = []
-        at = 0
+        start = 0
         for part in parts:
-            answers.append(self._judged(tuple(array[at : at + part.count] for array in found)))
-            at += part.count
+            answers.append(self._finite_or_failure(tuple(array[start : start + part.count] for array in found)))
+            start += part.count
         return answers, None
 
     def _run(self, parts: Sequence[RowRange[PredictionRequest]]) -> list[Array]:
@@ -99,27 +99,27 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             inputs[spec.name] = rows[0] if len(rows) == 1 else np.concatenate(rows)
         count, began_ns = sum(part.count for part in parts), self._clock_ns()
         found = self._session.run(inputs, count)
-        # A graph tells nothing of its progress, and must not be taken for one that hangs.
+        # A graph reports no progress, so keep forwards short: a long one would count as hanging.
         took_s = (self._clock_ns() - began_ns) / 1e9
         self._max_tokens = next_row_limit(count, took_s, self._max_tokens, self._batch_rows)
         return found
 
     def _try_run(self, part: RowRange[PredictionRequest]) -> Answer | Failure:
         try:
-            return self._judged(tuple(self._run([part])))
+            return self._finite_or_failure(tuple(self._run([part])))
         except SignatureMismatch as error:
-            _log.error("not as the signature says: %s", error)
+            _log.error("an output does not match the signature: %s", error)
             return Internal()
         except Exception as error:
-            # Of the right types and shapes, and not what the graph takes: a category that it does not know, for one.
-            # The library's words may quote the values.
+            # Types and shapes are right, but the graph refuses a value, such as an unknown category.
+            # Don't log the library's message, which may quote values.
             _log.warning("the graph refuses the values of a request: %s", type(error).__name__)
-            return InvalidRequest("inputs", "(values)", "the model does not take these values")
+            return InvalidRequest("inputs", "(values)", "the model does not accept these values")
 
-    def _judged(self, outputs: Answer) -> Answer | Failure:
+    def _finite_or_failure(self, outputs: Answer) -> Answer | Failure:
         for array, spec in zip(outputs, self._signature.outputs, strict=True):
             if not is_finite(array):
-                rule = f"the model's '{spec.name}' is not finite for them, and JSON has no such number"
+                rule = f"the model's '{spec.name}' is not finite for them, which JSON can't represent"
                 return InvalidRequest("inputs", "(values)", rule)
         return outputs
 

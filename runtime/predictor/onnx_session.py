@@ -1,6 +1,6 @@
-"""A version's graph in ONNX Runtime: made of verified bytes in memory, checked against the version's signature.
+"""A version's graph in ONNX Runtime, built from verified bytes in memory and checked against the version's signature.
 
-ONNX Runtime itself is imported after the fork: its import starts a thread, which a zygote must not have.
+ONNX Runtime is imported after the fork, because its import starts a thread, and a zygote must have none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from runtime.models.architecture_gate import public_message
 from runtime.predictor.arrays import Array, find_array_fault
 
 MODEL: Final = "model.onnx"
-_FATAL_ALONE: Final = 4  # its messages go to standard error, and name places in it
+_FATAL_ONLY: Final = 4  # its messages go to standard error and contain source locations
 _TYPES: Final[Mapping[str, str]] = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -24,26 +24,29 @@ _TYPES: Final[Mapping[str, str]] = {
 
 
 class SignatureMismatch(Exception):
-    """The graph gave something that is not what the signature says."""
+    """The graph's output does not match the signature."""
 
 
 class OnnxSession:
-    """One model on `threads` cores. Made after the fork, used by one thread."""
+    """One model on `threads` cores. Create it after the fork; use it in one thread."""
 
     def __init__(self, model: bytes, signature: Signature, threads: int) -> None:
-        """Raises `Refused`: Unavailable without the library, ArtifactRejected where it does not take the graph, or
-        reads another signature in it than intake did."""
+        """Raises `Refused`: Unavailable without the library, ArtifactRejected if the library rejects the graph or reads
+        another signature in it than intake did.
+        """
         library = _library()
         options = library.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = _FATAL_ALONE
-        # A parked thread that spins takes a core from whoever has work.
+        options.log_severity_level = _FATAL_ONLY
+        # A spinning idle thread would take a core from threads with work.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the library's own have no common base
-            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime does not take it: {public_message(error)}")) from error
+        except Exception as error:  # the library's exceptions have no common base class
+            raise Refused(
+                ArtifactRejected(MODEL, f"ONNX Runtime does not accept it: {public_message(error)}")
+            ) from error
         self._signature = signature
         self._names = [spec.name for spec in signature.outputs]
         for specs, found in ((signature.inputs, self._session.get_inputs()),
@@ -54,8 +57,9 @@ class OnnxSession:
         return f"<OnnxSession inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
 
     def run(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
-        """The outputs of the signature, in its order, each [rows, …]. Raises whatever the library raises, and
-        SignatureMismatch where an output is not what the signature says."""
+        """Return the outputs in the signature's order, each [rows, …]. Raises the library's exceptions, and
+        SignatureMismatch if an output does not match the signature.
+        """
         found = self._session.run(self._names, dict(inputs))
         for array, spec in zip(found, self._signature.outputs, strict=True):
             if (fault := find_array_fault(array, spec, rows)) is not None:
@@ -64,13 +68,13 @@ class OnnxSession:
 
 
 def fingerprint() -> str:
-    """The library and its version. Raises `Refused(Unavailable)` without it."""
+    """Return the library and its version. Raises `Refused(Unavailable)` without the library."""
     return f"onnxruntime {_library().__version__}"
 
 
 @cache
 def installed_fingerprint() -> str | None:
-    """What `fingerprint` would say, without importing the library; None where it is not there."""
+    """Return `fingerprint` without importing the library; None if it is not installed."""
     try:
         return f"onnxruntime {version('onnxruntime')}"
     except PackageNotFoundError:
@@ -90,13 +94,17 @@ def _check(specs: Sequence[TensorSpec], found: Sequence[Any]) -> None:
     for spec in specs:
         node = read.pop(spec.name, None)
         if node is None or _TYPES.get(node.type) != spec.datatype or not _shapes_match(node.shape, spec.shape):
-            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{spec.name}' otherwise than it was judged"))
+            raise Refused(
+                ArtifactRejected(
+                    MODEL, f"ONNX Runtime reads '{spec.name}' with another type or shape than the push did"
+                )
+            )
     if read:
-        raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(read)}', which was not judged"))
+        raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(read)}', which the push did not find"))
 
 
 def _shapes_match(read: Sequence[Any], judged: Sequence[int]) -> bool:
-    """What the library leaves open is a name or nothing; where both have a number, it is the same."""
+    """Compare shapes. An extent that the library leaves open is a name or None; two numbers must be equal."""
     return len(read) == len(judged) and all(
         own in (ANY_EXTENT, other) or not isinstance(other, int) for other, own in zip(read, judged, strict=True)
     )

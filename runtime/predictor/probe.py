@@ -1,6 +1,6 @@
-"""Known answers of a model that predicts: rows that its signature says how to make, and what it gave for them.
+"""Known answers of a predictor: rows made by the rules of its signature, and its outputs for them.
 
-Recording also shows that rows share a forward without touching one another: the same row alone gives the same answer.
+Recording also proves that rows in one forward are independent: the same row alone gives the same output.
 """
 
 from typing import Final
@@ -14,23 +14,23 @@ from runtime.predictor.arrays import Array, Arrays, as_array, from_recorded_tens
 from runtime.predictor.onnx_session import OnnxSession, SignatureMismatch
 
 ROWS: Final = 8
-TOLERANCE: Final = 1e-4  # of 1, or of the value where that is more
-_STEP: Final = 0x9E3779B1  # of Knuth's multiplicative hashing: far apart, whatever the number
+TOLERANCE: Final = 1e-4  # relative to the value, or to 1 if that is larger
+_STEP: Final = 0x9E3779B1  # Knuth's multiplicative hashing: consecutive numbers give distant values
 _SPAN: Final = 1 << 32
 
 
 def example_rows(signature: Signature) -> Arrays:
-    """ROWS rows: of the signature's examples where it has some; else floats in [-2, 2), small whole numbers, words."""
-    return {spec.name: _example(spec, at) for at, spec in enumerate(signature.inputs)}
+    """Return ROWS rows: the signature's examples, or else floats in [-2, 2), small whole numbers and words."""
+    return {spec.name: _example(spec, position) for position, spec in enumerate(signature.inputs)}
 
 
-def _example(spec: TensorSpec, at: int) -> Array:
+def _example(spec: TensorSpec, position: int) -> Array:
     shape = (ROWS, *spec.shape[1:])
     count = int(np.prod(shape))
     if spec.examples:
         values: list[Value] = [spec.examples[number % len(spec.examples)] for number in range(count)]
     else:
-        values = [_value(spec, number + 7919 * at) for number in range(count)]
+        values = [_value(spec, number + 7919 * position) for number in range(count)]
     return as_array(values, spec.datatype, shape)
 
 
@@ -48,12 +48,13 @@ def _value(spec: TensorSpec, number: int) -> Value:
 
 
 def record(session: OnnxSession, signature: Signature) -> Probe:
-    """Raises ValueError, saying what is wrong: it does not compute them, the answer is no number, or rows are not
-    independent of one another."""
+    """Return the known answers. Raises ValueError with the reason: the model can't compute the rows, an output is not
+    finite, or rows depend on each other.
+    """
     inputs = example_rows(signature)
     try:
         outputs = session.run(inputs, ROWS)
-        alone = [session.run({name: array[at : at + 1] for name, array in inputs.items()}, 1) for at in range(ROWS)]
+        alone = [session.run({name: array[i : i + 1] for name, array in inputs.items()}, 1) for i in range(ROWS)]
     except SignatureMismatch as error:
         raise ValueError(str(error)) from error
     except Exception as error:
@@ -61,8 +62,8 @@ def record(session: OnnxSession, signature: Signature) -> Probe:
     for index, (spec, array) in enumerate(zip(signature.outputs, outputs, strict=True)):
         if not is_finite(array):
             raise ValueError(f"'{spec.name}' is not finite for example rows")
-        for at in range(ROWS):
-            if _differs(array[at : at + 1], alone[at][index], TOLERANCE) is not None:
+        for row in range(ROWS):
+            if _differs(array[row : row + 1], alone[row][index], TOLERANCE) is not None:
                 raise ValueError(f"'{spec.name}' of a row depends on the rows beside it")
     return Probe(
         token_ids=(),
@@ -77,7 +78,7 @@ def record(session: OnnxSession, signature: Signature) -> Probe:
 
 
 def verify(probe: Probe, session: OnnxSession, signature: Signature) -> str | None:
-    """What is wrong, in words; None where the model gives again what it gave."""
+    """Return what is wrong, in words; None if the model reproduces its known answers."""
     if [tensor.name for tensor in probe.inputs] != [spec.name for spec in signature.inputs]:
         return "known answers for other inputs"
     if [tensor.name for tensor in probe.outputs] != [spec.name for spec in signature.outputs]:
@@ -106,5 +107,5 @@ def _differs(wanted: Array, found: Array, tolerance: float) -> str | None:
     if wanted.dtype.kind != "f":
         return None if bool(np.array_equal(wanted, found)) else "another value"
     off = np.abs(found.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
-    # Written so that a value that is no number is off.
+    # This comparison is False for NaN, so NaN counts as different.
     return None if bool((off <= tolerance).all()) else f"off by {float(off.max()):.4g}, tolerance {tolerance:.4g}"

@@ -1,4 +1,4 @@
-"""A predictor that is bound and ready, and how it makes rows for its engine out of a body."""
+"""A predictor that is ready, and how a request body becomes rows for its engine."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,12 +11,12 @@ from runtime.predictor.arrays import Arrays, as_array
 from runtime.surface.open_inference_codec import PredictionAnswerBuilder, PredictionCall, decode_prediction
 from runtime.surface.serving import EncodingQueue, PreparedRequest, ServedVersion
 
-INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
+INLINE_BYTES: Final = 16_384  # larger bodies are decoded in a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServedPredictor(ServedVersion):
-    """A model that predicts, by the Open Inference Protocol."""
+    """A served predictor, which answers requests of the Open Inference Protocol."""
 
     kind = "predict"
     signature: Signature
@@ -31,7 +31,7 @@ class ServedPredictor(ServedVersion):
         ceiling: TokenLimits = NO_TOKEN_LIMITS,
         tenant: str = OWNER_TENANT,
     ) -> PreparedRequest:
-        """See `ServedVersion`."""
+        """Decode a prediction request, as `ServedVersion.prepare` specifies."""
         call, inputs = await self.encoding.run(tenant, len(raw), lambda: self._decode(raw))
         answer = PredictionAnswerBuilder(self.bind.model, self.bind.version, self.signature, call)
         request = PredictionRequest(request_id=request_id, rows=call.rows, inputs=inputs, tenant=tenant)

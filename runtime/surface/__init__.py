@@ -1,5 +1,5 @@
-"""What a caller may ask and is answered: OpenAI's and Open Inference's forms, content filters.
+"""The request and response formats of OpenAI and Open Inference, and content filters.
 
-HTTP and frames are `api/`'s, token ids `text/`'s. Begin with `serving.py`, which makes a request for an engine out of
-a body; `answer_builder.py` makes the answer's text out of events.
+HTTP and frames are in `api/`, token ids in `text/`. Begin with `serving.py`, which turns a body into a request for an
+engine; `answer_builder.py` turns events into the response.
 """

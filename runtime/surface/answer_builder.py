@@ -1,6 +1,6 @@
-"""From the events of one request to the bytes of its answer: text, stop strings, OpenAI's form. Pure.
+"""Turn the events of one request into the bytes of its response: text, stop strings, OpenAI's format. Pure.
 
-How bytes travel is `delivery.py`'s.
+`delivery.py` sends the bytes.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -16,18 +16,18 @@ from runtime.text.detokenizer import Detokenizer, StopFinder
 
 @dataclass(frozen=True, slots=True)
 class AnswerProgress:
-    """What the client may have now, at which cost, and how it ended, if it did."""
+    """The bytes that the client may have now, the cost so far, and how the response ended, if it did."""
 
     data: bytes
     counts: Counts
     reason: AnswerReason | None = None
     failure: Failure | None = None
-    unfiltered: bool = False  # some of it passed its filters unseen
+    unfiltered: bool = False  # some of it was not checked by its filters
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """What events say: text that the client may have as far as stop strings go, and how it ended, if it did."""
+    """The text of some events, up to a stop string, and how the response ended, if it did."""
 
     text: str
     reason: FinishReason | None = None
@@ -35,20 +35,20 @@ class DecodedText:
 
 
 class AnswerBuilder(Protocol):
-    """How an answer is made of a request's events."""
+    """The conversion of one request's events into its response: text, embeddings or predictions."""
 
     @property
     def counts(self) -> Counts:
-        """Of the last event."""
+        """Return the counts of the last event."""
         ...
 
     def add_events(self, events: Sequence[Event]) -> AnswerProgress | Awaitable[AnswerProgress]:
-        """Events in order; nothing may follow once a progress had a reason or a failure."""
+        """Add events in order and return the progress. Call no more after a progress with a reason or a failure."""
         ...
 
 
 class TextAnswerBuilder:
-    """Fed with a request's events in order. Nothing may follow once a progress had a reason or a failure."""
+    """The builder of a response in text: a completion or a chat."""
 
     def __init__(self, renderer: Renderer, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
         self._renderer = renderer
@@ -58,13 +58,14 @@ class TextAnswerBuilder:
         self.counts = Counts()
 
     def add_events(self, events: Sequence[Event]) -> AnswerProgress:
-        """All text of these events is one piece. A stop string ends the answer as its completing token arrives: what
-        the engine made after it is neither said nor counted."""
+        """Return the text of these events as one piece. A stop string ends the response when its last token arrives.
+        Later tokens are neither shown nor counted.
+        """
         decoded = self.read(events)
         return self.to_progress(decoded, decoded.text, decoded.reason)
 
     def read(self, events: Sequence[Event]) -> DecodedText:
-        """The first half of `add_events`."""
+        """Decode the events: the first half of `add_events`."""
         text = ""
         reason: FinishReason | None = None
         failure: Failure | None = None
@@ -82,11 +83,11 @@ class TextAnswerBuilder:
                 case Failed():
                     failure = event.failure
                 case Cancelled() | Embedded() | Predicted():
-                    raise AssertionError("no event of an answer in text")
+                    raise AssertionError("not an event of a text response")
         return DecodedText(text, reason, failure)
 
     def to_progress(self, decoded: DecodedText, text: str = "", reason: AnswerReason | None = None) -> AnswerProgress:
-        """The other half: `text` is shown of what was said, and `reason` as what ended it."""
+        """Render the second half of `add_events`: show `text`, and end with `reason`."""
         return AnswerProgress(self._render(text, reason), self.counts, reason, decoded.failure)
 
     def _render(self, text: str, reason: AnswerReason | None) -> bytes:

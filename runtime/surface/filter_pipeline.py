@@ -1,6 +1,6 @@
-"""What a version's filters make of what the model is told, and of what it says. Who finds things is another process.
+"""Apply a version's content filters to prompts and responses. The filters run in another process.
 
-Nothing reaches the client that was not looked at, but where the policy says so of a filter that gave no answer.
+Unfiltered text reaches the client only if a filter gave no answer and the policy allows that.
 """
 
 import asyncio
@@ -41,50 +41,48 @@ from runtime.surface.openai_requests import ChatPrompt, Prompt, TextPrompt, Toke
 
 log = logging.getLogger(__name__)
 
-# Characters of a prompt: a quarter of a second of prose, seconds of numbers alone, which its deadline bounds.
+# In a prompt. Takes a quarter of a second for prose, seconds for numbers only; the deadline limits it.
 MAX_PROMPT_CHARACTERS: Final = 262_144
 MAX_UNDECIDED_CHARACTERS: Final = 65_536  # characters that a filter may leave undecided
-MAX_CONCURRENT_CHECKS: Final = (
-    4  # questions of one tenant; the filters have one thread, and a queue for all replicas of a tenant
-)
-_RETRY_PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
+MAX_CONCURRENT_CHECKS: Final = 4  # per tenant; the filters have one thread, and one queue for a tenant's replicas
+_RETRY_PAUSE_S: Final = 0.02  # between attempts of one question; the filter process may be restarting
 _SLACK_S: Final = 5.0
 _CHECK_TIMEOUT_S: Final = FILTERS.timeout_s
-_TEXTS: Final = ("content", "name")  # of a message, as a template sees it
+_TEXTS: Final = ("content", "name")  # the fields of a message that a template can show
 
 
 class FilterClient:
-    """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
-    deadline. Of one tenant MAX_CONCURRENT_CHECKS questions are there at once, the others wait here: refused and
-    repeated there, they would keep it from answering other tenants.
+    """A client of the filter process, which may restart: an unanswered question is retried within its deadline. Each
+    tenant has at most MAX_CONCURRENT_CHECKS questions in the process; more wait here. If the process refused them and
+    they were retried, they would keep it from answering other tenants.
     """
 
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._loop = loop
-        self._unreported_unfiltered = 0  # and not yet told
-        # Of callers' tenants. Nothing is kept of one that has no question: a public model has any number of callers.
+        self._unreported_unfiltered = 0  # not yet reported to the filter process
+        # By the caller's tenant. Weak, so a tenant without questions costs nothing: a public model has many callers.
         self._permits = WeakValueDictionary[str, asyncio.Semaphore]()
-        self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
+        self.tenant = ""  # the version's owner, for callers without a guest tenant
 
     def __repr__(self) -> str:
         return f"<FilterClient tenants={len(self._permits)}>"
 
     def check_from_thread(self, question: FilterRequest, timeout_s: float) -> FilterResponse:
-        """Ask from a thread other than the event loop's. As `check`."""
-        asking = asyncio.run_coroutine_threadsafe(self.check(question, timeout_s), self._loop)
-        return asking.result(timeout_s + _SLACK_S)
+        """Check from a thread other than the event loop's, as `check` does."""
+        future = asyncio.run_coroutine_threadsafe(self.check(question, timeout_s), self._loop)
+        return future.result(timeout_s + _SLACK_S)
 
     def count_unfiltered(self, texts: int) -> None:
-        """Count texts that went on without an answer, as their policy allows. The count goes out with the next question
-        that is answered.
+        """Count texts that passed without an answer, as their policy allows. The next answered question reports the
+        count.
         """
         self._unreported_unfiltered += texts
 
     async def check(self, question: FilterRequest, timeout_s: float, guest: str = "") -> FilterResponse:
-        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`.
+        """Check texts on behalf of a guest, or of the version's own tenant (""). Raises `Refused`.
 
-        A question whose answer is lost is asked again, and what it counts is counted again.
+        A question whose answer is lost is sent again, and the filters then count its texts twice.
         """
         if not self._unreported_unfiltered:
             return await self._check_with_permit(question, timeout_s, guest)
@@ -96,37 +94,37 @@ class FilterClient:
             raise
 
     async def _check_with_permit(self, question: FilterRequest, timeout_s: float, guest: str) -> FilterResponse:
-        ends = asyncio.get_running_loop().time() + timeout_s
-        place = self._permits.setdefault(guest or self.tenant, asyncio.Semaphore(MAX_CONCURRENT_CHECKS))
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        permit = self._permits.setdefault(guest or self.tenant, asyncio.Semaphore(MAX_CONCURRENT_CHECKS))
         try:
-            async with asyncio.timeout_at(ends):
-                await place.acquire()
+            async with asyncio.timeout_at(deadline_s):
+                await permit.acquire()
         except TimeoutError:
-            raise Refused(DeadlineExceeded(timeout_s, "looking at a text")) from None
+            raise Refused(DeadlineExceeded(timeout_s, "filtering a text")) from None
         try:
-            return await self._check_until(ends, question, guest)
+            return await self._check_until(deadline_s, question, guest)
         finally:
-            place.release()
+            permit.release()
 
-    async def _check_until(self, ends: float, question: FilterRequest, guest: str) -> FilterResponse:
+    async def _check_until(self, deadline_s: float, question: FilterRequest, guest: str) -> FilterResponse:
         loop = asyncio.get_running_loop()
         while True:
-            left_s = max(ends - loop.time(), 0.001)
-            # The filters stop working on a question once its deadline is over.
-            told = {DEADLINE_HEADER: str(int(left_s * 1000)), TENANT_HEADER: guest or self.tenant}
+            left_s = max(deadline_s - loop.time(), 0.001)
+            # The filters stop working on a question after its deadline.
+            headers = {DEADLINE_HEADER: str(int(left_s * 1000)), TENANT_HEADER: guest or self.tenant}
             try:
                 return await self._client.call(
-                    "POST", CHECK_PATH, FilterResponse, body=question, timeout_s=left_s, headers=told
+                    "POST", CHECK_PATH, FilterResponse, body=question, timeout_s=left_s, headers=headers
                 )
             except Refused as refused:
-                if not refused.failure.retryable or ends - loop.time() <= _RETRY_PAUSE_S:
+                if not refused.failure.retryable or deadline_s - loop.time() <= _RETRY_PAUSE_S:
                     raise
             await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class FilterPipeline:
-    """One version's filters."""
+    """The filters of one version and its policy."""
 
     policy: FilterPolicy
     filters: FilterClient
@@ -145,12 +143,12 @@ class FilterPipeline:
                 (passed,) = await self._filter_prompt((text,), rules, field, guest)
                 return TextPrompt(passed.text), passed.unseen
             case ChatPrompt(messages):
-                places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                found = await self._filter_prompt([messages[at][key] for at, key in places], rules, field, guest)
-                told = [dict(message) for message in messages]
-                for (at, key), passed in zip(places, found, strict=True):
-                    told[at][key] = passed.text
-                return ChatPrompt(tuple(told)), any(passed.unseen for passed in found)
+                places = [(index, key) for index, message in enumerate(messages) for key in _TEXTS if message.get(key)]
+                found = await self._filter_prompt([messages[index][key] for index, key in places], rules, field, guest)
+                filtered = [dict(message) for message in messages]
+                for (index, key), passed in zip(places, found, strict=True):
+                    filtered[index][key] = passed.text
+                return ChatPrompt(tuple(filtered)), any(passed.unseen for passed in found)
 
     async def _filter_prompt(
         self, texts: Sequence[str], rules: tuple[FilterRule, ...], field: str, guest: str
@@ -164,12 +162,12 @@ class FilterPipeline:
         return passed
 
     def output(self, guest: str = "") -> "OutputFilter | None":
-        """Return the filters of one answer; None if the policy has no rules for answers."""
+        """Return the filter of one response; None if the policy has no rules for responses."""
         rules = rules_for_direction(self.policy, "output")
         return OutputFilter(self, rules, guest) if rules else None
 
     async def look(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
-        """What may go on of each text. Raises `Refused(FilterFailed)` where the policy refuses what was not seen."""
+        """Return what may pass of each text. Raises `Refused(FilterFailed)` if the policy refuses unchecked text."""
         try:
             found = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
             if len(found.looked) != len(question.texts):
@@ -187,7 +185,7 @@ class FilterPipeline:
 
 
 class OutputFilter:
-    """One answer on its way out: holds back what the filters have yet to decide."""
+    """The filter of one response. It holds back text that the filters have not decided yet."""
 
     def __init__(self, filter_pipeline: FilterPipeline, rules: tuple[FilterRule, ...], guest: str) -> None:
         self._filter_pipeline = filter_pipeline
@@ -196,7 +194,7 @@ class OutputFilter:
         self._held = ""
 
     async def push(self, text: str, *, last: bool) -> FilteredText:
-        """What the client may have now. Raises as `FilterPipeline.look`."""
+        """Return the text that the client may have now. Raises as `FilterPipeline.look` does."""
         if not text and not (last and self._held):
             return FilteredText("")
         question = FilterRequest(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
@@ -206,7 +204,7 @@ class OutputFilter:
 
 
 class FilteredAnswerBuilder:
-    """An answer whose text goes through a screen. What the engine made is counted, whatever is said of it."""
+    """The builder of a text response that passes through an output filter. Filtered tokens are counted, too."""
 
     def __init__(self, answer: TextAnswerBuilder, output_filter: OutputFilter) -> None:
         self._answer = answer
@@ -214,24 +212,25 @@ class FilteredAnswerBuilder:
 
     @property
     def counts(self) -> Counts:
-        """Of the answer."""
+        """Return the counts of the last event."""
         return self._answer.counts
 
     async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
-        """As `TextAnswerBuilder.add_events`; a filter that stops ends the answer as `content_filter`. Raises
+        """Add events as `TextAnswerBuilder` does. A filter that stops the text ends it as `content_filter`. Raises
         `Refused`.
         """
         decoded = self._answer.read(events)
         if decoded.failure is not None:
-            return self._answer.to_progress(decoded)  # what is held back is not said
+            return self._answer.to_progress(decoded)  # text that is still held back is dropped
         passed = await self._output_filter.push(decoded.text, last=decoded.reason is not None)
         reason = decoded.reason if passed.stopped is None else "content_filter"
         return replace(self._answer.to_progress(decoded, passed.text, reason), unfiltered=passed.unseen)
 
 
 def build_filter_pipeline(files: PinnedFiles, filters: FilterClient | None) -> FilterPipeline | None:
-    """A version's filters, None where it pins none. Raises `Refused(ArtifactRejected)`, also where the installation has
-    no filters: such a version is not served without."""
+    """Return a version's filters, or None if it pins none. Raises `Refused(ArtifactRejected)`, also if the installation
+    runs no filters: such a version is not served without them.
+    """
     if POLICY_FILE not in files:
         return None
     policy = read_policy(files[POLICY_FILE])
@@ -241,7 +240,7 @@ def build_filter_pipeline(files: PinnedFiles, filters: FilterClient | None) -> F
 
 
 def check_filters(files: PinnedFiles, kind: Kind, filters: FilterClient | None) -> None:
-    """Before a version exists: are its filters there, and do they know what it asks of them? Raises `Refused`."""
+    """Check, before a version exists, that the filters it pins run and know its rules. Raises `Refused`."""
     if (filter_pipeline := build_filter_pipeline(files, filters)) is None:
         return
     if kind != "generate":

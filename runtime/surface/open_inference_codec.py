@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: requests decoded against a version's signature, the answer rendered. Pure.
+"""The Open Inference Protocol, version 2: decode requests against a version's signature, render responses. Pure.
 
 Specification: kserve/open-inference-protocol, inference_rest. Tensors are JSON, nested or flat in row-major order.
 """
@@ -19,11 +19,11 @@ from runtime.surface.answer_builder import AnswerProgress
 from runtime.surface.openai_requests import convert_request, invalid_field, json_body
 
 MAX_ID: Final = 256
-# Values that are encoded at once. A number has at most 25 bytes, a text has any length.
+# How many values are encoded at once. A number has at most 25 bytes; a text has any length.
 _PIECE_NUMBERS: Final = 4096
 _PIECE_TEXTS: Final = 64
-_BURST_BYTES: Final = 16_384  # of an answer that are encoded before other requests have a turn
-# What asks for another form of request or answer; a false or absent value asks for nothing.
+_BURST_BYTES: Final = 16_384  # encoded before the event loop may run other requests
+# Parameters that ask for another form of request or response, unless their value is false or absent.
 _UNSUPPORTED: Final = (
     "binary_data", "binary_data_size", "binary_data_output", "shared_memory_region", "shared_memory_byte_size",
     "shared_memory_offset", "classification", "sequence_id", "priority", "timeout",
@@ -52,7 +52,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input that fits the signature: row-major values, and the whole shape."""
+    """An input that matches the signature: row-major values and the whole shape."""
 
     spec: TensorSpec
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class PredictionCall:
-    """What a request asks. `outputs` are places in the signature, in the order in which they are answered."""
+    """A decoded request. `outputs` are indices into the signature, in the order of the response."""
 
     rows: int
     inputs: tuple[InputTensor, ...]
@@ -70,7 +70,7 @@ class PredictionCall:
 
 
 def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionCall:
-    """`POST …/infer`. Raises `Refused`: InvalidRequest naming value and rule, LimitExceeded, SchemaMismatch."""
+    """Decode a `POST …/infer`. Raises `Refused`: InvalidRequest with value and rule, LimitExceeded, SchemaMismatch."""
     request = convert_request(json_body(raw), _Request)
     if request.id is not None and len(request.id) > MAX_ID:
         raise invalid_field("id", request.id[:20], f"must have at most {MAX_ID} characters")
@@ -90,7 +90,7 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
     rows = inputs[0].shape[0]
     if any(each.shape[0] != rows for each in inputs):
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
-        raise invalid_field("inputs", counts, "all inputs must have as many rows")
+        raise invalid_field("inputs", counts, "all inputs must have the same number of rows")
     return PredictionCall(rows, inputs, outputs, request.id)
 
 
@@ -104,20 +104,20 @@ def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signatur
             check_schema(value, signature)
 
 
-def _outputs(asked: Sequence[_Output] | None, signature: Signature) -> tuple[int, ...]:
-    """None and an empty list ask for all."""
-    places = {spec.name: at for at, spec in enumerate(signature.outputs)}
-    if not asked:
-        return tuple(places.values())
-    for output in asked:
-        if output.name not in places:
+def _outputs(requested: Sequence[_Output] | None, signature: Signature) -> tuple[int, ...]:
+    """Return the indices of the requested outputs. None and an empty list request all."""
+    indices = {spec.name: index for index, spec in enumerate(signature.outputs)}
+    if not requested:
+        return tuple(indices.values())
+    for output in requested:
+        if output.name not in indices:
             raise invalid_field(
-                "outputs", output.name[:80], f"the outputs of this version are {', '.join(places)[:200]}"
+                "outputs", output.name[:80], f"the outputs of this version are {', '.join(indices)[:200]}"
             )
         _check_parameters(f"outputs.{output.name}.parameters", output.parameters)
-    if len({output.name for output in asked}) != len(asked):
-        raise invalid_field("outputs", "(names)", "an output is asked for twice")
-    return tuple(places[output.name] for output in asked)
+    if len({output.name for output in requested}) != len(requested):
+        raise invalid_field("outputs", "(names)", "an output is requested twice")
+    return tuple(indices[output.name] for output in requested)
 
 
 def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
@@ -132,14 +132,14 @@ def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
     if shape[0] > max_rows:
         raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
     values = _flat(tensor.data, shape, f"{where}.data")
-    if (at := find_invalid_value(values, spec.datatype)) is not None:
-        shown = "null" if values[at] is None else str(values[at])[:40]
-        raise invalid_field(f"{where}.data[{at}]", shown, f"must be {spec.datatype}")
+    if (index := find_invalid_value(values, spec.datatype)) is not None:
+        shown = "null" if values[index] is None else str(values[index])[:40]
+        raise invalid_field(f"{where}.data[{index}]", shown, f"must be {spec.datatype}")
     return InputTensor(spec, shape, values)
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
-    """The values in row-major order, of nested lists that are exactly of this shape, or of a flat one."""
+    """Return the values in row-major order, from nested lists of exactly this shape or from a flat list."""
     count = prod(shape)
     values = data
     if data and isinstance(data[0], list):
@@ -153,7 +153,7 @@ def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
 
 
 class PredictionAnswerBuilder:
-    """Implements `answer.Feed`: one JSON object once all rows have their outputs."""
+    """The builder of a prediction's response: one JSON object once all rows have their outputs."""
 
     def __init__(self, model: str, version: str, signature: Signature, call: PredictionCall) -> None:
         self._model = model
@@ -161,39 +161,39 @@ class PredictionAnswerBuilder:
         self._signature = signature
         self._call = call
         self._got: list[tuple[Any, ...]] = []
-        self._min_bytes = 0  # of the answer: a value and its comma have two
+        self._min_bytes = 0  # a lower bound of the response: a value and its comma are two bytes
         self.counts = Counts()
 
     async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
-        """Nothing before the last."""
+        """Add events. Return no data before the last one."""
         for event in events:
             self.counts = event.counts
             match event:
                 case Predicted():
                     if (name := self._find_misshapen(event.outputs)) is not None:
-                        rule = f"the model's '{name}' has another shape for some of them: ask for these rows apart"
+                        rule = f"the model's '{name}' has another shape for some rows: request those separately"
                         return AnswerProgress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
                     self._got.append(event.outputs)
                     self._min_bytes += 2 * sum(event.outputs[at].size for at in self._call.outputs)
-                    if self._min_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
+                    if self._min_bytes > MAX_PAYLOAD:  # fail before encoding, which could take ten times as much memory
                         return self._too_long(self._min_bytes)
                 case Finished():
                     return await self._end(event)
                 case Failed():
                     return AnswerProgress(b"", self.counts, failure=event.failure)
                 case Generated() | Embedded() | Cancelled():
-                    raise AssertionError("no event of a prediction")
+                    raise AssertionError("not an event of a prediction")
         return AnswerProgress(b"", self.counts)
 
     def _find_misshapen(self, outputs: Sequence[Any]) -> str | None:
-        """Return the name of an output whose rows are not of the shape of those that came before."""
-        for at in self._call.outputs if self._got else ():
-            if outputs[at].shape[1:] != self._got[0][at].shape[1:]:
-                return self._signature.outputs[at].name
+        """Return the name of an output whose rows differ in shape from the earlier rows."""
+        for index in self._call.outputs if self._got else ():
+            if outputs[index].shape[1:] != self._got[0][index].shape[1:]:
+                return self._signature.outputs[index].name
         return None
 
     async def _end(self, event: Finished) -> AnswerProgress:
-        """Encode the answer. Other requests have a turn after every burst."""
+        """Encode the response. Other requests may run after every burst."""
         pieces: list[bytes] = []
         nbytes = burst = 0
         for piece in self._pieces():
@@ -211,19 +211,19 @@ class PredictionAnswerBuilder:
         return AnswerProgress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
 
     def _pieces(self) -> Iterator[bytes]:
-        """The answer's JSON, in pieces that are quick to encode."""
+        """Yield the response's JSON in pieces that are quick to encode."""
         answer = {"model_name": self._model, "model_version": self._version}
         if self._call.id is not None:
             answer["id"] = self._call.id
         yield msgspec.json.encode(answer)[:-1] + b',"outputs":['
-        for place, at in enumerate(self._call.outputs):
-            if place:
+        for position, index in enumerate(self._call.outputs):
+            if position:
                 yield b","
-            yield from self._output(at)
+            yield from self._output(index)
         yield b"]}"
 
-    def _output(self, at: int) -> Iterator[bytes]:
-        spec, parts = self._signature.outputs[at], [outputs[at] for outputs in self._got]
+    def _output(self, index: int) -> Iterator[bytes]:
+        spec, parts = self._signature.outputs[index], [outputs[index] for outputs in self._got]
         shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         yield msgspec.json.encode({"name": spec.name, "datatype": spec.datatype, "shape": shape})[:-1] + b',"data":['
         step = _PIECE_TEXTS if spec.datatype == "BYTES" else _PIECE_NUMBERS

@@ -1,6 +1,6 @@
-"""Render an answer in OpenAI's forms: four renderers, one for each of chat and text, streamed and whole. Pure.
+"""Render responses in OpenAI's formats: one renderer each for chat and text, streamed and whole. Pure.
 
-Each is fed the same calls, begin, text, end, and gives the bytes that the client may have by then.
+All renderers have the same calls: `begin`, `text`, `end`. Each returns the bytes for the client so far.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import msgspec
 from kelvin.contracts.serving.stream_frames import Counts
 
 DONE_EVENT: Final = b"data: [DONE]\n\n"
-# The engine's, and what a filter ends an answer with.
+# The engine's reasons, and the one for a filter.
 AnswerReason = Literal["stop", "length", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseMetadata:
-    """What every piece of one answer repeats."""
+    """The values that every piece of one response repeats."""
 
     request_id: str
     model: str
@@ -26,18 +26,18 @@ class ResponseMetadata:
 
 
 class Renderer(Protocol):
-    """Each call returns bytes for the client, b"" where it must wait for more. `end` is the last."""
+    """The renderer of one response. Each call returns bytes for the client, or b"" if it must wait."""
 
     def begin(self) -> bytes:
-        """Before any text."""
+        """Return the bytes before any text."""
         ...
 
     def text(self, text: str) -> bytes:
-        """Some more text, not empty."""
+        """Render more text, which is not empty."""
         ...
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """The answer is complete."""
+        """Complete the response. This is the last call."""
         ...
 
 
@@ -93,7 +93,7 @@ _Choice = _ChatChunkChoice | _ChatChoice | _TextChoice
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """`usage` is absent where it was not asked for, null in pieces that precede the one that has it."""
+    """A response or a piece of one. `usage` is absent if not requested, and null before the piece that has it."""
 
     id: str
     object: str
@@ -124,7 +124,7 @@ def _encode(
 
 
 class _SseRenderer:
-    """Server-sent events; a piece of its own for the usage where the client asked for it."""
+    """Server-sent events, with a separate event for the usage if the client requested it."""
 
     _kind: str
 
@@ -142,38 +142,38 @@ class _SseRenderer:
 
 
 class ChatStreamRenderer(_SseRenderer):
-    """`chat.completion.chunk` events."""
+    """A chat as `chat.completion.chunk` events."""
 
     _kind = "chat.completion.chunk"
 
     def begin(self) -> bytes:
-        """The piece that says who speaks."""
+        """Return the event with the role of the speaker."""
         return self._event(_ChatChunkChoice(_Delta(role="assistant", content=""), None))
 
     def text(self, text: str) -> bytes:
-        """One event."""
+        """Return one event with the text."""
         return self._event(_ChatChunkChoice(_Delta(content=text), None))
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """The reason, the usage, `[DONE]`."""
+        """Return the reason, the usage and `[DONE]`."""
         return self._last(_ChatChunkChoice(_Delta(), reason), counts)
 
 
 class TextStreamRenderer(_SseRenderer):
-    """`text_completion` events."""
+    """A completion as `text_completion` events."""
 
     _kind = "text_completion"
 
     def begin(self) -> bytes:
-        """Nothing: the first event is the first text."""
+        """Return b"", because the first event has the first text."""
         return b""
 
     def text(self, text: str) -> bytes:
-        """One event."""
+        """Return one event with the text."""
         return self._event(_TextChoice(text, None))
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """The reason, the usage, `[DONE]`."""
+        """Return the reason, the usage and `[DONE]`."""
         return self._last(_TextChoice("", reason), counts)
 
 
@@ -187,11 +187,9 @@ class _JsonRenderer:
         self._texts: list[str] = []
 
     def begin(self) -> bytes:
-        """Nothing yet."""
         return b""
 
     def text(self, text: str) -> bytes:
-        """Kept."""
         self._texts.append(text)
         return b""
 
@@ -200,27 +198,25 @@ class _JsonRenderer:
 
 
 class ChatJsonRenderer(_JsonRenderer):
-    """A `chat.completion`."""
+    """A chat as one `chat.completion` object."""
 
     _kind = "chat.completion"
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """All of it."""
         return self._object(_ChatChoice(_Message("assistant", "".join(self._texts)), reason), counts)
 
 
 class TextJsonRenderer(_JsonRenderer):
-    """A `text_completion`."""
+    """A completion as one `text_completion` object."""
 
     _kind = "text_completion"
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """All of it."""
         return self._object(_TextChoice("".join(self._texts), reason), counts)
 
 
 def choose_renderer(metadata: ResponseMetadata, *, chat: bool, stream: bool, include_usage: bool) -> Renderer:
-    """The one of the four that was asked for."""
+    """Return a renderer for the requested form."""
     if stream:
         return ChatStreamRenderer(metadata, include_usage) if chat else TextStreamRenderer(metadata, include_usage)
     return ChatJsonRenderer(metadata) if chat else TextJsonRenderer(metadata)

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: requests decoded strictly, the answer rendered. Pure."""
+"""OpenAI's embeddings: decode requests strictly, render responses. Pure."""
 
 import base64
 from array import array
@@ -16,7 +16,7 @@ from runtime.surface.openai_requests import convert_request, invalid_field, open
 
 Format = Literal["float", "base64"]
 MAX_INPUTS: Final = 512
-_NUMBER_BYTES: Final = 24  # the longest text of a float32, and its comma
+_NUMBER_BYTES: Final = 24  # the longest text of a float32, with its comma
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """Texts or token ids, each of which becomes a vector."""
+    """A decoded request: texts or token ids, each of which becomes a vector."""
 
     inputs: tuple[str | tuple[int, ...], ...]
     model: str | None
@@ -36,7 +36,7 @@ class EmbeddingCall:
 
 
 def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
-    """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
+    """Decode a `POST /v1/embeddings` for that many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
     request = convert_request(openai_body(raw), _Request)
     if request.dimensions not in (None, dimensions):
         raise invalid_field("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
@@ -48,18 +48,18 @@ def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
 
 
 def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
-    """A text, texts, token ids, or lists of those."""
+    """Return the inputs of a text, several texts, token ids, or lists of token ids."""
     items = [given] if isinstance(given, str) or _is_ids(given) else given
     if not items:
         raise invalid_field("input", given, "must hold a text")
     found: list[str | tuple[int, ...]] = []
-    for at, item in enumerate(items):
+    for index, item in enumerate(items):
         if isinstance(item, str) and item:
             found.append(item)
         elif isinstance(item, list) and _is_ids(item):
             found.append(tuple(item))
         else:
-            raise invalid_field(f"input[{at}]" if isinstance(given, list) else "input", item, _RULE)
+            raise invalid_field(f"input[{index}]" if isinstance(given, list) else "input", item, _RULE)
     return tuple(found)
 
 
@@ -71,7 +71,7 @@ def _is_ids(value: list[Any]) -> bool:
 
 
 class EmbeddingAnswerBuilder:
-    """Implements `answer.Feed`: the vectors as one JSON object, in the order of the inputs."""
+    """The builder of an embeddings response: the vectors as one JSON object, in the order of the inputs."""
 
     def __init__(self, model: str, vector_format: Format) -> None:
         self._model = model
@@ -80,7 +80,7 @@ class EmbeddingAnswerBuilder:
         self.counts = Counts()
 
     def add_events(self, events: Sequence[Event]) -> AnswerProgress:
-        """Each vector's text as it comes; the usage with the last."""
+        """Return each vector's JSON as it arrives. The last piece has the usage."""
         data = bytearray()
         for event in events:
             self.counts = event.counts
@@ -92,7 +92,7 @@ class EmbeddingAnswerBuilder:
                 case Failed():
                     return AnswerProgress(bytes(data), self.counts, failure=event.failure)
                 case Generated() | Predicted() | Cancelled():
-                    raise AssertionError("no event of embeddings")
+                    raise AssertionError("not an event of embeddings")
         return AnswerProgress(bytes(data), self.counts)
 
     def _item(self, vector: bytes) -> bytes:
@@ -109,7 +109,7 @@ class EmbeddingAnswerBuilder:
 
 
 def input_too_long(
-    at: int, of: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
+    index: int, count: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
 ) -> Refused:
-    """An input over the version's limit, or over another's, by its place where there are several."""
-    return Refused(LimitExceeded("input" if of == 1 else f"input[{at}]", size, limit, unit, whose))
+    """Return the refusal of an input over a limit. It names the input's index if there are several inputs."""
+    return Refused(LimitExceeded("input" if count == 1 else f"input[{index}]", size, limit, unit, whose))

@@ -1,7 +1,7 @@
-"""OpenAI's chat and text completion requests, decoded strictly to what this runtime is asked. Pure.
+"""Decode OpenAI's chat and text completion requests strictly. Pure.
 
-A field of `_UNSUPPORTED` is refused, unless its value asks for nothing. Any other field is ignored, such as `user`, and
-unknown ones, which OpenAI's own service refuses. Whether a request fits the version's limits is `fit_output`'s.
+A field of `_UNSUPPORTED` is refused unless its value has no effect. Other fields are ignored, such as `user`; OpenAI's
+own service refuses unknown ones. `fit_output` applies the version's limits.
 """
 
 import json
@@ -21,12 +21,12 @@ from kelvin.contracts.wire import MAX_RULE, BadJson, decode_any
 T = TypeVar("T")
 
 MAX_STOPS: Final = 4
-MAX_STOP_CHARACTERS: Final = 256  # each token is compared with every beginning of every stop string
+MAX_STOP_CHARACTERS: Final = 256  # each token is compared with every prefix of every stop string
 MAX_MESSAGES: Final = 4096
 COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for text completions
 _SHOWN: Final = 80
 
-# Field -> (values that ask for nothing, rule). None always asks for nothing.
+# Field -> (values without effect, rule). None never has an effect.
 _UNSUPPORTED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "n": ((1,), "only 1 is supported"),
     "best_of": ((1,), "only 1 is supported"),
@@ -72,7 +72,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds of request have in common. `top_k` is an extension that several servers share."""
+    """The fields that both kinds of request share. `top_k` is an extension that several servers have."""
 
     model: str | None = None
     stream: bool | None = None
@@ -96,14 +96,14 @@ class _CompletionRequest(_Request, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text to be continued."""
+    """A text to continue."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A text to be continued, in token ids; that they are of the vocabulary is the engine's to check."""
+    """A text to continue, as token ids. The engine checks that they are in the vocabulary."""
 
     ids: tuple[int, ...]
 
@@ -120,7 +120,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """What a request asks for. None is "as the version defaults", but for `max_tokens`: see `fit_output`."""
+    """A decoded request. None means the version's default; for `max_tokens` see `fit_output`."""
 
     prompt: Prompt
     model: str | None
@@ -136,17 +136,17 @@ class CompletionCall:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is answered as a chat."""
+        """Return whether the response is a chat."""
         return isinstance(self.prompt, ChatPrompt)
 
     @property
     def prompt_field(self) -> str:
-        """The request's name for its prompt."""
+        """Return the name of the request's prompt field."""
         return "messages" if self.is_chat else "prompt"
 
 
 def decode_chat(raw: bytes) -> CompletionCall:
-    """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` with field, value and rule."""
     request = convert_request(openai_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid_field("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
@@ -156,14 +156,14 @@ def decode_chat(raw: bytes) -> CompletionCall:
         raise invalid_field(
             "messages", _Placeholder(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed"
         )
-    prompt = ChatPrompt(tuple(_template_message(message, at) for at, message in enumerate(request.messages)))
+    prompt = ChatPrompt(tuple(_template_message(message, index) for index, message in enumerate(request.messages)))
     if request.max_completion_tokens is not None:
         return _build_call(request, prompt, "max_completion_tokens", request.max_completion_tokens)
     return _build_call(request, prompt, "max_tokens", request.max_tokens)
 
 
 def decode_completion(raw: bytes) -> CompletionCall:
-    """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` with field, value and rule."""
     request = convert_request(openai_body(raw), _CompletionRequest)
     return _build_call(request, _decode_prompt(request.prompt), "max_tokens", request.max_tokens)
 
@@ -171,10 +171,10 @@ def decode_completion(raw: bytes) -> CompletionCall:
 def fit_output(
     call: CompletionCall, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: TokenLimits = NO_TOKEN_LIMITS
 ) -> int:
-    """Return how many tokens the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
+    """Return how many tokens the response may have. Raises `Refused(LimitExceeded)` with field, value and limit.
 
-    A chat without a wish gets as many as the version and the caller's tenant allow and its positions leave room for; a
-    completion gets COMPLETION_DEFAULT_TOKENS of these at most. A cap cuts any answer short.
+    Without `max_tokens`, a chat may use everything that the version, the caller's tenant and the model's positions
+    allow. A completion gets at most COMPLETION_DEFAULT_TOKENS. A cap shortens any response.
     """
     longest = min(limits.max_input_tokens, max_positions - 1)
     if prompt_tokens > longest:
@@ -208,29 +208,29 @@ def json_body(raw: bytes) -> dict[str, Any]:
 
 
 def openai_body(raw: bytes) -> dict[str, Any]:
-    """Return the request's object. Raises `Refused(InvalidRequest)`, also for what OpenAI defines and we don't do."""
+    """Return the request's object. Raises `Refused(InvalidRequest)`, also for unsupported fields of OpenAI's."""
     value = json_body(raw)
-    for field, (nothing, rule) in _UNSUPPORTED.items():
-        asked = value.get(field)
-        if asked is not None and not any(_is_equal(asked, each) for each in nothing):
-            raise invalid_field(field, asked, rule)
+    for field, (without_effect, rule) in _UNSUPPORTED.items():
+        given = value.get(field)
+        if given is not None and not any(_is_equal(given, each) for each in without_effect):
+            raise invalid_field(field, given, rule)
     return value
 
 
-def _is_equal(asked: object, nothing: object) -> bool:
-    """To Python 0 is False. `logprobs` 0 asks for log probabilities, and False does not."""
-    return asked == nothing and isinstance(asked, bool) == isinstance(nothing, bool)
+def _is_equal(given: object, other: object) -> bool:
+    """Compare as JSON does. In Python 0 equals False, but `logprobs` 0 asks for log probabilities."""
+    return given == other and isinstance(given, bool) == isinstance(other, bool)
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
 def convert_request(value: dict[str, Any], kind: type[T]) -> T:
-    """The request as `kind`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    """Return the request as `kind`. Raises `Refused(InvalidRequest)` with field, value and rule."""
     try:
         return wire.convert(value, kind)
     except msgspec.ValidationError as error:
-        # "RULE - at `$PATH`": the rule may repeat a value of the caller's, the path has names of ours alone.
+        # "RULE - at `$PATH`": the rule may repeat the caller's value; the path contains only our names.
         rule, at, path = str(error).rpartition(" - at `$")
         rule, path = (rule[:MAX_RULE], path.removeprefix(".").removesuffix("`")) if at else (path[:MAX_RULE], "")
         if missing := _MISSING.match(rule):
@@ -241,7 +241,7 @@ def convert_request(value: dict[str, Any], kind: type[T]) -> T:
 
 
 def _value_at(value: Any, path: str) -> object:
-    """The value that msgspec's path names, as far as it can be followed."""
+    """Return the value at msgspec's path, followed as far as possible."""
     for name, index in re.findall(r"([^.\[\]]+)|\[([0-9]+)\]", path):
         try:
             value = value[int(index)] if index else value[name]
@@ -250,9 +250,9 @@ def _value_at(value: Any, path: str) -> object:
     return value
 
 
-def _template_message(message: _Message, at: int) -> Mapping[str, str]:
-    """The message as a chat template sees it. OpenAI's newer name `developer` is what models know as `system`."""
-    where = f"messages[{at}]"
+def _template_message(message: _Message, index: int) -> Mapping[str, str]:
+    """Return the message as a chat template sees it. Models know OpenAI's newer role `developer` as `system`."""
+    where = f"messages[{index}]"
     for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
         if given:
             raise invalid_field(f"{where}.{field}", given, "tools are not supported")
@@ -265,7 +265,7 @@ def _template_message(message: _Message, at: int) -> Mapping[str, str]:
 
 
 def _decode_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
-    """A text, token ids, or a list that holds one of either."""
+    """Return the prompt of a text, token ids, or a list that holds one of either."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -283,7 +283,7 @@ def _build_call(request: _Request, prompt: Prompt, max_tokens_field: str, max_to
     _check_range("top_k", request.top_k, 0, 1 << 31)
     _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
     if request.stream_options is not None and not request.stream:
-        raise invalid_field("stream_options", _Placeholder("(given)"), "is only allowed where stream is true")
+        raise invalid_field("stream_options", _Placeholder("(given)"), "is only allowed if stream is true")
     return CompletionCall(
         prompt=prompt,
         model=request.model,
@@ -315,11 +315,11 @@ def _check_range(field: str, value: float | None, low: float, high: float) -> No
 
 
 class _Placeholder(str):
-    """A value that is told rather than shown, as too long or absent."""
+    """A description in place of a value that is too long or absent."""
 
 
 def invalid_field(field: str, value: object, rule: str) -> Refused:
-    """A value that breaks a rule, shown as JSON has it."""
+    """Return the refusal of a value, which is shown as JSON."""
     try:
         shown = value if isinstance(value, _Placeholder) else json.dumps(value, ensure_ascii=False)
     except RecursionError:  # json.dumps needs more of the stack than the decoder did for the same value

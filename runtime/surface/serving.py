@@ -1,7 +1,7 @@
-"""A version that is bound and ready, and how it makes a request for its engine out of a body.
+"""A bound version that is ready, and how a request body becomes a request for its engine.
 
-`ServedVersion` is common to all kinds, `ServedDecoder` is a decoder; encoders and predictors have theirs in `encoder/`
-and `predictor/`. `version_restore.py` makes them, and `replica.py` decides when they are used.
+`ServedVersion` is common to all kinds, `ServedDecoder` is for decoders; encoders and predictors have theirs in
+`encoder/` and `predictor/`. `version_restore.py` makes them, and `replica.py` decides when they are used.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ from runtime.text.tokenizer import TextCodec
 T = TypeVar("T")
 
 CHAT: Final = "/v1/chat/completions"
-# Longer prompts are rendered and encoded beside the loop, one at a time: a megabyte takes tenths of a second.
-# A template may take its whole budget for a short chat, about a second of the loop. It slows replicas of its own
-# version alone.
+# Longer prompts are rendered and encoded in a thread, one at a time: a megabyte takes tenths of a second.
+# For a short chat, a template may use its whole budget on the event loop, about a second. That only slows replicas
+# of its own version.
 INLINE_CHARACTERS: Final = 4096
 _PROMPTS_WAITING: Final = 1024  # bounds memory; deadlines bound the wait
 _PROMPTS_WAITING_OF_TENANT: Final = 256
-_LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
+_LEAST_TOP_P: Final = 1e-6  # stands for OpenAI's 0: the engine always keeps the likeliest token
 
 
 class EncodingQueue:
-    """Runs work on prompts: on short ones at once, on long ones in one thread, where tenants take turns.
+    """The executor of work on prompts: short ones run at once, long ones in one thread, round-robin over tenants.
 
-    So prompts take at most one core from the engine, and a tenant waits for at most one prompt of each other tenant.
+    So prompts take at most one core from the engine. A tenant waits for at most one prompt of each other tenant.
     """
 
     def __init__(self, max_inline_size: int = INLINE_CHARACTERS) -> None:
-        """Work of a larger size than `max_inline_size` is done in the thread."""
+        """Work of a size above `max_inline_size` runs in the thread."""
         self._longest_inline = max_inline_size
         self._executor = ThreadPoolExecutor(1, "encode")
         self._lock = FairLock("the queue of long inputs", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
@@ -64,11 +64,11 @@ class EncodingQueue:
 
     @property
     def waiting(self) -> int:
-        """How many prompts wait for their turn."""
+        """Return how many prompts wait for the thread."""
         return self._lock.waiting
 
     async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises what it raises, and `Refused(Overloaded)` at once if too many wait."""
+        """Return the result of `work`. Raises its exception, and `Refused(Overloaded)` at once if too many wait."""
         if size <= self._longest_inline:
             return work()
         async with self._lock.hold(tenant):
@@ -86,19 +86,17 @@ class EngineCallbacks:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request for the engine, and how its answer will be made."""
+    """A request for the engine, and the builder of its response."""
 
     request: Request
     answer: AnswerBuilder
     stream: bool
-    unfiltered: bool = False  # some of the prompt passed its filters unseen
+    unfiltered: bool = False  # some of the prompt was not checked by its filters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServedVersion(ABC):
-    """What a replica serves from READY to its end, whatever its kind. `engine` belongs to its thread: read only its
-    gauges.
-    """
+    """The version that a ready replica serves. Read only the gauges of `engine`, which belongs to its thread."""
 
     kind: ClassVar[Kind]
     bind: BindRequest
@@ -107,7 +105,7 @@ class ServedVersion(ABC):
     thread: EngineThread
     spans: tuple[StageSpan, ...]  # the stages of the restore
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
-    recorded: SealAttestation | None = None  # known answers, where this engine had none before
+    recorded: SealAttestation | None = None  # known answers, if this engine had none before
     kept: "SuspendHandle | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
     encoding: EncodingQueue = field(default_factory=EncodingQueue)
 
@@ -124,29 +122,29 @@ class ServedVersion(ABC):
         ceiling: TokenLimits = NO_TOKEN_LIMITS,
         tenant: str = OWNER_TENANT,
     ) -> PreparedRequest:
-        """Decode and encode a request, and apply the version's limits and the caller's. `tenant` is OWNER or the guest
-        that asks. Raises `Refused` before any compute.
+        """Decode and encode a request, and apply the version's limits and the caller's. Raises `Refused` before any
+        compute. `tenant` is OWNER_TENANT or the guest that sent the request.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendHandle:
-    """A version without an engine. Its weights stay in host memory until they are dropped."""
+    """The operations of a version without an engine. Its weights stay in host memory until `drop`."""
 
-    release: Callable[[], None]  # free what the engine left on the weights, and its KV cache
-    # Return the version with a new engine. It gives the known answers before its first token or, if the weights were
+    release: Callable[[], None]  # free the KV cache and what the engine attached to the model
+    # Return the version with a new engine. It reproduces the known answers before its first token; if the weights were
     # dropped, before this returns. Raises `Refused`.
     resume: Callable[[BindRequest, EngineCallbacks], ServedVersion]
-    drop: Callable[[], None]  # give the weights back; `resume` leases them anew. Raises `Refused`
+    drop: Callable[[], None]  # release the weights; `resume` leases them again. Raises `Refused`
     has_device_copies: bool = False  # the engine computes over copies of the weights on a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServedDecoder(ServedVersion):
-    """A decoder: completions and chats."""
+    """A served decoder, which answers completions and chats."""
 
     kind = "generate"
-    context_tokens: int  # what positions and KV pool leave for prompt and answer together
+    context_tokens: int  # the limit of positions and KV pool for prompt plus response
     codec: TextCodec
     defaults: SamplingDefaults
     filter_pipeline: FilterPipeline | None = None
@@ -160,11 +158,11 @@ class ServedDecoder(ServedVersion):
         ceiling: TokenLimits = NO_TOKEN_LIMITS,
         tenant: str = OWNER_TENANT,
     ) -> PreparedRequest:
-        """See `ServedVersion`."""
+        """Decode, filter and encode a completion or chat, as `ServedVersion.prepare` specifies."""
         call = decode_chat(raw) if path == CHAT else decode_completion(raw)
         unfiltered = False
         if self.filter_pipeline is not None:
-            characters = _characters(call)  # checked before the filters work on it
+            characters = _characters(call)  # check the length before the filters work on the text
             await self.encoding.run(tenant, characters, lambda: self._check_length(call, characters))
             prompt, unfiltered = await self.filter_pipeline.prompt(call.prompt, call.prompt_field, tenant)
             call = replace(call, prompt=prompt)
@@ -180,7 +178,7 @@ class ServedDecoder(ServedVersion):
     async def _request(
         self, call: CompletionCall, request_id: str, ceiling: TokenLimits, tenant: str
     ) -> GenerationRequest:
-        """Return the request for the engine: template, tokens and limits applied. Raises `Refused`."""
+        """Return the request for the engine, with template, tokens and limits applied. Raises `Refused`."""
         prompt_ids = await self._prompt_ids(call, tenant)
         try:
             max_tokens = fit_output(call, len(prompt_ids), self.limits, self.context_tokens, ceiling)
@@ -199,13 +197,13 @@ class ServedDecoder(ServedVersion):
         if isinstance(call.prompt, TokenPrompt):
             return call.prompt.ids
         characters = _characters(call)
-        if characters > INLINE_CHARACTERS:  # rendered and encoded in one turn
+        if characters > INLINE_CHARACTERS:  # render and encode under one hold of the queue
             return await self.encoding.run(tenant, characters, lambda: self._encode(call, self._text(call)))
-        text = self._text(call)  # can be long: a template can make much of a few messages
+        text = self._text(call)  # can be long, because a template can expand a few messages
         return await self.encoding.run(tenant, len(text), lambda: self._encode(call, text))
 
     def _text(self, call: CompletionCall) -> str:
-        """Return the text that is encoded. Slow if long, as is `_encode`. Raises `Refused`."""
+        """Return the text to encode. Slow if long, as `_encode` is. Raises `Refused`."""
         self._check_length(call, _characters(call))
         match call.prompt:
             case ChatPrompt(messages):
@@ -213,15 +211,15 @@ class ServedDecoder(ServedVersion):
             case TextPrompt(text):
                 return text
             case TokenPrompt():
-                raise AssertionError("token ids are no text")
+                raise AssertionError("token ids have no text")
 
     def _encode(self, call: CompletionCall, text: str) -> tuple[int, ...]:
         self._check_length(call, len(text))
         return self.codec.encode_rendered(text) if call.is_chat else self.codec.encode(text)
 
     def _check_length(self, call: CompletionCall, characters: int) -> None:
-        """Raise `Refused(LimitExceeded)` for a text that can't fit, before anything works on it: it would be too long
-        even if each of its tokens were the longest one.
+        """Raise `Refused(LimitExceeded)` early for a text that is too long even if all its tokens are the longest
+        one.
         """
         if characters <= INLINE_CHARACTERS:
             return
@@ -242,7 +240,7 @@ class ServedDecoder(ServedVersion):
 
 
 def _characters(call: CompletionCall) -> int:
-    """Return the length of the text that is to be encoded."""
+    """Return the length of the text to encode."""
     match call.prompt:
         case TextPrompt(text):
             return len(text)

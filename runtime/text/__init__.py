@@ -1,5 +1,5 @@
-"""Text to token ids and back, and a model's chat template.
+"""Tokenize text, detokenize ids, and render chat templates.
 
-OpenAI's forms and stop strings are `surface/`'s. Begin with `tokenizer.py`; templates are rendered by
-`chat_template.py` in a sandbox with a work budget.
+OpenAI's formats are in `surface/`. Begin with `tokenizer.py`; `chat_template.py` renders templates in a sandbox with a
+work budget.
 """

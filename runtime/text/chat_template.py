@@ -1,6 +1,6 @@
-"""Render a conversation through a model's own chat template, in the same sandbox and dialect as transformers.
+"""Render a conversation with a model's own chat template, in the same sandbox and dialect as transformers.
 
-A template is data of whoever pushed it. It sees the messages, the special tokens and the date, and can write nothing.
+A template is untrusted data. It sees the messages, the special tokens and the date, and can write nothing.
 """
 
 import json
@@ -20,13 +20,13 @@ from runtime.text.template_sandbox import BoundedEnvironment
 
 Message = Mapping[str, str]
 
-MAX_SOURCE: Final = 1 << 18  # characters of a template: the longest that are in use have a tenth of it
-MAX_LAYOUT: Final = 256  # characters of a date's layout: the C library makes up to 256 times as many of it
-_SHOWN: Final = 200  # characters of a template's own complaint that the caller sees
+MAX_SOURCE: Final = 1 << 18  # characters of a template; ten times the longest in use
+MAX_LAYOUT: Final = 256  # characters of a date's layout, which the C library can expand 256 times
+_SHOWN: Final = 200  # characters of a template's own error message that the caller sees
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it is only what it encloses."""
+    """The `{% generation %}` tag, which marks an assistant's words for training. Here it renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads it so)
 
@@ -36,7 +36,7 @@ class _Generation(Extension):
 
 
 class _SafeDict:
-    """`dict(...)` in a template without the type `dict`, whose attributes lead out of the sandbox."""
+    """`dict(...)` for templates without the type `dict`, whose attributes lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         charge_text(rendered_size([args, kwargs]))
@@ -44,9 +44,9 @@ class _SafeDict:
 
 
 class _SafeNamespace(Namespace):
-    """Refuses names that begin with an underscore."""
+    """A namespace that refuses names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `namespace(self=...)` is a template's right
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may call `namespace(self=...)`
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _refuse_private(name)
@@ -69,7 +69,7 @@ def _raise_exception(message: object) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """jinja2's own filter escapes HTML, which no model was trained on."""
+    """Render JSON without jinja2's HTML escapes, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -80,10 +80,10 @@ def _strftime_now(layout: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may name."""
+    """A compiled template and the special tokens that it may use."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ValueError where the template does not parse, or is too long."""
+        """Raises ValueError if the template is too long or does not parse."""
         if len(source) > MAX_SOURCE:
             raise ValueError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -101,13 +101,16 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
         except Exception as error:  # blocks nested 20 deep are a SyntaxError of the generated code
-            rule = "it is nested too deep" if isinstance(error, RecursionError | SyntaxError) else type(error).__name__
+            rule = (
+                "it is nested too deeply" if isinstance(error, RecursionError | SyntaxError) else type(error).__name__
+            )
             raise ValueError(f"the chat template does not parse: {rule}") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt's text, special tokens spelled out, ready for the assistant's turn. Raises
-        `Refused(InvalidRequest)` with the template's own words where it rejects the messages."""
+        """Return the prompt's text, with special tokens as text, ready for the assistant's reply. Raises
+        `Refused(InvalidRequest)` with the template's own message if it rejects the messages.
+        """
         try:
             with budget():
                 return self._template.render(
@@ -120,6 +123,6 @@ class ChatTemplate:
         except TemplateError as error:
             rule = f"the model's chat template refuses them: {str(error)[:_SHOWN]}"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error
-        except Exception as error:  # whatever Python raises, the template is at fault
+        except Exception as error:  # any exception is the template's fault
             rule = f"the model's chat template fails on them ({type(error).__name__})"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error

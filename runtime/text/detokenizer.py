@@ -1,7 +1,7 @@
-"""Turn token ids into text as they come, never half a character, and stop at stop strings. Pure.
+"""Turn token ids into text as they arrive, in whole characters, and stop at stop strings. Pure.
 
-Each token is mapped to bytes, and an incremental UTF-8 decoder makes characters of them: decoding ever longer windows
-of ids instead would cost more, and cannot tell a broken byte from an unfinished character.
+Each token is mapped to bytes, and an incremental UTF-8 decoder turns these into characters. Decoding ever longer
+windows of ids would cost more, and can't distinguish a broken byte from an unfinished character.
 """
 
 import codecs
@@ -13,18 +13,18 @@ from tokenizers import Tokenizer
 from kelvin.contracts.wire import decode_lenient
 
 _METASPACE: Final = "▁"
-_MAX_ID: Final = 2**32 - 1  # what the library can be asked for
+_MAX_ID: Final = 2**32 - 1  # the largest id that the library accepts
 
 
 class UnsupportedDecoder(ValueError):
-    """The tokenizer's decoder is of a kind whose tokens are not bytes; the text names it."""
+    """The tokenizer's decoder has tokens that are not bytes. The message names the decoder."""
 
 
 class TokenBytes:
-    """What each token of a vocabulary contributes to the text, as bytes. Special tokens contribute nothing."""
+    """The bytes that each token of a vocabulary contributes to the text. Special tokens contribute none."""
 
     def __init__(self, vocabulary: Tokenizer) -> None:
-        """Raises `UnsupportedDecoder`."""
+        """Raises `UnsupportedDecoder` unless tokens are bytes."""
         self._vocabulary = vocabulary
         self._token_bytes, self.strips_first_space = _speller(vocabulary.decoder)
         added = vocabulary.get_added_tokens_decoder()
@@ -34,8 +34,8 @@ class TokenBytes:
         return f"<TokenBytes known={len(self._cache)}>"
 
     def __getitem__(self, token_id: int) -> bytes:
-        """b"" also for ids that the vocabulary lacks: models pad their output layer, and prompts may name any number.
-        Those are not remembered.
+        """Return a token's bytes; b"" for unknown ids, which are not cached. Unknown ids occur: models pad their output
+        layer, and prompts may contain any number.
         """
         known = self._cache.get(token_id)
         if known is None:
@@ -50,7 +50,7 @@ Speller = Callable[[str], bytes]
 
 
 def _speller(decoder: Any) -> tuple[Speller, bool]:
-    """How the decoder spells a token, and whether the text's first space is none of the text's."""
+    """Return how the decoder spells a token, and whether it strips the text's first space."""
     state = {} if decoder is None else decode_lenient(decoder.__getstate__())
     parts = state.get("decoders", [state])
     names = [part.get("type") for part in parts]
@@ -88,7 +88,7 @@ def _spell_byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
-        return token.encode()  # an added token: itself
+        return token.encode()  # an added token stands for itself
 
 
 def _spell_metaspace(token: str) -> bytes:
@@ -105,7 +105,7 @@ def _spell_with_fallback(token: str) -> bytes:
 
 
 class Detokenizer:
-    """The text of one sequence. What is pushed is the continuation of `prompt_ids`, and spaced as such."""
+    """The text of one sequence. The pushed ids continue `prompt_ids` and are spaced accordingly."""
 
     def __init__(self, pieces: TokenBytes, prompt_ids: Sequence[int]) -> None:
         self._pieces = pieces
@@ -113,7 +113,7 @@ class Detokenizer:
         self._at_start = pieces.strips_first_space and not any(pieces[token_id] for token_id in prompt_ids)
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes, possibly none."""
+        """Return the characters that this token completes, possibly none."""
         raw = self._pieces[token_id]
         if self._at_start and raw:
             self._at_start = False
@@ -122,7 +122,7 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Passes text on up to the first stop string, holding back what may turn out to be the beginning of one."""
+    """A filter that passes text up to the first stop string. It holds back text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -130,11 +130,11 @@ class StopFinder:
         self.found = False
 
     def push(self, text: str) -> str:
-        """What may be sent now. Once `found`, everything up to the stop string has been."""
+        """Return the text that may be sent now. Once `found`, all text before the stop string has been returned."""
         if self.found or not self._stops:
             return "" if self.found else text
         text = self._held + text
-        starts = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
         if starts:
             self.found, self._held = True, ""
             return text[: min(starts)]
@@ -143,13 +143,13 @@ class StopFinder:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The sequence ended of itself: what was held back is text after all."""
+        """Return the text that was held back, because the sequence has ended."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` with which `stop` begins."""
+    """Return the length of the longest end of `text` with which `stop` begins."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

@@ -1,7 +1,7 @@
 """The work budget of a chat template, and the cost of each operation. `template_sandbox.py` makes Jinja spend it.
 
-Work is counted, not timed: whether a template renders a conversation never depends on how busy the machine is. An
-operation is paid for before it runs. If it can make much of little, its cost is the size of its result.
+Work is counted, not timed, so whether a template renders never depends on the machine's load. An operation is paid for
+before it runs. If it can produce much from little, its cost is the size of its result.
 """
 
 import re
@@ -15,27 +15,27 @@ from jinja2.exceptions import TemplateRuntimeError
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-MAX_UNITS: Final = 2_000_000  # for compiling, and for one rendering: about one second of one core
+MAX_UNITS: Final = 2_000_000  # for compiling, and for one rendering; about one second of one core
 CHARACTERS_PER_UNIT: Final = 8
-MAX_WIDTH: Final = 9_999  # of padding, indentation, batches
-_MAX_BITS: Final = 4096  # of a whole number
+MAX_WIDTH: Final = 9_999  # limit of padding, indentation and batches
+_MAX_BITS: Final = 4096  # limit of a whole number
 _MAX_DECIMALS: Final = 300
-# Filters that take one item after another (each pays as it is taken), and filters that don't look inside their value.
+# Filters that take items lazily (each item is paid for when taken), and filters that don't look inside their value.
 _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 _SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "items", "last", "length", "reverse",
                              "round"})  # fmt: skip
 _CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView, MappingProxyType)
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
 _PADDED_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*[0-9]{2}")
-# A conversion may have a key, of any characters, before its width: `%(key)5d`. Then `*` is an error.
+# A conversion may have a key of any characters before its width: `%(key)5d`. A width `*` is then an error.
 _WIDE_KEYED: Final = re.compile(r"\)[-#0 +]*(?:[0-9]*\.)?[0-9]{5}")
 _PADDED_KEYED: Final = re.compile(r"\)[-#0 +]*(?:[0-9]*\.)?[0-9]{2}")
-# Widths may be in any decimal digits. A field's index may hold a brace, which does not end the field: `{0[}]:5}`.
+# Widths may use any Unicode decimal digits. A brace in a field's index does not end the field: `{0[}]:5}`.
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|\d{5}|\[[^\[\]{}]*\})")
 
 
 class TemplateBudgetExceeded(TemplateRuntimeError):
-    """The template does more than its budget allows."""
+    """A template does more work than its budget allows."""
 
 
 class _Budget:
@@ -50,7 +50,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget of a template", default
 
 @contextmanager
 def budget() -> Iterator[None]:
-    """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond them they raise
+    """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond that they raise
     TemplateBudgetExceeded.
     """
     token = _budget.set(_Budget(MAX_UNITS))
@@ -67,7 +67,7 @@ def _current() -> _Budget:
 
 
 def spend(units: int) -> bool:
-    """Pay for work that follows. Always returns True, for use in a condition. Raises TemplateBudgetExceeded."""
+    """Pay for the work that follows. Always returns True, for use in a condition. Raises TemplateBudgetExceeded."""
     found = _current()
     found.left -= units
     if found.left < 0:
@@ -76,19 +76,19 @@ def spend(units: int) -> bool:
 
 
 def charge_text(characters: int) -> None:
-    """Pay for a text of so many characters, or a list of so many entries. Raises TemplateBudgetExceeded."""
+    """Pay for a text of that many characters, or a list of that many entries. Raises TemplateBudgetExceeded."""
     spend(1 + characters // CHARACTERS_PER_UNIT)
 
 
 def charged_items(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items, and pay for each."""
+    """Yield the items, and pay for each one."""
     for item in items:
         spend(1)
         yield item
 
 
 def _refuse_more() -> NoReturn:
-    raise TemplateBudgetExceeded(f"it does more work than the {MAX_UNITS} steps that one conversation may take")
+    raise TemplateBudgetExceeded(f"it needs more than the {MAX_UNITS} steps that one conversation may take")
 
 
 def _refuse_bits() -> NoReturn:
@@ -105,17 +105,17 @@ def size(value: object) -> int:
 
 
 def charge_result(value: object) -> None:
-    """Pay for what a call or a filter has made. Raises TemplateBudgetExceeded."""
+    """Pay for the result of a call or filter. Raises TemplateBudgetExceeded."""
     charge_text(size(value))
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         _refuse_bits()
 
 
 def rendered_size(value: object) -> int:
-    """Return about how many characters `value` has when it is written out, however deep it is.
+    """Return about how many characters `value` has when written out, at any depth.
 
-    A list that holds the same list twice counts it twice, as its text does. Raises TemplateBudgetExceeded as soon as
-    the size is more than the budget allows.
+    A list that holds another list twice counts it twice, as its text does. Raises TemplateBudgetExceeded as soon as the
+    size exceeds the budget.
     """
     if isinstance(value, str):
         return len(value)
@@ -143,13 +143,13 @@ def rendered_size(value: object) -> int:
 
 
 def charge_comparison(value: Any) -> None:
-    """Pay for an operand of a comparison, or a key. Lists of lists take as long to compare as to write out."""
-    # Texts are compared some eight times faster than they are made.
+    """Pay for an operand of a comparison, or a key. Comparing nested lists takes as long as writing them out."""
+    # Comparing texts is about eight times faster than making them.
     charge_text(rendered_size(value) if isinstance(value, _CONTAINERS) else size(value) // 8)
 
 
 def charge_test(name: str, value: Any, args: Sequence[Any]) -> None:
-    """Pay for `value is name(*args)`. A test with an argument compares; others don't look inside the value."""
+    """Pay for `value is name(*args)`. A test with an argument compares; other tests don't look inside the value."""
     if args or name in ("lower", "upper"):
         for each in (value, *args):
             charge_comparison(each)
@@ -166,7 +166,7 @@ def charge_operator(operator: str, left: Any, right: Any) -> None:
         if operator in ("*", "**") and bits > _MAX_BITS:
             _refuse_bits()
         spend(bits // 64)
-    elif operator == "-":  # of keys or items, which are hashed
+    elif operator == "-":  # a difference of keys or items, which are hashed
         charge_text(rendered_size(left) + rendered_size(right))
     elif operator == "*":
         times, repeated = (left, right) if isinstance(left, int) else (right, left)
@@ -197,7 +197,7 @@ def _charge_text_method(text: str | bytes, name: str, args: Sequence[Any], kwarg
         case "decode" | "encode" | "striptags" | "translate" | "unescape":
             raise TemplateBudgetExceeded(f"{name!r} is not served")
         case "lstrip" | "rfind" | "rindex" | "rpartition" | "rsplit" | "rstrip" | "strip":
-            # Each character may be compared with each of the argument, some hundreds in one unit.
+            # Each character may be compared with each of the argument's, some hundreds per unit.
             longest = max(map(size, (*args, *kwargs.values())), default=0)
             charge_text(len(text) + len(text) * longest // 64)
         case "format" | "format_map" if isinstance(text, str):
@@ -241,7 +241,7 @@ def charge_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[st
             charge_text(written * max([1, *widths]))
         case "sum":
             charge_text(written * size(value) if every else 0)
-        case "title" | "wordcount":  # by regular expressions, which take longer
+        case "title" | "wordcount":  # these use regular expressions, which are slower
             spend(written)
         case "trim":
             _charge_text_method(str(value), "strip", args, kwargs)

@@ -1,12 +1,12 @@
-"""A Jinja sandbox that bounds the work of a template.
+"""A Jinja sandbox that limits the work of a template.
 
-The library's sandbox keeps a template from running code and from changing its arguments. It does not keep it from
-looping 10**10 times, or from making gigabytes in one expression. Here every rendering has a budget, see
-`template_budget.py`. A template pays in three places:
+The library's sandbox keeps a template from running code and from changing its arguments. It does not prevent 10**10
+loop rounds, or gigabytes from one expression. Here every rendering has a budget, see `template_budget.py`. A template
+pays in three places:
 
-1. In the code that is generated for it: at the start of each block (a round of a loop, a branch, a macro's body), one
-   unit for each node in it; and for comparisons, slices and `~`, which the library has no hook for.
-2. In the library's own hooks: operators, calls, subscripts, and each value that is printed.
+1. In its generated code: at the start of each block (a loop round, a branch, a macro's body), one unit for each node in
+   it. Also for comparisons, slices and `~`, for which the library has no hook.
+2. In the library's own hooks: operators, calls, subscripts, and each printed value.
 3. In the filters and tests, which are wrapped.
 """
 
@@ -30,11 +30,11 @@ from runtime.text.template_budget import (
     spend,
 )
 
-_CALL: Final = 4  # units: a call takes as long as several other nodes
-# Filters that no chat needs: each makes much of little, or something else each time.
+_CALL: Final = 4  # units; a call takes as long as several other nodes
+# Filters that no chat needs. Each has a large result from a small input, or another result each time.
 _REMOVED: Final = ("center", "filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "wordwrap",
                    "xmlattr")  # fmt: skip
-# Filters that read the whole of an iterator at once.
+# Filters that read a whole iterator at once.
 _EAGER: Final = frozenset({"groupby", "join", "list", "max", "min", "sort", "sum", "unique"})
 
 
@@ -45,7 +45,7 @@ class _ChargingCodeGenerator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        if node.test is not None:  # it also runs for items that never reach the body
+        if node.test is not None:  # the test also runs for items that never reach the body
             cost = nodes.Const(1 + _cost(node.test))
             paid = nodes.Call(nodes.EnvironmentAttribute("spend"), [cost], [], None, None)
             node.test = nodes.And(paid, node.test).set_environment(self.environment).set_lineno(node.lineno)
@@ -94,7 +94,7 @@ class _ChargingCodeGenerator(CodeGenerator):
 
 
 def _cost(node: nodes.Node) -> int:
-    """Return the cost of a node with all below it. Blocks below it pay for themselves."""
+    """Return the cost of a node and everything below it, except blocks, which pay for themselves."""
     units = 1
     if isinstance(node, nodes.TemplateData):
         units += len(node.data) // CHARACTERS_PER_UNIT
@@ -104,11 +104,11 @@ def _cost(node: nodes.Node) -> int:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Compile and render with it only within a `budget`."""
+    """An environment whose templates must be compiled and rendered within a `budget`."""
 
     code_generator_class = _ChargingCodeGenerator
     intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
-    spend = staticmethod(spend)  # for generated code, as the three below
+    spend = staticmethod(spend)  # for generated code, as the three methods below
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_paid_output, **options)
@@ -125,24 +125,24 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def paid_concat(*values: Any) -> str:
-        """Return the text of `a ~ b`."""
+        """Return the text of `a ~ b`, and pay for it."""
         charge_text(sum(map(rendered_size, values)))
         return "".join(map(str, values))
 
     @staticmethod
     def paid_operand(value: Any) -> Any:
-        """Return an operand of a comparison, or a key."""
+        """Return an operand of a comparison or a key, and pay for it."""
         template_budget.charge_comparison(value)
         return value
 
     @staticmethod
     def paid_sequence(value: Any) -> Any:
-        """Return what a slice is taken of."""
+        """Return the sequence of a slice, and pay for it."""
         charge_text(size(value))
         return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        # Hashing a key, or naming one that is missing, takes as long as writing it.
+        # Hashing a key, or naming a missing key in an error, takes as long as writing it.
         charge_text(rendered_size(argument))
         return super().getitem(obj, argument)
 
@@ -151,10 +151,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the library's. A template may give arguments named `self` or `context`."""
-        spend(_CALL + len(args) // CHARACTERS_PER_UNIT + len(kwargs))  # a template may spread a long list
+        """Call as the library does. The parameters' names allow template arguments `self` and `context`."""
+        spend(_CALL + len(args) // CHARACTERS_PER_UNIT + len(kwargs))  # a template may unpack a long list
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps `str.format`
-        if isinstance(owner, str | bytes):  # `join` takes an iterator
+        if isinstance(owner, str | bytes):  # `join` accepts an iterator
             args = tuple(list(charged_items(each)) if isinstance(each, Iterator) else each for each in args)
         if not isinstance(__obj, LoopContext | Macro | type):  # these do nothing to their arguments
             charge_text(sum(map(rendered_size, (*args, *kwargs.values()))))
@@ -171,7 +171,7 @@ def _paid_output(value: Any) -> Any:
 
 
 def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter so that it pays. The library's marks on it, such as taking the context, are kept."""
+    """Return a filter that pays. The library's marks on it, such as for taking the context, are kept."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -189,7 +189,7 @@ def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _paying_test(name: str, function: Any) -> Callable[..., Any]:
-    """Wrap a test so that it pays. The library's marks on it are kept."""
+    """Return a test that pays. The library's marks on it are kept."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

@@ -1,6 +1,6 @@
-"""Text to token ids and the stop ids of a version, from its pinned files' verified bytes; nothing is read by path.
+"""Tokenize text and find the stop ids of a version, from the verified bytes of its pinned files. Reads no path.
 
-Turning ids back into text is detokenizer's work.
+`detokenizer.py` turns ids back into text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from runtime.text.tokenizer_file import (
 )
 
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What every chat is made of; a template that can't continue a conversation can't serve one.
+# A minimal conversation. A template that can't render it can't serve chats.
 CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "Good day."},
@@ -30,10 +30,10 @@ CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (
 
 
 class TextCodec:
-    """One version's tokenizer. Thread-safe: encoding does not change it."""
+    """One version's tokenizer. Thread-safe, because encoding does not change it."""
 
     def __init__(self, files: PinnedFiles) -> None:
-        """`files` by name, `tokenizer.json` required. Raises `Refused(ArtifactRejected)` naming the file."""
+        """`files` are by name; `tokenizer.json` is required. Raises `Refused(ArtifactRejected)` with the file."""
         if TOKENIZER not in files:
             raise Refused(ArtifactRejected(TOKENIZER, "is missing"))
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
@@ -54,33 +54,33 @@ class TextCodec:
 
     @property
     def token_count(self) -> int:
-        """How many tokens it has. Ids may have gaps: `vocab_size` knows the highest, and takes a while."""
+        """Return how many tokens there are. Ids may have gaps; `vocab_size` has the highest, but is slow."""
         count: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return count
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id that a text can have. Takes a while."""
+        """Return the highest id that a text can have, plus one. Slow."""
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return 1 + max(ids.values())
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """A text to be continued: with the special tokens that the tokenizer puts around one."""
+        """Return the ids of a text to continue, with the special tokens that the tokenizer adds."""
         return encode_text(self._tokenizer, text)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """A conversation through the chat template, which spells its special tokens itself. Raises `Refused`."""
+        """Return the ids of a conversation. Its template writes the special tokens itself. Raises `Refused`."""
         return self.encode_rendered(self.render(messages))
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the conversation as the chat template writes it. Raises `Refused`."""
+        """Return the conversation as the chat template renders it. Raises `Refused`."""
         if self._template is None:
             rule = "this model has no chat template; /v1/completions continues plain text"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule))
         return self._template.render(messages)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text that `render` wrote. Raises `Refused`."""
+        """Return the ids of a text from `render`. Raises `Refused`."""
         return encode_text(self._tokenizer, text, add_special_tokens=False)
 
     @cached_property
@@ -89,12 +89,12 @@ class TextCodec:
         return longest_token_characters(self._tokenizer)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
-        """For the continuation of `prompt_ids`."""
+        """Return a detokenizer for the continuation of `prompt_ids`."""
         return Detokenizer(self._pieces, prompt_ids)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the named special tokens; each is a text or an object with its `content`."""
+    """Return the texts of the named special tokens. Each is a text or an object with a `content`."""
     texts = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)
@@ -107,8 +107,8 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _chat_template(
     files: PinnedFiles, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> tuple[str | None, ChatTemplate | None]:
-    """The file that has it, and it. A file of its own comes before the configuration's; of several named ones there
-    the default counts.
+    """Return the template's file and the template. `chat_template.jinja` comes before the configuration, in which the
+    template named `default` counts.
     """
     where, source = "tokenizer_config.json", config.get("chat_template")
     if isinstance(source, list):
@@ -125,10 +125,10 @@ def _chat_template(
 
 
 def check_token_rows(codec: TextCodec, vocab_size: int) -> None:
-    """Check that the model has a row for every special token, stop id and token of a conversation, and as many rows as
-    there are tokens. Ids may have gaps: `check_vocabulary` checks each, and is slow.
+    """Check that the model has a row for every special token, every stop id and every token of a conversation.
 
-    Raises `Refused(ArtifactRejected)` naming file and token.
+    Also checks that it has as many rows as there are tokens. Ids may have gaps: `check_vocabulary` checks each id, but
+    is slow. Raises `Refused(ArtifactRejected)` with file and token.
     """
     if codec.token_count > vocab_size:
         _reject(TOKENIZER, f"has {codec.token_count} tokens, the model {vocab_size}")
@@ -143,11 +143,11 @@ def check_token_rows(codec: TextCodec, vocab_size: int) -> None:
 
 
 def check_fast_reader(tokenizer: bytes) -> None:
-    """Check that a large `tokenizer.json`, which is parsed here, gives the same tokenizer as its library. Raises
+    """Check that our parser of a large `tokenizer.json` gives the same tokenizer as the library. Raises
     `Refused(ArtifactRejected)`.
     """
     if not reads_same_tokenizer(tokenizer):
-        _reject(TOKENIZER, "is read otherwise here than by the library that wrote it")
+        _reject(TOKENIZER, "is read differently here and by the tokenizers library")
 
 
 def check_vocabulary(codec: TextCodec, vocab_size: int) -> None:

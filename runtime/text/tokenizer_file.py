@@ -1,12 +1,12 @@
 """Read a `tokenizer.json`: with the library, or in half the time if it is a large BPE with known fields only.
 
-The library parses the file into an untyped tree first and holds the interpreter's lock meanwhile: half a second for
-128,000 tokens, in which nothing else of the process runs. From a vocabulary and merges that are parsed here it builds
-the same tokenizer. A file with unknown fields, or with another result, is read by the library.
+The library first parses the file into an untyped tree and holds the interpreter's lock: half a second for 128,000
+tokens, in which nothing else in the process runs. The fast way parses vocabulary and merges here and builds the same
+tokenizer from them. The library reads a file with unknown fields or with a different result.
 
 The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
-as a BaseException that is no Exception. So all loading and encoding is here, and its errors name the artifact. Other
-modules only look up tokens and ids.
+as a BaseException that is no Exception. So all loading and encoding is in this module, which names the artifact in its
+errors. Other modules only look up tokens and ids.
 """
 
 from base64 import b64decode
@@ -24,16 +24,16 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import BadJson, decode_any, decoder
 
 TOKENIZER: Final = "tokenizer.json"
-MAX_GROWTH: Final = 128  # how many times longer a tokenizer may make a text, before it looks for tokens or after that
-MAX_ADDED: Final = 128  # special tokens that it may put around a text
-_PANIC: Final = "pyo3_runtime"  # module of the exception for a panic
-# How many characters a normalizer or pre-tokenizer makes of one at most, by its type; 1 for other types.
+MAX_GROWTH: Final = 128  # how many times longer a tokenizer may make a text
+MAX_ADDED: Final = 128  # special tokens that it may add to a text
+_PANIC: Final = "pyo3_runtime"  # the module of a panic's exception class
+# How many characters a normalizer or pre-tokenizer makes of one character at most, by type; 1 for other types.
 _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
-LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
+LARGE: Final = 1 << 20  # bytes; for smaller files the library takes at most some 100 ms
 
 
 class _AddedToken(msgspec.Struct, forbid_unknown_fields=True):
-    """A token outside the model. Every field is written by the library, so none has a default here."""
+    """A token outside the model. The library always writes every field, so none has a default here."""
 
     id: int
     content: str
@@ -45,7 +45,7 @@ class _AddedToken(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BPE"):
-    """The model's fields and defaults as tokenizers has them. Merges are pairs, or texts of two in older files."""
+    """The model's fields and defaults, as in tokenizers. Merges are pairs, or in older files texts of two parts."""
 
     vocab: dict[str, int]
     merges: msgspec.Raw
@@ -59,7 +59,7 @@ class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BP
 
 
 class _File(msgspec.Struct):
-    """The part that is large, and what has to come after it."""
+    """The large parts of the file, and the added tokens that depend on them."""
 
     model: _Bpe
     added_tokens: list[_AddedToken]
@@ -72,7 +72,7 @@ _MODEL: Final = msgspec.Raw(b'{"type":"BPE","vocab":{},"merges":[]}')
 def load_tokenizer(raw: bytes) -> Any:
     """Return a `tokenizers.Tokenizer` that neither truncates nor pads. Raises `Refused(ArtifactRejected)`.
 
-    Texts that are too long are refused by the manifest's limits instead.
+    The manifest's limits refuse texts that are too long.
     """
     with _as_file_rejected("does not load"):
         tokenizer = read_tokenizer(raw)
@@ -84,7 +84,7 @@ def load_tokenizer(raw: bytes) -> Any:
         rule = f"it can make a text {growth * copies} times as long; at most {MAX_GROWTH} times is served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
     if added > MAX_ADDED:
-        rule = f"it puts {added} special tokens around a text; at most {MAX_ADDED} are served"
+        rule = f"it adds {added} special tokens to a text; at most {MAX_ADDED} are served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
     return tokenizer
 
@@ -102,15 +102,15 @@ def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -
 def longest_token_characters(tokenizer: Any) -> int:
     """Return the characters of the longest token. Slow.
 
-    n tokens stand for at most n times as many characters, unless the tokenizer drops text or has one unknown token for
-    a whole word.
+    n tokens stand for at most n times that many characters, unless the tokenizer drops text or has one unknown token
+    for a whole word.
     """
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 @contextmanager
 def _as_file_rejected(what: str) -> Iterator[None]:
-    """Translate whatever the library raises, panics included, to `Refused(ArtifactRejected)`."""
+    """Translate all exceptions of the library, panics included, into `Refused(ArtifactRejected)`."""
     try:
         yield
     except BaseException as error:
@@ -125,26 +125,26 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _growth(part: dict[str, Any]) -> int:
-    """Return how many times longer a normalizer or pre-tokenizer can make a text: of a sequence the product of its
+    """Return how many times longer a normalizer or pre-tokenizer can make a text. For a sequence: the product of its
     steps.
     """
     match part:
         case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "pretokenizers": steps}:
             return prod(map(_growth, steps))
         case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
-            raw = b64decode(charsmap)  # the length of its trie, the trie, and replacements, each with a zero behind it
+            raw = b64decode(charsmap)  # the length of the trie, the trie, zero-terminated replacements
             replacements = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
             return max(1, *(len(each.decode(errors="replace")) for each in replacements))
         case {"type": "Replace", "pattern": {"String": str(replaced)}, "content": str(content)} if replaced:
             return max(1, -(-len(content) // len(replaced)))
         case {"type": "Replace", "content": str(added)} | {"type": "Prepend", "prepend": str(added)}:
-            return 1 + len(added)  # an expression may match between any two characters
+            return 1 + len(added)  # a regular expression may match between any two characters
         case _:
             return _GROWTH.get(part.get("type", ""), 1)
 
 
 def _template(processor: dict[str, Any]) -> tuple[int, int]:
-    """Return how often a post-processor repeats a text, and how many special tokens it puts around it at most."""
+    """Return how often a post-processor repeats a text, and how many special tokens it adds at most."""
     match processor:
         case {"type": "Sequence", "processors": steps}:
             copies, added = 1, 0
@@ -159,14 +159,14 @@ def _template(processor: dict[str, Any]) -> tuple[int, int]:
 
 
 def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
-    """A `tokenizers.Tokenizer`. Raises what the library raises, which is nothing narrower than Exception."""
+    """Return a `tokenizers.Tokenizer`. Raises the library's exceptions, whose only common base is Exception."""
     if len(raw) >= large and (fast := _try_fast(raw)) is not None:
         return fast
     return Tokenizer.from_buffer(raw)
 
 
 def reads_same_tokenizer(raw: bytes, large: int = LARGE) -> bool:
-    """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while.
+    """Return whether the fast way and the library give the same tokenizer, compared as JSON. Slow.
 
     Raises `Refused(ArtifactRejected)` if the file does not load.
     """
@@ -175,7 +175,7 @@ def reads_same_tokenizer(raw: bytes, large: int = LARGE) -> bool:
 
 
 def _try_fast(raw: bytes) -> Any:
-    """None where the file is of another kind, or a token has another id than the file says."""
+    """Return None if the file is of another kind, or if a token gets another id than the file has."""
     try:
         file = decoder(_File).decode(raw)
         rest = decoder(dict[str, msgspec.Raw]).decode(raw) | {"added_tokens": _NONE, "model": _MODEL}
@@ -192,7 +192,7 @@ def _try_fast(raw: bytes) -> Any:
             ignore_merges=model.ignore_merges,
             **{name: value for name, value in given.items() if value is not None},
         )
-    except Exception:  # the library's way says what is wrong, if anything is
+    except Exception:  # the library then reads the file and reports what is wrong
         return None
     for is_special, tokens in groupby(file.added_tokens, lambda token: token.special):
         add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
@@ -206,7 +206,7 @@ def _pairs(merges: msgspec.Raw) -> list[tuple[str, str]]:
     """Return the merges as pairs. Raises ValueError; BadJson is one."""
     try:
         return decoder(list[tuple[str, str]]).decode(merges)
-    except BadJson:  # older files have texts: it fails at the first one
+    except BadJson:  # older files have texts; the decoder fails at the first one
         return [_pair(text) for text in decoder(list[str]).decode(merges)]
 
 

@@ -1,5 +1,4 @@
 """Continuous batching over transformers' model definitions, readable in an hour.
 
-Which tokens a step computes is `schedule_policy.py`'s in the folder above; models are bound by `models/`. Begin with
-`engine.py`.
+`schedule_policy.py` in the parent folder chooses a step's tokens, and `models/` binds models. Begin with `engine.py`.
 """

@@ -1,6 +1,6 @@
-"""Live sequences, and one step's tokens of them as tensors: the flattened batch that a forward takes.
+"""Live sequences, and the flattened batch: one step's tokens as tensors.
 
-How attention uses it is the backends' work; which pieces are in it, the scheduler's.
+The scheduler chooses the tokens; the attention backends use the batch.
 """
 
 import random
@@ -16,7 +16,7 @@ from runtime.drivers.schedule_policy import SequenceState
 
 
 class LiveSequence:
-    """`tokens` are prompt and generated; the first `computed` of them have KV. Blocks are held from entry to end."""
+    """A request in the engine. Its first `computed` tokens have KV. It holds its blocks from start to end."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
@@ -25,7 +25,7 @@ class LiveSequence:
         self.device_us = 0
         self.blocks: tuple[int, ...] = ()
         self.slots = torch.empty(0, dtype=torch.int64)
-        # One uniform draw per token is all that sampling takes, so a seed means the same tokens in any company.
+        # Sampling uses one uniform draw per token, so a seed gives the same tokens in any batch.
         self._draws = random.Random(request.sampling.seed)  # noqa: S311
 
     def __repr__(self) -> str:
@@ -33,22 +33,22 @@ class LiveSequence:
 
     @property
     def progress(self) -> SequenceState:
-        """What the scheduler needs to know."""
+        """Return the state that the scheduler needs."""
         return SequenceState(len(self.tokens), self.computed, self.request.tenant)
 
     @property
     def generated(self) -> int:
-        """Tokens handed out."""
+        """Return how many tokens were generated."""
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
     def blocks_max(self) -> int:
-        """Return how many KV blocks it may come to need."""
+        """Return how many KV blocks it needs in the worst case."""
         return blocks_for(worst_case_tokens(len(self.request.prompt_ids), self.request.sampling.max_tokens))
 
     @property
     def counts(self) -> Counts:
-        """Cumulative cost so far; of the prompt only what was computed."""
+        """Return the cumulative cost. Of the prompt, only computed tokens count."""
         return Counts(
             prompt_tokens=min(self.computed, len(self.request.prompt_ids)),
             completion_tokens=self.generated,
@@ -56,26 +56,25 @@ class LiveSequence:
         )
 
     def draw(self) -> float:
-        """The next uniform number in [0, 1)."""
+        """Return the next uniform number in [0, 1)."""
         return self._draws.random()
 
     def assign_blocks(self, blocks: tuple[int, ...], device: torch.device) -> None:
-        """Take `blocks`; `slots[i]` is then where token i's KV lies."""
+        """Assign KV blocks. `slots[i]` is then the pool slot of token i's KV."""
         self.blocks = blocks
         self.slots = slots_in_blocks(blocks, device)
 
 
 def slots_in_blocks(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Slot of each token position, int64 [len(blocks) * BLOCK_SIZE]."""
+    """Return the slot of each token position, int64 [len(blocks) * BLOCK_SIZE]."""
     first = torch.tensor(blocks, dtype=torch.int64) * BLOCK_SIZE
     return (first[:, None] + torch.arange(BLOCK_SIZE)).flatten().to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlice:
-    """Consecutive tokens of one sequence, the first at position `start`. Logits are taken of its last `logits`.
-
-    `slots` (int64, on the device, at least start + len(tokens)) says where the KV of each position lies.
+    """Consecutive tokens of one sequence, the first at position `start`. Logits are computed for the last `logits` of
+    them. `slots` (int64, on the device, at least start + len(tokens)) has the pool slot of each position.
     """
 
     tokens: tuple[int, ...]
@@ -86,7 +85,7 @@ class SequenceSlice:
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """A piece's place in the batch: rows [begin, begin + count), with `past_tokens` tokens before them in the pool."""
+    """The rows of one slice in the batch: [begin, begin + count), after `past_tokens` tokens in the pool."""
 
     begin: int
     count: int
@@ -95,23 +94,23 @@ class BatchRows:
 
     @property
     def end(self) -> int:
-        """The row after its last."""
+        """Return the index after the last row."""
         return self.begin + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """T rows. Tensors are int64 on the device."""
+    """A batch of T rows. Tensors are int64 on the device."""
 
     input_ids: torch.Tensor  # [1, T]
     position_ids: torch.Tensor  # [1, T]
-    slot_map: torch.Tensor  # [T]: where each row's KV goes
+    slot_map: torch.Tensor  # [T]: the pool slot of each row's KV
     logits_rows: torch.Tensor  # [R]
     spans: tuple[BatchRows, ...]
 
 
 def build_batch(slices: Sequence[SequenceSlice], device: torch.device) -> FlatBatch:
-    """Flatten `slices` in order. One copy to the device, from pinned memory where there is a CUDA device."""
+    """Flatten `slices` in order. Makes one copy to the device, from pinned memory for CUDA."""
     ids: list[int] = []
     positions: list[int] = []
     rows: list[int] = []

@@ -1,6 +1,6 @@
-"""The engine: a queue, the sequences that hold KV blocks, and a step that moves them on by one forward.
+"""The decoders' engine: a queue, the sequences that hold KV blocks, and a step that advances them by one forward.
 
-What a step computes is decided by `policy.schedule`, how by the runner and its attention backend. Single-threaded.
+`schedule_policy.py` chooses a step's tokens; the model runner and its attention backend compute them. Single-threaded.
 """
 
 import logging
@@ -44,7 +44,7 @@ OWNER_RESERVE_DIVISOR: Final = 8  # 1/8 of the KV blocks is reserved for the ver
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> BatchBackend:
-    """The attention for this device, over a pool of `blocks` blocks."""
+    """Return the attention backend for this device, with a pool of `blocks` blocks."""
     varlen = find_varlen() if device.type == "cuda" else None
     if varlen is None or not supports_model(facts, dtype, torch.cuda.get_device_capability(device)):
         return SdpaBackend(facts, blocks, dtype, device)
@@ -53,7 +53,7 @@ def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torc
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The most that one request may be."""
+    """The limits of one request."""
 
     vocab_size: int
     max_positions: int
@@ -61,14 +61,14 @@ class EngineLimits:
 
 
 def find_refusal(request: GenerationRequest, engine_limits: EngineLimits) -> Failure | None:
-    """Why the request can never run here, or None. First reason wins."""
+    """Return why the request can never run here, or None. The first reason wins."""
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
         return InvalidRequest("prompt", "[]", "must hold a token")
-    # On a device an id outside the embedding would be an error of the whole context, not of the request.
+    # On a device, an id outside the embedding would break the whole CUDA context, not only this request.
     if min(prompt) < 0 or max(prompt) >= engine_limits.vocab_size:
-        stranger = next(token for token in prompt if not 0 <= token < engine_limits.vocab_size)
-        return InvalidRequest("prompt", str(stranger), f"must be a token id from 0 to {engine_limits.vocab_size - 1}")
+        invalid_id = next(token for token in prompt if not 0 <= token < engine_limits.vocab_size)
+        return InvalidRequest("prompt", str(invalid_id), f"must be a token id from 0 to {engine_limits.vocab_size - 1}")
     if (fault := _sampling_fault(sampling)) is not None:
         return fault
     total = len(prompt) + sampling.max_tokens
@@ -93,11 +93,11 @@ def _sampling_fault(sampling: Sampling) -> InvalidRequest | None:
 
 
 class ModelEngine:
-    """Implements `interface.Engine` over one bound model. `kv_bytes` is all that the KV pool may take.
+    """The engine of one bound decoder; implements `interface.Engine`. `kv_bytes` is the limit of the KV pool.
 
-    A request runs once blocks for its worst case (prompt plus `max_tokens`) are free, and keeps them to its end: none
-    is ever preempted. With a `probe`, no token leaves before it matched: it rides in the first batch, and where it does
-    not match all requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` where not even one block
+    A request runs once blocks for its worst case (prompt plus `max_tokens`) are free. It keeps them to its end, so none
+    is preempted. With a `probe`, no token is reported before the probe matched. The probe is part of the first batch;
+    if it does not match, all requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` if no block
     fits.
     """
 
@@ -132,20 +132,20 @@ class ModelEngine:
         self._pool = BlockPool(total)
         self._waiting: dict[str, LiveSequence] = {}  # in order of arrival, as is _running
         self._running: dict[str, LiveSequence] = {}
-        self._pending: list[Event] = []  # for the next step to return
+        self._pending: list[Event] = []  # events that the next step returns
         self._probe = probe
         self._probe_slots = slots_in_blocks(range(total, total + probe_blocks), device)
         self._poisoned: Failure | None = None
         self._busy_ns = 0
-        self._charged_us = 0  # of it, divided among requests and probe
+        self._charged_us = 0  # the part of _busy_ns that was divided among requests and probe
 
     def __repr__(self) -> str:
         state = "poisoned " if self._poisoned else ""
         return f"<ModelEngine {state}running={self.running} waiting={self.waiting} {self._pool!r}>"
 
+    # `interface.Engine` documents the public members.
     @property
     def has_work(self) -> bool:
-        """See `interface.Engine`, as for all that follows."""
         return bool(self._running or self._waiting or self._pending)
 
     @property
@@ -182,13 +182,13 @@ class ModelEngine:
 
     @property
     def batching_delay_s(self) -> float:
-        return 0.0  # who comes later joins the next step
+        return 0.0  # later requests join the next step
 
     def admit(self, request: Request) -> Failure | None:
         if self._poisoned is not None:
             return self._poisoned
         if not isinstance(request, GenerationRequest):
-            return Internal()  # the API asks nothing else of what generates
+            return Internal()  # the API sends a decoder nothing else
         if request.request_id in self._waiting or request.request_id in self._running:
             return InvalidRequest("request_id", request.request_id, "is in use")
         if (refusal := find_refusal(request, self._engine_limits)) is not None:
@@ -224,9 +224,10 @@ class ModelEngine:
     def _start_waiting(self) -> None:
         """Start waiting requests while their KV blocks are free.
 
-        Next is the tenant that holds the fewest blocks, with its oldest request. If that request does not fit yet, only
-        the owner's may overtake it, within the blocks that are reserved for the owner. So no request starves, with one
-        exception: a guest's that needs reserved blocks waits, overtaken by others, while the owner runs anything.
+        The oldest request of the tenant with the fewest blocks is next. If it does not fit yet, only the owner's
+        request may overtake it, within the blocks that are reserved for the owner. So no request starves, with one
+        exception: a guest's request that needs reserved blocks waits, overtaken by others, while the owner runs
+        anything.
         """
         reserved = self._pool.total // OWNER_RESERVE_DIVISOR
         while self._waiting and len(self._running) < self._max_running:
@@ -246,10 +247,9 @@ class ModelEngine:
                 return
 
     def _try_start(self, sequence: LiveSequence, unused: int) -> bool:
-        """Start a waiting request if its blocks are free; return whether it did.
+        """Start a waiting request if its blocks are free. Return whether it started.
 
-        A guest's must leave the reserved blocks that are `unused` free, as it keeps its own until it ends. Only if
-        nothing runs may it take all.
+        A guest keeps its blocks until it ends, so it must leave `unused` reserved blocks free, unless nothing runs.
         """
         count = sequence.blocks_max
         if sequence.request.tenant != OWNER_TENANT and self._running and count > self._pool.free - unused:
@@ -270,7 +270,7 @@ class ModelEngine:
         return sequence
 
     def _compute(self, work: Sequence[tuple[LiveSequence, int]]) -> None:
-        """One forward over `work`, and the probe's row where it is still due."""
+        """Run one forward over `work`, with the probe's row if it is still due."""
         began_ns = self._clock_ns()
         slices = [_next_slice(sequence, count) for sequence, count in work]
         probe = self._probe
@@ -284,7 +284,7 @@ class ModelEngine:
                 answers = logits.pop()
                 mismatch = "it raised" if answers is None else known_answers.verify(probe, answers)
             tokens = _choose(work, logits) if mismatch is None else []
-        except (DeviceLost, torch.AcceleratorError):  # kernels run behind: reading results may be what reports it
+        except (DeviceLost, torch.AcceleratorError):  # kernels run asynchronously: reading a result may raise it
             _log.exception("the device is lost")
             self._charge(work, self._clock_ns() - began_ns)
             self._poison(Internal())
@@ -298,7 +298,7 @@ class ModelEngine:
             self._advance(sequence, count, rows_of_piece, token)
 
     def _advance(self, sequence: LiveSequence, count: int, logits: torch.Tensor | None, token: int | None) -> None:
-        """Move one sequence on by what its piece gave."""
+        """Apply the forward's result to one sequence."""
         request = sequence.request
         if logits is None or (len(logits) > 0 and token is None):
             why = "no forward" if logits is None else "logits not finite"
@@ -307,7 +307,7 @@ class ModelEngine:
             return
         sequence.computed += count
         if token is None:
-            return  # its prompt goes on
+            return  # part of its prompt remains
         if token in request.stop_ids:
             self._finish(sequence, "stop")
             return
@@ -320,18 +320,18 @@ class ModelEngine:
         self._pending.append(Finished(sequence.request.request_id, reason, self._release(sequence).counts))
 
     def _charge(self, work: Sequence[tuple[LiveSequence, int]], elapsed_ns: int) -> None:
-        """Divide the step by tokens. Nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
+        """Divide the step's time by tokens. Nanoseconds carry over, so that all shares sum to `busy_ns` // 1000."""
         self._busy_ns += elapsed_ns
         due_us = self._busy_ns // 1000 - self._charged_us
         self._charged_us += due_us
         probe_tokens = 0 if self._probe is None else len(self._probe.token_ids)
-        # The probe's share is the platform's: nobody is charged for it.
+        # No request is charged for the probe's share.
         parts = apportion(due_us, [*(count for _, count in work), probe_tokens])
         for (sequence, _), part in zip(work, parts, strict=False):
             sequence.device_us += part
 
     def _poison(self, failure: Failure) -> None:
-        """Fail closed: everything inside and everything to come."""
+        """Fail closed: fail every request in the engine, and refuse all later ones."""
         _log.error("poisoned: %s", failure.message)
         self._poisoned = failure
         self._probe = None
@@ -356,18 +356,18 @@ class ModelEngine:
 
 
 def _next_slice(sequence: LiveSequence, count: int) -> SequenceSlice:
-    """The next `count` tokens; logits only where they are the last ones known."""
+    """Return the slice of the next `count` tokens. It asks for logits only if it ends with the last known token."""
     start, end = sequence.computed, sequence.computed + count
     return SequenceSlice(tuple(sequence.tokens[start:end]), start, sequence.slots, int(end == len(sequence.tokens)))
 
 
 def _choose(work: Sequence[tuple[LiveSequence, int]], logits: Sequence[torch.Tensor | None]) -> list[int | None]:
-    """A token per piece that asked for logits and whose highest is finite; None for the rest."""
-    asked = [index for index, rows in enumerate(logits) if rows is not None and len(rows) > 0]
+    """Return a token for each slice with logits whose highest is finite; None for the others."""
+    with_logits = [index for index, rows in enumerate(logits) if rows is not None and len(rows) > 0]
     tokens: list[int | None] = [None] * len(work)
-    if asked:
-        choices = [SamplingChoice(work[index][0].request.sampling, work[index][0].draw()) for index in asked]
-        rows = torch.cat([found for index in asked if (found := logits[index]) is not None])
-        for index, token in zip(asked, choose_tokens(rows, choices), strict=True):
+    if with_logits:
+        choices = [SamplingChoice(work[index][0].request.sampling, work[index][0].draw()) for index in with_logits]
+        rows = torch.cat([found for index in with_logits if (found := logits[index]) is not None])
+        for index, token in zip(with_logits, choose_tokens(rows, choices), strict=True):
             tokens[index] = token
     return tokens

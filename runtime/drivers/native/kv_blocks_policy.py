@@ -1,22 +1,22 @@
-"""Which KV blocks are free and how many a request needs. Where a block lies in memory is the backend's business."""
+"""Track which KV blocks are free, and compute how many a request needs. Backends map blocks to memory."""
 
 from typing import Final
 
-BLOCK_SIZE: Final = 16  # tokens; gathering makes larger blocks no faster, and smaller ones waste less
+BLOCK_SIZE: Final = 16  # tokens; since attention gathers slots, larger blocks are not faster and waste more
 
 
 def blocks_for(tokens: int) -> int:
-    """Blocks that hold `tokens` tokens."""
+    """Return how many blocks hold `tokens` tokens."""
     return -(-tokens // BLOCK_SIZE)
 
 
 def worst_case_tokens(prompt_tokens: int, max_tokens: int) -> int:
-    """KV entries of a request that runs to its end: the last generated token is never attended to."""
+    """Return the KV entries of a request that runs to its end. The last generated token needs none."""
     return prompt_tokens + max_tokens - 1
 
 
 class BlockPool:
-    """Blocks 0 to `total` - 1; a block is free or held once. Last freed is first reused: its pages are warm."""
+    """Blocks 0 to `total` - 1, each free or held once. The last freed block is reused first: its pages are warm."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -28,11 +28,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Return how many blocks are free."""
         return len(self._free)
 
     def try_allocate(self, count: int) -> tuple[int, ...] | None:
-        """`count` blocks in order of use, or None where fewer are free; never some of them."""
+        """Return `count` blocks in order of use, or None if fewer are free."""
         if count > len(self._free):
             return None
         blocks = tuple(self._free.pop() for _ in range(count))
@@ -40,15 +40,15 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: tuple[int, ...]) -> None:
-        """Give back what `try_allocate` gave. Raises ValueError for a block that is not held: nothing is changed."""
-        strangers = [block for block in blocks if block not in self._held]
-        if strangers or len(set(blocks)) != len(blocks):
-            raise ValueError(f"blocks {strangers or blocks} are not held once each")
+        """Free blocks. Raises ValueError for a block that is not held; nothing is changed then."""
+        unknown = [block for block in blocks if block not in self._held]
+        if unknown or len(set(blocks)) != len(blocks):
+            raise ValueError(f"blocks {unknown or blocks} are not held once each")
         self._held.difference_update(blocks)
         self._free.extend(reversed(blocks))
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every block is free or held, and never both."""
+        """Raise AssertionError unless every block is either free or held."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & self._held, "a block is free and held"

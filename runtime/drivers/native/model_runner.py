@@ -1,4 +1,4 @@
-"""Run a model's forward over a batch and its KV pool, and find the piece that fails if a forward raises."""
+"""Run a model's forward over a batch and its KV pool. If a forward raises, find the slice that fails."""
 
 import logging
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ log = logging.getLogger(__name__)
 
 
 class BatchBackend(AttentionBackend, Protocol):
-    """An attention backend that is told of each batch before its forward."""
+    """An attention backend that receives each batch before its forward."""
 
     def begin(self, batch: FlatBatch) -> None:
-        """Prepare what all layers of the coming forward share."""
+        """Prepare what all layers of the next forward share."""
         ...
 
 
 class DeviceLost(Exception):
-    """The device reports an error that outlives the call: nothing computed in this process can be trusted."""
+    """A device error that outlives the call: no later result in this process can be trusted."""
 
 
 class ModelRunner:
-    """One model and its KV pool."""
+    """The forward of one model over its KV pool."""
 
     def __init__(self, module: nn.Module, backend: BatchBackend, device: torch.device) -> None:
         attach_backend(module, backend)
@@ -36,13 +36,13 @@ class ModelRunner:
 
     @property
     def progressed_s(self) -> float:
-        """See `interface.Engine`."""
+        """Return when the last attention layer began, in CLOCK_MONOTONIC seconds."""
         return self._backend.attended_s
 
     def run(self, slices: Sequence[SequenceSlice]) -> list[torch.Tensor | None]:
-        """Logits [piece.logits, V] of each piece; None for one that raised, alone too.
+        """Return the logits [piece.logits, V] of each slice, or None for a slice that raises even alone.
 
-        A forward that raises is repeated piece by piece: what it wrote to the pool is written again, the same. Raises
+        A forward that raises is repeated slice by slice, which writes the same values to the pool again. Raises
         DeviceLost.
         """
         try:

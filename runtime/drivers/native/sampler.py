@@ -1,7 +1,7 @@
-"""Choose one token per row of logits. Which rows there are is the engine's business.
+"""Choose one token per row of logits. The engine chooses the rows.
 
-Order, as in transformers: temperature, then top-k, then top-p over what top-k left. A token is drawn by inverting the
-cumulative distribution at one uniform number per row, so a row's choice depends on its own logits and draw alone.
+The order is as in transformers: temperature, then top-k, then top-p over what top-k left. One uniform number per row
+inverts the cumulative distribution, so a row's token depends only on its own logits and draw.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 
 from runtime.drivers.interface import Sampling
 
-# Most nuclei are small: 1024 candidates are looked at before the whole vocabulary is sorted (16 times slower).
+# Most nuclei are small, so try 1024 candidates first. Sorting the whole vocabulary is 16 times slower.
 _NUCLEUS_WIDTH: Final = 1024
 _MIN_TEMPERATURE: Final = 1e-6  # below it float32 would divide 0 by 0
 _Cut = Literal["none", "top_k", "nucleus"]
@@ -20,22 +20,22 @@ _Cut = Literal["none", "top_k", "nucleus"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """How one row is to be chosen from; `draw` is uniform in [0, 1) (unused where greedy)."""
+    """How to sample one row. `draw` is uniform in [0, 1), unused if greedy."""
 
     sampling: Sampling
     draw: float
 
 
 def choose_tokens(logits: torch.Tensor, choices: Sequence[SamplingChoice]) -> list[int | None]:
-    """A token id per row of `logits` [rows, V]; None where a row's highest logit is not finite (NaN included)."""
+    """Return a token id per row of `logits` [rows, V]; None if a row's highest logit is not finite (NaN included)."""
     highest, leaders = logits.max(-1)  # 5 times faster than argmax in bfloat16; NaN wins
-    # One transfer for both: on a device each would be a stall.
+    # One transfer for both, because each transfer stalls a device.
     tokens: list[int] = torch.where(highest.isfinite(), leaders, -1).tolist()
     groups: dict[tuple[_Cut, int], list[int]] = {}
     for row, (token, choice) in enumerate(zip(tokens, choices, strict=True)):
         if token >= 0 and choice.sampling.temperature > 0:
             groups.setdefault(_candidate_cut(choice.sampling, logits.shape[-1]), []).append(row)
-    # Rows of different cuts never meet: a candidate's place, and so the token that a draw means, hangs on the cut.
+    # Sample rows of different cuts separately: the cut decides a candidate's index, and so the token of a draw.
     for (cut, width), rows in groups.items():
         some = torch.tensor(rows, device=logits.device)
         above = logits.index_select(0, some).float() - highest.index_select(0, some).float()[:, None]
@@ -45,14 +45,14 @@ def choose_tokens(logits: torch.Tensor, choices: Sequence[SamplingChoice]) -> li
 
 
 def _candidate_cut(sampling: Sampling, vocab_size: int) -> tuple[_Cut, int]:
-    """Which candidates there are, and how many of them to look at, highest first."""
+    """Return how candidates are selected, and how many of the highest to examine."""
     if sampling.top_k > 0:
         return "top_k", min(sampling.top_k, vocab_size)
     return ("nucleus", min(_NUCLEUS_WIDTH, vocab_size)) if sampling.top_p < 1 else ("none", vocab_size)
 
 
 def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[SamplingChoice]) -> list[int]:
-    """float32 [rows, V], 0 the highest of each row -> a token id per row."""
+    """Return a token id per row. `logits` are float32 [rows, V], relative to each row's highest, which is 0."""
     device = logits.device
     temperature = torch.tensor([choice.sampling.temperature for choice in choices], device=device)
     top_p = torch.tensor([choice.sampling.top_p for choice in choices], device=device)
@@ -62,11 +62,11 @@ def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Sampl
         everything: list[int] = _invert(scaled.softmax(-1), draw).tolist()
         return everything
     values, ids = scaled.topk(width)
-    # Top-p is of what top-k left; without a top-k, of the whole vocabulary.
+    # Top-p applies to what top-k left, or to the whole vocabulary without a top-k.
     whole = values if cut == "top_k" else scaled
     weights = (values - whole.logsumexp(-1, keepdim=True)).exp()
     before = weights.cumsum(-1) - weights
-    kept = torch.where(before < top_p[:, None], weights, 0.0)  # the first always: nothing is before it
+    kept = torch.where(before < top_p[:, None], weights, 0.0)  # always keeps the first candidate
     tokens: list[int] = ids.gather(1, _invert(kept, draw)[:, None])[:, 0].tolist()
     if cut == "nucleus" and width < logits.shape[-1]:
         for row, short in enumerate((weights.sum(-1) < top_p).tolist()):
@@ -76,8 +76,8 @@ def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Sampl
 
 
 def _invert(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """Index at which the cumulative weight passes `draw` of the total; never one of weight 0. [rows]"""
+    """Return the index at which the cumulative weight passes `draw` of the total [rows]. Never an index of weight 0."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    # At most 1 - 2**-53 of the total, so something always passes it.
+    # `draw` is at most 1 - 2**-53, so the cumulative weight always passes it.
     sought = draw[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, sought, right=True)[:, 0]

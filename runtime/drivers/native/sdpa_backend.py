@@ -1,7 +1,7 @@
 """Attention by one SDPA call per sequence, over a head-major pool. The CPU's backend, and the reference on any device.
 
-Measured on a CPU in bfloat16: query heads that share a key head are packed into one call, because `enable_gqa` and
-repeated keys are 5-7 times slower; gathering a sequence's blocks costs nothing against a contiguous pool.
+Query heads that share a key head are packed into one call, because `enable_gqa` and repeated keys are 5-7 times slower.
+Gathering a sequence's blocks costs no more than a contiguous pool. (Measured on a CPU in bfloat16.)
 """
 
 import mmap
@@ -20,10 +20,10 @@ PAGE: Final = mmap.PAGESIZE
 
 
 class SdpaBackend:
-    """Pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv]; pages are touched when first written.
+    """The SDPA backend and its pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv].
 
-    Small pages: a block has a piece under each head, so that with huge ones (a kernel's `always`) the first sequence
-    would have nearly all of the pool zeroed, and kept.
+    Pages are touched at their first write. They are small pages, because a block has a piece under each head. With huge
+    pages (a kernel's `always`) the first sequence would touch nearly the whole pool.
     """
 
     attended_s = 0.0
@@ -43,7 +43,7 @@ class SdpaBackend:
         return pool
 
     def begin(self, batch: FlatBatch) -> None:
-        """Masks are shared by the layers of one forward."""
+        """Start a forward. Its layers share the masks."""
         self._batch = batch
         self._masks.clear()
 
@@ -56,7 +56,7 @@ class SdpaBackend:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`."""
+        """Attend as `AttentionBackend.attend` specifies."""
         batch = self._batch
         assert batch is not None, "begin comes first"
         keys, values = self._keys[layer], self._values[layer]
@@ -82,12 +82,12 @@ class SdpaBackend:
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None
     ) -> torch.Tensor:
-        """[Hkv, rep, n, D] against [Hkv, L, D], of which the last n are its own."""
+        """Attend [Hkv, rep, n, D] to [Hkv, L, D]; the last n of the L keys belong to the queries."""
         rep, count, length = q.shape[1], q.shape[2], k.shape[1]
         k, v = k[:, None].expand(-1, rep, -1, -1), v[:, None].expand(-1, rep, -1, -1)
         if count == length and (window is None or length <= window):
             return sdpa(q, k, v, is_causal=True, scale=scaling)
-        # `is_causal` is upper-left: with history it would be wrong.
+        # `is_causal` aligns the mask at the upper left, which is wrong with history.
         mask = self._masks.get((count, length, window))
         if mask is None:
             mask = _lower_right_mask(count, length, window, q.device)
@@ -96,20 +96,20 @@ class SdpaBackend:
 
 
 def _keep_small(address: int, nbytes: int) -> None:
-    """Never huge pages for the whole pages of this range."""
+    """Keep the kernel from using huge pages for the whole pages of this range."""
     begin, end = -(-address // PAGE) * PAGE, (address + nbytes) // PAGE * PAGE
     if end > begin:
-        with suppress(OSError):  # a kernel that has no huge pages
+        with suppress(OSError):  # a kernel without huge pages
             libc.advise(begin, end - begin, libc.MADV_NOHUGEPAGE)
 
 
 def _visible(span: BatchRows, window: int | None) -> torch.Tensor:
-    """Slots of the tokens that some row of the span sees."""
+    """Return the slots of the tokens that at least one row of the span sees."""
     return span.slots if window is None else span.slots[max(0, span.past_tokens + 1 - window) :]
 
 
 def _lower_right_mask(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """True where row i of the last `count` of `length` tokens sees token j."""
+    """Return a mask that is True where row i of the last `count` of `length` tokens sees token j."""
     row = torch.arange(length - count, length, device=device)[:, None]
     column = torch.arange(length, device=device)
     seen = column <= row

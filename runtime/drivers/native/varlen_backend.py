@@ -1,7 +1,7 @@
 """Attention by one variable-length flash call per layer, over a token-major paged pool. The CUDA backend.
 
-Each step gathers the sequences' keys and values by slot and hands them over with cumulative lengths, which every
-version of `varlen_attn` with grouped queries takes. Its own block tables are left alone: split-KV with a block table
+Each step gathers the sequences' keys and values by slot and passes them with cumulative lengths. Every version of
+`varlen_attn` with grouped queries accepts that. Its block tables are not used, because split-KV with a block table
 leaves rows unwritten in some versions (pytorch#194167). No float32, no softcap, no sinks, and no device before Ampere.
 """
 
@@ -21,11 +21,11 @@ VarlenAttention = Callable[..., torch.Tensor]
 _NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
 _MAX_HEAD_DIM = 256
 _HEAD_DIM_STEP = 8  # the kernel refuses other widths; SDPA pads them
-_AMPERE = (8, 0)  # the kernel refuses what is older when it is first called
+_AMPERE = (8, 0)  # the kernel refuses older devices at its first call
 
 
 def find_varlen() -> VarlenAttention | None:
-    """torch's `varlen_attn`, where this version's takes all that is needed here."""
+    """Return torch's `varlen_attn`, or None if this torch's version lacks arguments that are needed here."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -34,20 +34,21 @@ def find_varlen() -> VarlenAttention | None:
 
 
 def supports_needed_arguments(function: Callable[..., object]) -> bool:
-    """Judged by its signature: the API is young, and grouped queries and windows came one by one."""
+    """Return whether the signature has them. The API is young: grouped queries and windows came one by one."""
     return set(inspect.signature(function).parameters) >= _NEEDED
 
 
 def supports_model(facts: GateFacts, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Whether the kernel does this model's attention on a device of that compute capability."""
+    """Return whether the kernel supports this model's attention on a device of that compute capability."""
     fits = facts.head_dim <= _MAX_HEAD_DIM and not facts.head_dim % _HEAD_DIM_STEP and facts.value_dim == facts.head_dim
     return fits and dtype != torch.float32 and capability >= _AMPERE
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenIndex:
-    """Where a batch's sequences begin and end. Lengths are int32 on the device, their maxima plain numbers: reading
-    them back would stall the device."""
+    """The sequence boundaries of a batch. Lengths are int32 on the device. The maxima are plain numbers, because
+    reading them back would stall the device.
+    """
 
     cu_q: torch.Tensor  # [N + 1]
     cu_k: torch.Tensor  # [N + 1]
@@ -57,7 +58,7 @@ class VarlenIndex:
 
 
 def build_index(batch: FlatBatch, device: torch.device) -> VarlenIndex:
-    """Built once per step, shared by all layers."""
+    """Return the index of a batch. It is built once per step and shared by all layers."""
     q_lengths = [span.count for span in batch.spans]
     k_lengths = [span.past_tokens + span.count for span in batch.spans]
     ends = [list(accumulate(lengths, initial=0)) for lengths in (q_lengths, k_lengths)]
@@ -73,7 +74,7 @@ def build_index(batch: FlatBatch, device: torch.device) -> VarlenIndex:
 
 
 class VarlenBackend:
-    """Pool: per layer keys [blocks, block, Hkv, D] and values [blocks, block, Hkv, Dv]."""
+    """The flash backend and its pool: per layer keys [blocks, block, Hkv, D] and values [blocks, block, Hkv, Dv]."""
 
     attended_s = 0.0
 
@@ -94,7 +95,7 @@ class VarlenBackend:
         self._index: VarlenIndex | None = None
 
     def begin(self, batch: FlatBatch) -> None:
-        """Lengths and slots are shared by the layers of one forward."""
+        """Start a forward. Its layers share lengths and slots."""
         self._batch, self._index = batch, build_index(batch, self._device)
 
     def attend(
@@ -106,7 +107,7 @@ class VarlenBackend:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`."""
+        """Attend as `AttentionBackend.attend` specifies."""
         batch, index = self._batch, self._index
         assert batch is not None, "begin comes first"
         assert index is not None, "begin comes first"
@@ -122,7 +123,7 @@ class VarlenBackend:
             index.max_q,
             index.max_k,
             scale=scaling,
-            # (left, right) tokens beside the row's own, aligned at the end of the keys: a window counts the row itself.
+            # (left, right) neighbours, aligned at the end of the keys. Only our `window` counts the row itself.
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query.shape[1] != key.shape[1],
         )

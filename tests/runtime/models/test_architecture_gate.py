@@ -88,13 +88,15 @@ def test_first_use_of_a_tied_head() -> None:
         pytest.param({"architectures": None}, "must be one of Gemma3", id="no architecture"),
         pytest.param({"architectures": ["LlamaForCausalLM"] * 2}, "must be one of Gemma3", id="two architectures"),
         pytest.param({"model_type": "qwen2"}, "must be 'llama'", id="a model type of another family"),
-        pytest.param({"auto_map": {"AutoModel": "m.M"}}, "'auto_map': names code of its own", id="code of its own"),
+        pytest.param({"auto_map": {"AutoModel": "m.M"}}, "'auto_map': names its own code", id="code of its own"),
         pytest.param({"trust_remote_code": True}, "'trust_remote_code'", id="trust in remote code"),
         pytest.param({"quantization_config": {"bits": 4}}, "is quantised", id="quantised"),
         pytest.param({"fusion_config": {"x": True}}, "'fusion_config'", id="fused modules"),
         pytest.param({"attention_chunk_size": 8}, "chunked attention", id="chunked attention"),
         pytest.param({"output_attentions": True}, "'output_attentions'", id="attentions handed out"),
-        pytest.param({"use_bidirectional_attention": True}, "not there yet", id="attention in both directions"),
+        pytest.param(
+            {"use_bidirectional_attention": True}, "attends to later tokens", id="attention in both directions"
+        ),
         pytest.param({"output_router_logits": True}, "'output_router_logits'", id="router logits handed out"),
         pytest.param({"dtype": "float64"}, "dtype='float64': must be one of bfloat16", id="a dtype not computed"),
         pytest.param({"dtype": 5}, "dtype=5: must be one of", id="a dtype that is none"),

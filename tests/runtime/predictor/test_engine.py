@@ -85,7 +85,7 @@ def test_values_that_a_graph_refuses_cost_their_request_alone() -> None:
     events = run_dry(engine)
     assert {event.request_id: type(event) for event in events} == {"a": Finished, "b": Failed, "c": Finished}
     (failed,) = [event for event in events if isinstance(event, Failed)]
-    assert failed.failure == InvalidRequest("inputs", "(values)", "the model does not take these values")
+    assert failed.failure == InvalidRequest("inputs", "(values)", "the model does not accept these values")
     assert outputs_of(events, "c").tolist() == [[[0.0, 1.0]]]
 
 
@@ -251,9 +251,9 @@ def test_the_graph_is_what_was_judged() -> None:
     """A session whose tensors are not those of the signature is refused."""
     model = models.regression()
     other = models.signature_of(models.logarithm())
-    with pytest.raises(Refused, match="otherwise than it was judged"):
+    with pytest.raises(Refused, match="with another type or shape"):
         OnnxSession(model.SerializeToString(), other, 1)
-    with pytest.raises(Refused, match="does not take it"):
+    with pytest.raises(Refused, match="does not accept it"):
         OnnxSession(b"\x08\x08", models.signature_of(model), 1)
 
 

@@ -80,9 +80,9 @@ def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
         pytest.param(having(X | {"data": [1, 2, None, 4]}, S), "inputs.x.data[2]=\"null\": must be FP32", id="null"),
         pytest.param(having(X | {"data": [1, 2, 1e39, 4]}, S), "inputs.x.data[2]", id="out of range"),
         pytest.param(having(X, S | {"data": ["a", 1]}), "inputs.s.data[1]=\"1\": must be BYTES", id="no text"),
-        pytest.param(having(X, S | {"shape": [1], "data": ["a"]}), "as many rows", id="rows that differ"),
+        pytest.param(having(X, S | {"shape": [1], "data": ["a"]}), "same number of rows", id="rows that differ"),
         pytest.param(having(X, S, outputs=[{"name": "z"}]), "the outputs of this version are label, p", id="no output"),
-        pytest.param(having(X, S, outputs=[{"name": "p"}] * 2), "asked for twice", id="an output twice"),
+        pytest.param(having(X, S, outputs=[{"name": "p"}] * 2), "requested twice", id="an output twice"),
         pytest.param(having(X, S, id="i" * 257), "at most 256 characters", id="a long id"),
         pytest.param(having(X | {"parameters": {"binary_data_size": 16}}, S), "is not supported", id="binary data"),
         pytest.param(having(X, S, parameters={"binary_data_output": True}), "is not supported", id="binary answers"),
@@ -171,7 +171,7 @@ def test_rows_of_different_shapes_are_no_answer() -> None:
     events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", wide, COUNTS)]
     progress = fed(answer(), events)
     assert isinstance(progress.failure, InvalidRequest)
-    assert "the model's 'p' has another shape for some of them" in progress.failure.message
+    assert "the model's 'p' has another shape for some rows" in progress.failure.message
     assert fed(answer((0,)), events).failure is None
 
 

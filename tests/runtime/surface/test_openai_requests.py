@@ -147,7 +147,7 @@ CHAT_REFUSALS: list[Any] = [
     ),
     pytest.param({"stop": list("abcde")}, "stop=(5 texts): at most 4 are allowed", id="five stops"),
     pytest.param({"stop": ""}, 'stop="": must have 1 to 256 characters', id="an empty stop"),
-    pytest.param({"stream_options": {}}, "stream_options=(given): is only allowed where", id="options of no stream"),
+    pytest.param({"stream_options": {}}, "stream_options=(given): is only allowed if", id="options of no stream"),
     pytest.param({"n": 2}, "n=2: only 1 is supported", id="two answers"),
     pytest.param({"logprobs": True}, "logprobs=true: log probabilities are not supported", id="log probabilities"),
     pytest.param({"tools": [{"type": "function"}]}, 'tools=[{"type": "function"}]: tools are not', id="tools"),

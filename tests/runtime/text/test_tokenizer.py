@@ -203,7 +203,7 @@ def test_tokenizer_that_multiplies_a_text_is_refused(parts: dict[str, Any]) -> N
         TextCodec(_with(**parts))
     failure = refused.value.failure
     assert isinstance(failure, ArtifactRejected)
-    assert "times as long" in failure.reason or "special tokens around a text" in failure.reason
+    assert "times as long" in failure.reason or "special tokens to a text" in failure.reason
 
 
 def test_character_map_is_read_as_the_library_reads_it() -> None:
