@@ -1,6 +1,5 @@
-"""Make versions of pushed directories: refuse, lay out, stage, pack, seal, publish; give them out, check them, free
-them.
+"""Turn pushed directories into versions, and check, export and collect what is stored.
 
-No model runs here: a standby of the runtime judges and seals (`push/jobs.py`). What may be pushed is decided in
-`intake/`, and the calls of a push are in `push/`. Begin with `push/pushes.py`, then `push/publisher.py`.
+No model runs here: a standby of the runtime gates and seals (`push/gate_jobs.py`). `intake/` decides what may be
+pushed, `push/` serves the calls of a push. Begin with `push/pushes.py`, then `push/publisher.py`.
 """

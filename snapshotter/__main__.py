@@ -1,7 +1,6 @@
-"""`python -m snapshotter`: the process of the push API.
+"""Run the process of the push API: `python -m snapshotter`.
 
-Where it only checks, it asks the store whether it can be used, and changes nothing there: `kelvin doctor` learns of the
-store by it.
+In check mode it only tests whether the store is usable, and changes nothing there. `kelvin doctor` uses that.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ CHECK_S: Final = 10.0
 
 
 async def check_store(settings: SnapshotterSettings) -> None:
-    """Ends the process with one line and STORE_STATUS where it does not answer. Raises BadSetting."""
+    """Exit with one line and STORE_STATUS unless the store answers. Raises BadSetting."""
     try:
         if not _is_made(settings.store_url):
             return
         async with asyncio.timeout(CHECK_S), open_checked_store(settings.store_url, writes=False) as store:
             await store.stat("ready")
     except BlobNotFound:
-        return  # it answered, which is all that was asked
+        return  # the store answered
     except Refused as refused:
         _end(refused.failure.message)
     except TimeoutError:
@@ -42,17 +41,17 @@ async def check_store(settings: SnapshotterSettings) -> None:
 
 
 def _is_made(url: str) -> bool:
-    """Return False if the store is a directory that the first start will make. Raises BadSetting if no start can use it
-    and OSError if the disk fails.
+    """Return False if the store is a directory that the first start will create. Raises BadSetting if no start can use
+    it, and OSError if the disk fails.
     """
     directory = directory_of(url)
     if directory is None:
         return True
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        why = "it can't be written" if there == directory else f"it can't be created in {there}"
-        raise BadSetting(SETTING, url, f"must be a directory that can be used: {why}")
-    return there == directory
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        why = "it can't be written" if existing == directory else f"it can't be created in {existing}"
+        raise BadSetting(SETTING, url, f"must be a usable directory: {why}")
+    return existing == directory
 
 
 def _end(why: str) -> None:
@@ -61,7 +60,7 @@ def _end(why: str) -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM or the supervisor's end; exits with 2 for a bad setting."""
+    """Run until SIGTERM or the supervisor's end. Exits with 2 for a bad setting."""
     with refusing_bad_settings():
         configure_logging("snapshotter", log_level())
         protect_memory()  # it has the key that signs seals
@@ -69,7 +68,7 @@ def main() -> None:
         if only_checks():
             asyncio.run(check_store(settings))
             return
-        from snapshotter.app.app import serve  # a check needs none of it
+        from snapshotter.app.app import serve  # not needed for a check
 
         run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 

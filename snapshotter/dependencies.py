@@ -1,4 +1,4 @@
-"""What the snapshotter depends on. A test takes each away."""
+"""The services that the snapshotter depends on. Tests take each one away in turn."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
-"""Build and start the snapshotter: settings, routes, who may call them.
+"""Build and start the snapshotter: settings, routes, roles.
 
-What a route does is in `push/`, `store/` and `maintenance/`. Every other folder may be imported here, and none imports
-this one. Begin with `app.py`, then `routes.py`.
+The routes' work is done in `push/`, `store/` and `maintenance/`. This folder may import every other folder, and none
+imports it. Begin with `app.py`, then `routes.py`.
 """

@@ -1,4 +1,4 @@
-"""The snapshotter's composition root: what is wrapped around what, and in which order it is taken down."""
+"""The snapshotter's composition root: it builds the parts, connects them and closes them in reverse order."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ SWEEP_EVERY_S: Final = 60.0
 
 @asynccontextmanager
 async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: GateJobs) -> AsyncIterator[FastAPI]:
-    """The ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry takes them up."""
+    """Yield the ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry resumes them."""
     staging = Staging(settings.staging, settings.plans_per_tenant)
     catalog = Catalog(store)
     signer = await asyncio.to_thread(_signer, settings.data)
@@ -117,7 +117,7 @@ def _add_health(app: FastAPI, store: BlobStore) -> None:
         try:
             await store.stat("ready")
         except BlobNotFound:
-            return Response(status_code=200)  # it answered, which is all that was asked
+            return Response(status_code=200)  # the store answered
         except Refused:
             return Response(status_code=503)
         return Response(status_code=200)
@@ -131,5 +131,5 @@ async def _sweep(staging: Staging, max_age_s: float) -> None:
             log.exception("the staging directory could not be swept")
         else:
             if dropped:
-                log.info("dropped pushes that stood still", extra={"plans": dropped})
+                log.info("dropped idle pushes", extra={"plans": dropped})
         await asyncio.sleep(SWEEP_EVERY_S)

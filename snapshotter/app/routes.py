@@ -1,6 +1,6 @@
-"""The snapshotter over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone.
+"""The snapshotter's HTTP routes. Bodies have limits, and the tenant comes only from the caller's credential.
 
-Routes of a push, of a tenant's objects at rest (check them, free what nothing needs, give them out), and for replicas.
+There are routes for a push, for a tenant's stored objects (check, collect, export), and for replicas.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ DIGESTS_BYTES: Final = 48 << 20
 # Envelope and bundle, as base64.
 ATTEST_BYTES: Final = 4 << 20
 JSON: Final = "application/json"
-# What publishing, and sealing on a standby, may come to.
+# The failures of publishing and of sealing on a standby.
 _OF_COMMITS: Final = (
     ArtifactRejected, CapacityExceeded, StorageQuotaExceeded, ChunkCorrupt, ManifestCorrupt, ProbeFailed, ReplicaLost,
 )  # fmt: skip
@@ -79,7 +79,7 @@ def _tenant_of(principal: Principal) -> str:
 
 
 def _named_tenant(request: Request) -> str:
-    """The caller's, or for an operator the one that `?tenant=` names; another's looks like none."""
+    """Return the caller's tenant or, for an operator, the one in `?tenant=`. To others, another tenant is not found."""
     principal = _pusher_of(request)
     named = request.query_params.get("tenant", principal.tenant)
     if named != principal.tenant and not scope_allows(principal.scopes, Scope.OPERATOR):
@@ -92,14 +92,14 @@ NamedTenant = Annotated[str, Depends(_named_tenant)]
 
 
 def push_routes(pushes: Pushes) -> APIRouter:
-    """Routes of `kelvin/contracts/artifacts/push_api.py`."""
+    """Return the routes of a push, from `kelvin/contracts/artifacts/push_api.py`."""
     router = APIRouter(prefix="/push/v1")
 
     def answer_of(tenant: str, content: bytes) -> Response:
         return BufferedResponse(content, JSON, pushes.body_room, tenant)
 
     async def announced_in(tenant: str, request: Request) -> str:
-        """Its chunks take up to 80 MB: nothing of them is held while the commit runs."""
+        """Return the digest of the announced chunks. Their list takes up to 80 MB, so the commit does not keep it."""
         async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
             return await asyncio.to_thread(lambda: digests_digest(decode(body, CommitRequest).digests))
 
@@ -170,7 +170,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
 
 def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: AttestationStore) -> APIRouter:
-    """Routes of `kelvin/contracts/artifacts/push_api.py` over what is stored: check it, collect, and give it out."""
+    """Return the routes over stored objects, from `kelvin/contracts/artifacts/push_api.py`: check, collect, export."""
     router = APIRouter(prefix="/push/v1")
 
     @router.post("/fsck", **route_docs(FsckLine, media_type=NDJSON, scope=Scope.PUSH))
@@ -204,7 +204,7 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
     )
     async def attested(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take(tenant):
-            await exports.manifest(tenant, version)  # there is one, or it is not found
+            await exports.manifest(tenant, version)  # raises NotFound if there is no such version
             found = await attestations.entries(tenant, version)
             return BufferedResponse(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
 
@@ -212,7 +212,7 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
 
 
 def inner_routes(publisher: Publisher) -> APIRouter:
-    """What replicas ask, over the socket alone: no caller from outside comes here."""
+    """Return the routes for replicas. They are served on the internal socket only, never to outside callers."""
     router = APIRouter(prefix="/internal/v1")
 
     @router.post("/seals", status_code=204)

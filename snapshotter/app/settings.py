@@ -20,8 +20,8 @@ _TIB: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class SnapshotterSettings:
-    """`plan_age_s` is how long a push may stand still before what it staged is dropped; `collect_grace_s` how long
-    what nothing needs is kept.
+    """The settings. `plan_age_s`: drop the staged chunks of a push that is idle for longer. `collect_grace_s`: how long
+    unneeded objects are kept.
     """
 
     data: Path
@@ -38,26 +38,26 @@ class SnapshotterSettings:
     collect_grace_s: int = 86_400
     trust_roots: Path | None = None
     peer_settings: PeerSettings = LOCAL_ONLY
-    engine: Path | None = None  # where the sockets of a `kelvin engine` are; None: the control plane has one
+    engine: Path | None = None  # socket directory of a `kelvin engine`; None: the control plane runs jobs
 
     @property
     def roots(self) -> Path:
-        """Where public keys lie that are trusted."""
+        """Return the directory of trusted public keys."""
         return self.trust_roots or self.data / ROOTS
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """Return the directory of the sockets."""
         return self.data / "run"
 
     @property
     def staging(self) -> Path:
-        """Where chunks wait for their commit."""
+        """Return the directory in which chunks wait for their commit."""
         return self.data / "staging"
 
 
 def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
-    """Raises `BadSetting`, naming variable, value and rule."""
+    """Return the settings. Raises `BadSetting` with the variable, its value and the rule."""
     data = Path(setting_parser.text(env, "KELVIN_DATA")).absolute()
     lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     chunk_bytes = setting_parser.integer(env, "KELVIN_CHUNK_BYTES", CHUNK_BYTES, low=PAGE_BYTES, high=256 << 20)
@@ -91,5 +91,5 @@ def _engine(env: Mapping[str, str]) -> Path | None:
 
 
 def from_environment() -> SnapshotterSettings:
-    """This process's settings."""
+    """Return this process's settings from its environment."""
     return read_settings(os.environ)

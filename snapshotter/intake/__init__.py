@@ -1,5 +1,5 @@
-"""Take in what a client sends: bodies within bounds, and the plan that is made of them.
+"""Read what a client sends: request bodies within limits, and the plan made from them.
 
-Whether a directory may become a version, and how it is laid out, is decided in `policy/`; storing it is done in
-`push/`. Begin with `plan_record.py` and `policy/intake.py`.
+`policy/` decides whether a directory may become a version and how it is laid out; `push/` stores it. Begin with
+`plan_record.py` and `policy/intake.py`.
 """

@@ -1,6 +1,6 @@
-"""A plan, and a push of it, as they are kept on disk between calls: what was judged, laid out, promised to the client.
+"""A plan and a push of it, as kept on disk between calls: what was judged, laid out and promised to the client.
 
-Both are named by what they are: who repeats a call, or a whole push, meets what the first one left.
+Both are named by a digest of their content, so a repeated call or push finds what the first one left.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ ID_HEX: Final = 32
 
 
 class KeptFile(Wire, frozen=True):
-    """A pushed file that is to be kept as it is. `rest` names the staged bytes of it that belong to no chunk."""
+    """A pushed file that is stored unchanged. `rest` is the digest of its staged bytes that belong to no chunk."""
 
     path: str
     size: int
@@ -31,14 +31,14 @@ class KeptFile(Wire, frozen=True):
 
     @property
     def pack(self) -> str:
-        """The pack that it becomes."""
+        """Return the name of the pack that the file becomes."""
         return file_pack(self.digest)
 
 
 class Declaration(Wire, frozen=True):
-    """What the client of a push announced: the digest of each chunk of its plan. Only these are taken.
+    """The chunk digests that the client of a push announced. Only these chunks are accepted.
 
-    `kept` is the file that all but the first `loose` of them go into, where it is not there yet.
+    `kept` is the file that holds all chunks except the first `loose`, if it is not stored yet.
     """
 
     digests: tuple[Digest, ...]
@@ -47,7 +47,7 @@ class Declaration(Wire, frozen=True):
     kept: KeptFile | None = None
 
     def stores(self) -> dict[str, int]:
-        """What it will add to the store, by digest: chunks in packs, or the file that holds them."""
+        """Return the sizes by digest of what the push will add: chunks in packs, or the file that holds them."""
         chunks = dict(zip(self.digests, self.lengths, strict=True))
         if self.kept is None:
             return chunks
@@ -55,7 +55,7 @@ class Declaration(Wire, frozen=True):
 
 
 class PlanRecord(Wire, frozen=True):
-    """Immutable. `file_digests` are those of the leading chunks, computed here from what was judged."""
+    """A plan. Immutable. `file_digests` are those of the leading chunks, computed here from the judged files."""
 
     plan_id: str
     tenant: str
@@ -73,21 +73,21 @@ class PlanRecord(Wire, frozen=True):
     kept: KeptFile | None = None
 
     def named(self, *more: object) -> "PlanRecord":
-        """Return the plan with the id that follows from its content and `more`."""
+        """Return the plan with the id derived from its content and `more`."""
         content = encode((structs.replace(self, plan_id=""), *more))
         return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
 
     @property
     def total_bytes(self) -> int:
-        """Length of the linear space."""
+        """Return the length of the linear space."""
         return sum(chunk.length for chunk in self.chunks)
 
     def answer(self) -> Plan:
-        """Return what the client is told."""
+        """Return the plan in the form for the client."""
         return Plan(plan_id=self.plan_id, total_bytes=self.total_bytes, chunks=self.chunks, gate=self.gate)
 
     def check_digests(self, digests: tuple[str, ...]) -> None:
-        """One per chunk, and of the pinned files exactly those that were judged. Raises `Refused(Conflict)`."""
+        """Check for one digest per chunk, and for the judged pinned files. Raises `Refused(Conflict)`."""
         if len(digests) != len(self.chunks):
             raise Refused(Conflict("digests", f"the plan has {len(self.chunks)} chunks, not {len(digests)}"))
         if digests[: len(self.file_digests)] != self.file_digests:
@@ -95,14 +95,14 @@ class PlanRecord(Wire, frozen=True):
         lengths: dict[str, int] = {}
         for digest, chunk in zip(digests, self.chunks, strict=True):
             if lengths.setdefault(digest, chunk.length) != chunk.length:
-                raise Refused(Conflict("digests", f"{digest} is named for chunks of different lengths"))
+                raise Refused(Conflict("digests", f"{digest} is given for chunks of different lengths"))
 
     def wanted(self, digests: tuple[str, ...]) -> dict[str, int]:
-        """Digest and length of each distinct chunk, in order."""
+        """Return the length of each distinct chunk by digest, in order."""
         return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
 
     def loose(self, digests: tuple[str, ...]) -> dict[str, int]:
-        """Return digest and length of the pinned files' chunks, which lie in no kept file."""
+        """Return the lengths of the pinned files' chunks by digest. These lie in no kept file."""
         count = len(self.file_digests)
         return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
 
@@ -122,13 +122,13 @@ class PlanRecord(Wire, frozen=True):
         return FileIndex(chunks=tuple(inside), size=self.kept.size)
 
     def declaration(self, digests: tuple[str, ...], keeps: bool) -> Declaration:
-        """Return the declaration of a push of these chunks. `keeps`: its kept file has yet to be written."""
+        """Return the declaration of a push of these chunks. With `keeps`, its kept file still has to be written."""
         lengths = tuple(chunk.length for chunk in self.chunks)
         loose, kept = (len(self.file_digests), self.kept) if keeps else (0, None)
         return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
 
     def inputs(self, digests: tuple[str, ...]) -> str:
-        """Return the digest of what was pushed and how it is sealed, which the format records beside the version."""
+        """Return the digest of the pushed content and its sealing, which the store records next to the version."""
         return inputs_digest(self._sealing(), self.files, self.tensors, digests)
 
     def manifest(self, digests: tuple[str, ...]) -> Manifest:

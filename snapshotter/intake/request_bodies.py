@@ -1,5 +1,6 @@
-"""Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives. Large
-answers, which are cut if nobody reads them.
+"""Read request bodies with a limit and a deadline, so that long or slow ones are refused while they arrive.
+
+Also send large responses, which may be cut if the client doesn't read them.
 """
 
 import asyncio
@@ -17,16 +18,16 @@ from snapshotter.intake.request_limits import BodyBudget
 
 BODY_S: Final = 120.0
 PIECE_BYTES: Final = 64 << 10
-LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)
+LEAST_BYTES_S: Final = 64 << 10  # the lowest rate that is accepted (`kelvin push --limit-rate`)
 
 
 async def read_body(
     request: Request, limit: int, take: Callable[[int], None] = lambda _: None, *, timeout_s: float = BODY_S
 ) -> bytearray:
-    """Return the whole body, of at most `limit` bytes. It may take `timeout_s` and 1 s for each LEAST_BYTES_S bytes.
+    """Return the whole body, of at most `limit` bytes. It may take `timeout_s` plus 1 s per LEAST_BYTES_S bytes.
 
     `take` is called with the length of each piece, and may refuse it. Raises `Refused`: BodyTooLarge, DeadlineExceeded,
-    or Cancelled if the client leaves.
+    or Cancelled if the client disconnects.
     """
     stated = parse_whole_number(request.headers.get("content-length", ""), 20)
     if stated is not None and stated > limit:
@@ -43,7 +44,7 @@ async def read_body(
                 if len(body) > limit:
                     raise Refused(BodyTooLarge(limit))
     except TimeoutError:
-        raise Refused(DeadlineExceeded(allowed_s, "the body was being sent")) from None
+        raise Refused(DeadlineExceeded(allowed_s, "receiving the body")) from None
     except ClientDisconnect:
         raise Refused(Cancelled()) from None
     return body
@@ -52,7 +53,7 @@ async def read_body(
 async def read_exactly(
     request: Request, nbytes: int, what: str, take: Callable[[int], None] = lambda _: None
 ) -> bytearray:
-    """Return a body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` if it is shorter."""
+    """Return a body of exactly `nbytes`. Raises as `read_body` does, and `Refused(InvalidRequest)` if it is shorter."""
     body = await read_body(request, nbytes, take)
     if len(body) != nbytes:
         raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
@@ -60,7 +61,7 @@ async def read_exactly(
 
 
 class BufferedResponse(Response):
-    """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
+    """A large response. It counts in `room` while the client reads it, and it may be cut."""
 
     def __init__(self, content: bytes, media_type: str, room: BodyBudget, tenant: str) -> None:
         super().__init__(content, media_type=media_type)
@@ -74,11 +75,11 @@ class BufferedResponse(Response):
             async with self._room.lend(self._tenant, len(content)):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 is_begun = True
-                for at in range(0, len(content), PIECE_BYTES):
-                    piece = content[at : at + PIECE_BYTES]
+                for start in range(0, len(content), PIECE_BYTES):
+                    piece = content[start : start + PIECE_BYTES]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Refused:
             if not is_begun:
                 raise
-            # The server closes the connection of an answer that lacks its end.
+            # The server closes the connection of an incomplete response.

@@ -1,9 +1,8 @@
-"""Bound how many requests do something at once: by name, by number, or by the memory that they take.
+"""Limit concurrent requests by name, by number, or by memory.
 
-`KeyedLocks` keeps what must not happen twice at once apart, by tenant or version. `RequestLimiter` bounds the number of
-jobs; it is for work that needs nothing more from a client. `BodyBudget` bounds bytes; it is for bodies that are
-received or sent, so a client that sends nothing holds nothing. Whoever waits too long is refused with a time to come
-back.
+`KeyedLocks` serializes work by tenant or version. `RequestLimiter` limits the number of jobs; use it for work that
+needs nothing more from a client. `BodyBudget` limits the bytes of bodies in transfer, so a client that sends nothing
+holds nothing. A request that waits too long is refused with a retry time.
 """
 
 import asyncio
@@ -19,15 +18,13 @@ from kelvin.contracts.traffic_errors import Overloaded
 
 TURN_S: Final = 10.0
 
-# Reads the body of a request (see `request_bodies.py`), and calls its argument with the length of each piece: that may
-# refuse.
+# Reads the body of a request (see `request_bodies.py`) and calls its argument with the length of each piece. That call
+# may refuse the piece.
 Read = Callable[[Callable[[int], None]], Awaitable[bytearray]]
 
 
 class KeyedLocks:
-    """Each is held by one at a time, or by `at_once`. Fair among those who wait for the same name. Keeps nothing of
-    names that nobody holds.
-    """
+    """Locks by name, each held by one user, or by `at_once`. Fair per name. Unused names take no memory."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
@@ -35,11 +32,11 @@ class KeyedLocks:
         self._users: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<NamedLocks {sorted(self._locks)}>"
+        return f"<KeyedLocks {sorted(self._locks)}>"
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Alone with `name` inside, or one of `at_once`; a cancelled waiter leaves the queue."""
+        """Hold the lock of `name` in the block. A cancelled waiter leaves the queue."""
         lock = self._locks.setdefault(name, asyncio.Semaphore(self._at_once))
         self._users[name] += 1
         try:
@@ -58,15 +55,15 @@ class KeyedLocks:
 class _Body:
     tenant: str
     nbytes: int = 0
-    timeout: asyncio.Timeout | None = None  # while it is on its way and may be cut
+    timeout: asyncio.Timeout | None = None  # set while the body is in transfer and may be cut
 
 
 class BodyBudget:
-    """Memory for bodies while they are received or sent: at most `limit_bytes` in all, and half of that for one tenant.
+    """Memory for bodies in transfer: at most `limit_bytes` in all, and half of that for one tenant.
 
-    If it is full, the tenant that holds most gives way: its oldest body that is still on its way is cut. So slow or
-    stalled clients keep no tenant out, however many tenants they belong to. A body that waits for its turn may be cut,
-    too. A body that has its turn can't be cut, but turns are bounded.
+    If it is full, the oldest body in transfer of the tenant that holds most is cut. So slow or stalled clients keep no
+    tenant out, however many tenants they belong to. A body that waits for its turn may be cut, too. A body that has its
+    turn can't be cut, but the number of turns is limited.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -76,14 +73,14 @@ class BodyBudget:
         self._held: Counter[str] = Counter()  # bytes, by tenant
 
     def __repr__(self) -> str:
-        return f"<ByteRoom {self._what} held={self._held.total()}/{self._limit_bytes}>"
+        return f"<BodyBudget {self._what} held={self._held.total()}/{self._limit_bytes}>"
 
     @asynccontextmanager
     async def receive(
         self, tenant: str, read: Read, turn: AbstractAsyncContextManager[None] | None = None
     ) -> AsyncIterator[bytearray]:
-        """Read a body, then wait for `turn`, and hold both until the block ends. Until the block begins, the body may
-        be cut. Raises as `read` and `turn`, and `Refused(Overloaded)`.
+        """Read a body, then wait for `turn`, and hold both for the block. The body may be cut until the block begins.
+        Raises as `read` and `turn` do, and `Refused(Overloaded)`.
         """
         with self._body_of(tenant) as body:
             async with AsyncExitStack() as held_turn:
@@ -126,7 +123,7 @@ class BodyBudget:
             raise self._full()
         while self._held.total() + nbytes > self._limit_bytes:
             moving = [each for each in self._bodies if each.timeout is not None and each.nbytes]
-            first = max(moving, key=lambda each: self._held[each.tenant], default=body)  # the first of equals
+            first = max(moving, key=lambda each: self._held[each.tenant], default=body)  # the oldest one of that tenant
             if self._held[first.tenant] <= of_tenant:
                 raise self._full()
             self._cut(first)
@@ -141,7 +138,7 @@ class BodyBudget:
 
     def _give_back(self, body: _Body) -> None:
         self._held[body.tenant] -= body.nbytes
-        self._held += Counter()  # forgets tenants without any
+        self._held += Counter()  # drops tenants without bytes
         body.nbytes = 0
 
     def _full(self) -> Refused:
@@ -149,9 +146,9 @@ class BodyBudget:
 
 
 class RequestLimiter:
-    """At most `limit` jobs at once, at most half of them of one tenant, first come, first served.
+    """At most `limit` jobs at once, at most half of them for one tenant, first come, first served.
 
-    A tenant's jobs beyond its half wait in a queue of their own, so they delay no other tenant.
+    A tenant's jobs beyond its half wait in their own queue, so they delay no other tenant.
     """
 
     def __init__(self, what: str, limit: int) -> None:
@@ -161,11 +158,11 @@ class RequestLimiter:
         self._free = asyncio.Semaphore(limit)
 
     def __repr__(self) -> str:
-        return f"<Turns {self._what} limit={self._limit} tenants={len(self._tenants)}>"
+        return f"<RequestLimiter {self._what} limit={self._limit} tenants={len(self._tenants)}>"
 
     @asynccontextmanager
     async def take(self, tenant: str, wait_s: float = TURN_S) -> AsyncIterator[None]:
-        """A turn, for as long as the block lasts. Raises `Refused(Overloaded)` after `wait_s`."""
+        """Hold a turn for the block. Raises `Refused(Overloaded)` after `wait_s`."""
         async with AsyncExitStack() as turn:
             try:
                 async with asyncio.timeout(wait_s):

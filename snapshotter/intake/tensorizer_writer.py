@@ -1,8 +1,7 @@
-"""`python -m snapshotter.intake.tensorizer_writer SAFETENSORS TENSORS`: write a tensorizer file through its own
-library.
+"""Write a tensorizer file with its own library: `python -m snapshotter.intake.tensorizer_writer SAFETENSORS TENSORS`.
 
-A program of its own: torch and the library come in here, in a process that ends with the work. What it wrote is not
-trusted: who started it reads it again, by `policy.tensors_index`.
+A separate program: torch and the library are imported only here, in a process that ends with the work. Its output is
+not trusted: the parent process reads it again with `policy/tensors_index.py`.
 """
 
 import sys
@@ -13,7 +12,7 @@ NOT_INSTALLED: Final = 3
 
 
 def write(source: Path, target: Path) -> None:
-    """All tensors of one file as a flat state dict of the other."""
+    """Write all tensors of `source` to `target` as a flat state dict."""
     from safetensors.torch import load_file
     from tensorizer import TensorSerializer
 
@@ -25,7 +24,7 @@ def write(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Exit code 0: it is written; 3: the library is not installed."""
+    """Run the program. Exit code 0: the file is written; 3: the library is not installed."""
     source, target = (Path(word) for word in sys.argv[1:3])
     try:
         write(source, target)

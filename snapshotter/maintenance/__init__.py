@@ -1,5 +1,5 @@
 """Check what is stored, and free what no version needs.
 
-Reading a pack back is in `store/pack_check.py`; publishing is in `push/`. Begin with `reachability_policy.py`, then
-`collector.py` and `fsck.py`.
+`store/pack_check.py` reads packs back, and `push/` publishes. Begin with `reachability_policy.py`, then `collector.py`
+and `fsck.py`.
 """

@@ -1,7 +1,7 @@
-"""Free what no version of a tenant needs: look at all objects, let `policy.reach` choose, delete in its order.
+"""Free what no version of a tenant needs: list all objects, let `reachability_policy.py` choose, delete in its order.
 
-Beside pushes it is safe by one lock: no pack of the tenant is written meanwhile, and what running commits and open
-pushes rely on counts as needed. A commit that comes later looks at what is there anew, and asks for what is not.
+One lock makes it safe next to pushes: no pack of the tenant is written meanwhile. Everything that running commits and
+open pushes rely on counts as needed. A later commit lists the store again and requests what is missing.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ from snapshotter.push.staging import IDLE_S, Staging
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4  # collections, of a tenant each: one waits while a push of its tenant writes packs
+AT_ONCE: Final = 4  # collections; each waits while a push of its tenant writes packs
 _Listed = tuple[str, ListedObject]  # a key and its object
 
 
 class Collector:
-    """Runs collections, one at a time for each tenant. `clock` is wall clock, as the store's is."""
+    """The runner of collections, one at a time for each tenant. `clock` is wall clock, as the store's is."""
 
     def __init__(
         self,
@@ -74,14 +74,13 @@ class Collector:
         return f"<Collector running={len(self._collecting)}>"
 
     def is_running(self, tenant: str) -> bool:
-        """Whether objects of this tenant are being looked at and freed."""
+        """Return whether a collection of this tenant runs."""
         return tenant in self._collecting
 
     async def collect(self, tenant: str, run: bool) -> CollectReport:
-        """Return what is not needed; with `run`, delete it before returning. After a cancelled call another one
-        continues.
+        """Return what is not needed. With `run`, also delete it. A cancelled call can be repeated.
 
-        Raises `Refused`: Overloaded if a collection of the tenant runs, or too many of others; ManifestCorrupt or
+        Raises `Refused`: Overloaded if a collection of the tenant runs, or too many others; ManifestCorrupt or
         ManifestMissing if a needed manifest can't be read (nothing is freed then); Unavailable.
         """
         if tenant in self._collecting:
@@ -97,12 +96,12 @@ class Collector:
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
         async with self._publisher.hold_packs(tenant) as under_way:
             now_s = self._clock()
-            idle_s = max(self._grace_s, IDLE_S)  # active pushes stay also without a grace period
+            idle_s = max(self._grace_s, IDLE_S)  # keep active pushes even without a grace period
             dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
-            chosen = plan_collection(await self._look(tenant, under_way), now_s, self._grace_s)
+            chosen = plan_collection(await self._list_store(tenant, under_way), now_s, self._grace_s)
             if chosen.lost:
                 log.warning(
-                    "chunks of kept versions are in no pack: no pack is freed before a check says what mends them",
+                    "chunks of kept versions are in no pack; no pack is freed until a check shows the repair",
                     extra={"tenant": tenant, "chunks": chosen.lost},
                 )
             if run:
@@ -130,14 +129,12 @@ class Collector:
         nbytes = sum(freed.nbytes for freed in chosen.free)
         log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
 
-    async def _look(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
-        """Look at the store. Running commits are read before names: a commit that ends in between is found among the
-        names.
-        """
+    async def _list_store(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
+        """List the store. `under_way` was read before named versions, so no commit that ends meanwhile is missed."""
         named = frozenset(await self._jobs.named(tenant))
         declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)
-        # After the listing: the push of each statement that was listed is known then.
+        # Read after the listing, so that the push of every listed attestation is included.
         pending_versions = await asyncio.to_thread(self._staging.pending_versions, tenant)
         return StoreFacts(
             tenant=tenant,
@@ -162,26 +159,26 @@ class Collector:
         )
 
     async def _list(self, tenant: str, kind: str) -> list[_Listed]:
-        async def look(key: str) -> _Listed | None:
+        async def stat_object(key: str) -> _Listed | None:
             try:
                 stat = await self._store.stat(key)
             except BlobNotFound:
                 return None
             return key, ListedObject(stat.size, stat.modified_s)
 
-        found = await bounded_gather(look, await list_objects(self._store, tenant, kind))
+        found = await bounded_gather(stat_object, await list_objects(self._store, tenant, kind))
         return [listed for listed in found if listed is not None]
 
     async def _drafts(self, tenant: str) -> dict[str, ListedManifest]:
-        """Return the drafts without those that vanished during the look. What a running commit needs counts as
-        promised.
+        """Return the drafts, without those that vanished meanwhile. Running commits declare what they need
+        themselves.
         """
         listed = await self._list(tenant, DRAFTS)
         drafts = dict(await bounded_gather(self._manifest, listed))
         if all(draft.chunks is not None for draft in drafts.values()):
             return drafts
-        there = {object_name(key) for key, _ in await self._list(tenant, DRAFTS)}
-        return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in there}
+        existing = {object_name(key) for key, _ in await self._list(tenant, DRAFTS)}
+        return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in existing}
 
     async def _manifest(self, listed: _Listed) -> tuple[str, ListedManifest]:
         key, found = listed
@@ -196,11 +193,11 @@ class Collector:
         return object_name(key), ListedManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
     async def _inputs(self, listed: _Listed) -> AuxiliaryObject | None:
-        """Return None if the object can't be read now. It stays, and the collection goes on."""
+        """Return None if the object can't be read now. It stays, and the collection continues."""
         key, found = listed
         try:
             version = (await self._store.read(key)).decode(errors="replace")
-        except BlobNotFound:  # taken away since it was listed: it speaks of no version
+        except BlobNotFound:  # deleted since it was listed, so it names no version
             version = ""
         except BlobUnavailable:
             return None
@@ -211,12 +208,13 @@ class Collector:
         return object_name(key), ListedPack(found, await self._chunks(key))
 
     async def _chunks(self, key: str) -> dict[str, int] | None:
-        """Return the lengths of a pack's chunks. None if they can't be known now, or ever."""
+        """Return the lengths of a pack's chunks, or None if they are unknown."""
         tenant, _, pack = key.split("/")
         try:
             return {digest: place.length for digest, place in (await read_locations(self._store, tenant, pack)).items()}
         except BlobNotFound:
-            # A pack with neither was taken away since its listing. In a file without index no reader finds a chunk.
+            # A pack without index and footer was deleted since its listing. In a kept file without index, no reader
+            # finds a chunk.
             return None if digest_of_file_pack(pack) is None else {}
         except Refused as refused:
             if isinstance(refused.failure, PackCorrupt | Unavailable):

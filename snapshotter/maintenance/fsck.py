@@ -1,8 +1,8 @@
-"""Check a tenant's objects: every byte against its digest, every reference against what it names. Changes nothing.
+"""Check a tenant's objects: every byte against its digest, every reference against its target. Changes nothing.
 
-Manifests are listed before packs, so that what is published meanwhile is not mistaken for a fault. Objects that look
-unfinished are faults only while no push of the tenant runs. What a killed collection left behind is counted, and is no
-fault if it is certain that no version needs it.
+Manifests are listed before packs, so a version that is published meanwhile is no fault. Unfinished objects are faults
+only while no push of the tenant runs. Leftovers of a killed collection are counted; they are no fault if certainly no
+version needs them.
 """
 
 import asyncio
@@ -54,18 +54,18 @@ from snapshotter.store.pack_check import NAMED, check_file, check_pack
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INPUTS, MANIFESTS, PACK_LISTS)  # packs are listed after manifests
 
-AT_ONCE: Final = 4  # checks at the same time, one of a tenant: each lasts as long as its client reads
-OUT_OF_REACH: Final = 8  # a check ends after more objects than this could not be read
+AT_ONCE: Final = 4  # concurrent checks, one per tenant; each lasts as long as its client reads
+OUT_OF_REACH: Final = 8  # a check fails once more objects than this can't be read
 PUSH_AGAIN: Final = "push the model again from its source"
-PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
+PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it, which deletes the version"
 
 
 @dataclass(slots=True, repr=False)
 class Fsck:
-    """Checks the objects of tenants: one check of a tenant at a time, `AT_ONCE` in all."""
+    """The checks of tenants' objects: one at a time for each tenant, `AT_ONCE` in all."""
 
     store: BlobStore
-    is_running: Callable[[str], bool]  # whether a push of the tenant is being committed, or a collection frees objects
+    is_running: Callable[[str], bool]  # whether a commit or collection of the tenant runs
     named: Callable[[str], Awaitable[tuple[str, ...]]]  # the versions that the tenant's models name
     attestations: AttestationStore
     pending_versions: Callable[[str], set[str]]  # the versions that the tenant's open pushes make
@@ -75,9 +75,9 @@ class Fsck:
         return f"<Fsck running={len(self._checking)}>"
 
     async def check(self, tenant: str) -> AsyncIterator[FsckLine]:
-        """Yield findings and progress as they come, then a summary, or `FsckBroken` if the store fails.
+        """Yield findings and progress as they occur, then a summary, or `FsckBroken` if the store fails.
 
-        A check that may not run now yields `FsckBroken` with `Overloaded` alone.
+        If too many checks run, it yields only `FsckBroken` with `Overloaded`.
         """
         if tenant in self._checking or len(self._checking) >= AT_ONCE:
             what, limit = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", AT_ONCE)
@@ -97,29 +97,29 @@ class Fsck:
 
 
 class _Check:
-    """One check of one tenant, and what it has learnt so far."""
+    """One check of one tenant, and what it has learned so far."""
 
     def __init__(self, fsck: Fsck, tenant: str) -> None:
         self._fsck = fsck
         self._store = fsck.store
         self._tenant = tenant
         self._named: frozenset[str] = frozenset()  # versions that a model names
-        self._coming: set[str] = set()  # versions that open pushes make, where that matters
+        self._coming: set[str] = set()  # versions that open pushes make; read only if needed
         self._condemned: frozenset[str] = frozenset()  # versions that a collection marked and no model names
         self._manifests: dict[str, Manifest] = {}
-        self._unread: set[str] = set()  # versions whose manifest can't be read: what they need is unknown
+        self._unread: set[str] = set()  # versions with an unreadable manifest, whose needs are unknown
         self._places: dict[str, ChunkLocation] = {}  # verified chunks only
         self._by_pack: dict[str, frozenset[str]] = {}  # verified chunks of each pack that was read
         self._unindexed: set[str] = set()  # packs without an index
         self._sealed: set[str] = set()  # versions with a good seal
         self._recorded: set[str] = set()  # versions whose inputs are recorded
         self._checked_bytes = 0
-        self._leftovers = 0  # objects that a collection which did not end has left; the next one frees them
+        self._leftovers = 0  # objects left by an unfinished collection; the next one frees them
         self._out_of_reach: set[str] = set()  # keys of objects that could not be read
         self._seen_running = False
 
     async def lines(self) -> AsyncIterator[FsckLine]:
-        """Yield findings and progress. Raises `Refused` where the store does not answer."""
+        """Yield findings and progress. Raises `Refused` if the store does not answer."""
         self._watch()
         self._named = frozenset(await self._fsck.named(self._tenant))
         keys = {kind: await list_objects(self._store, self._tenant, kind) for kind in _KINDS}
@@ -141,7 +141,7 @@ class _Check:
                 yield FsckFinding(key=key, fault="no object of this format has such a name", mend="delete it")
 
     def summary(self, findings: int) -> FsckSummary:
-        """Return the last line, after so many findings."""
+        """Return the last line, after `findings` findings."""
         used = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
         unused = [place.length for digest, place in self._places.items() if digest not in used]
         return FsckSummary(
@@ -160,8 +160,8 @@ class _Check:
     async def _each(
         self, keys: Iterable[str], check: Callable[[str], Awaitable[Iterable[FsckLine]]]
     ) -> AsyncIterator[FsckLine]:
-        """Yield what `check` says of each object. One that vanished was collected meanwhile: whoever needs it says so.
-        One that can't be read is named.
+        """Yield the results of `check` for each object. An object that vanished was collected meanwhile; the check of
+        its user reports it. An unreadable object is a finding.
         """
         for key in keys:
             try:
@@ -174,12 +174,12 @@ class _Check:
                 yield line
 
     def _unreachable(self, key: str, error: BlobUnavailable) -> FsckFinding:
-        """Return the finding of an object that can't be read. After `OUT_OF_REACH` of them raise `error` instead."""
+        """Return the finding of an unreadable object. Raise `error` instead after more than `OUT_OF_REACH` of them."""
         self._out_of_reach.add(key)
         if len(self._out_of_reach) > OUT_OF_REACH:
             raise error
-        mend = "repair the disk or the connection to the store; only if that does not help delete it, then"
-        fault = "it, or what belongs to it, can't be read now"
+        mend = "repair the disk or the connection to the store; if that does not help, delete it, then"
+        fault = "it or an object that belongs to it can't be read now"
         return FsckFinding(key=key, fault=fault, mend=f"{mend} {PUSH_AGAIN}")
 
     async def _check_manifest(self, key: str) -> Iterable[FsckLine]:
@@ -196,7 +196,7 @@ class _Check:
         return ()
 
     async def _check_named(self, keys: list[str]) -> AsyncIterator[FsckLine]:
-        """Find versions that models name and that have no manifest. One that was deleted meanwhile is no fault."""
+        """Find named versions without a manifest. A version that was deleted meanwhile is no fault."""
         missing = self._named - {object_name(key) for key in keys}
         if missing:
             missing &= frozenset(await self._fsck.named(self._tenant))
@@ -220,8 +220,8 @@ class _Check:
 
     async def _check_pack(self, total_bytes: int, key: str) -> Iterable[FsckLine]:
         pack = object_name(key)
-        look = check_pack if digest_of_file_pack(pack) is None else check_file
-        check = await look(self._store, self._tenant, pack, PUSH_AGAIN)
+        check_object = check_pack if digest_of_file_pack(pack) is None else check_file
+        check = await check_object(self._store, self._tenant, pack, PUSH_AGAIN)
         self._checked_bytes += check.size
         self._places.update(check.places)
         self._by_pack[pack] = frozenset(check.places)
@@ -233,22 +233,22 @@ class _Check:
     async def _without_index(self) -> AsyncIterator[FsckFinding]:
         """Yield a finding for each pack without an index.
 
-        It advises to delete only a pack that no version can need: the source of a version may be lost.
+        It advises deletion only for a pack that no version can need, because the source of a version may be lost.
         """
         if not self._unindexed:
             return
         self._watch()
-        if self._seen_running:  # a pack is there for a moment before its index
+        if self._seen_running:  # a push writes a pack shortly before its index
             return
-        # A push that has ended since its pack was read has written the index by now.
+        # If a push has ended since its pack was read, the index exists by now.
         self._unindexed = {pack for pack in self._unindexed if not await self._is_there(index_key(self._tenant, pack))}
         wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
         is_lacking = not wanted <= self._places.keys() or not self._named <= self._manifests.keys()
         indexed = frozenset[str]().union(*(self._by_pack[pack] for pack in self._by_pack.keys() - self._unindexed))
         for pack in sorted(self._unindexed):
-            # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
+            # Only the index names a kept file's chunks, so any kept file without one may hold the missing chunks.
             only_here = wanted & self._by_pack[pack] - indexed
-            has_wanted = not wanted.isdisjoint(self._by_pack[pack])  # then no collection frees it
+            has_wanted = not wanted.isdisjoint(self._by_pack[pack])  # a collection then keeps it
             if not (has_wanted or is_lacking or self._unread):
                 self._leftovers += 1  # a collection frees the index of a pack first
                 continue
@@ -261,7 +261,7 @@ class _Check:
     async def _check_references(self, key: str) -> Iterable[FsckLine]:
         manifest = self._manifests.get(object_name(key))
         if manifest is None:
-            return ()  # it was not read, and that was said
+            return ()  # it can't be read, which was reported
         wanted = {chunk.digest: chunk.length for chunk in manifest.chunks}
         missing = [
             digest
@@ -269,7 +269,7 @@ class _Check:
             if digest not in self._places or self._places[digest].length != length
         ]
         if missing and not await self._is_there(key):
-            return ()  # collected meanwhile: its packs went after it
+            return ()  # collected meanwhile, and then its packs
         if missing:
             some = ", ".join(missing[:NAMED])
             fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
@@ -284,7 +284,7 @@ class _Check:
         return [FsckFinding(key=key, fault=fault.format(path), mend=mend) for path in damaged]
 
     async def _damaged_files(self, manifest: Manifest) -> list[str]:
-        """Return the pinned files whose bytes differ from the manifest's digest, although each chunk has its own."""
+        """Return the pinned files whose bytes differ from the manifest's digest although each chunk matches its own."""
         if not manifest.files:
             return []
         end = max(file.offset + file.size for file in manifest.files)
@@ -301,28 +301,28 @@ class _Check:
         ]
 
     async def _check_attestations(self, keys: dict[str, list[str]]) -> AsyncIterator[FsckLine]:
-        there = {object_name(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        existing = {object_name(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
         versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
-        if not versions.keys() <= there:
+        if not versions.keys() <= existing:
             self._coming = await asyncio.to_thread(self._fsck.pending_versions, self._tenant)
         prefixes = [attestations_prefix(self._tenant, version) for version in versions]
-        async for line in self._each(prefixes, partial(self._check_attested, there)):
+        async for line in self._each(prefixes, partial(self._check_attested, existing)):
             yield line
         for version in sorted(self._manifests.keys() - self._sealed):
             key, prefix = manifest_key(self._tenant, version), attestations_prefix(self._tenant, version)
             new = [each async for each in self._store.list(prefix) if each not in keys[ATTESTATIONS]]
-            if not new and await self._is_there(key):  # else collected meanwhile
-                yield FsckFinding(key=key, fault="no attestation says that it was sealed", mend=PUSH_AGAIN)
+            if not new and await self._is_there(key):  # otherwise it was collected meanwhile
+                yield FsckFinding(key=key, fault="it has no seal", mend=PUSH_AGAIN)
 
-    async def _check_attested(self, there: set[str], prefix: str) -> Iterable[FsckLine]:
+    async def _check_attested(self, existing: set[str], prefix: str) -> Iterable[FsckLine]:
         version = prefix.split("/")[2]
-        # What a publisher says of a version comes before its commit.
-        is_known = version in there or version in self._coming
+        # A publisher's attestation is stored before the commit of its version.
+        is_known = version in existing or version in self._coming
         missing = not is_known and not await self._is_there(manifest_key(self._tenant, version))
         try:
             entries = await self._fsck.attestations.entries(self._tenant, version)
         except BlobUnavailable:
-            self._sealed.add(version)  # whether it is sealed can't be said now, so it is no finding
+            self._sealed.add(version)  # whether it is sealed is unknown now, so it is no finding
             raise
         found: list[FsckFinding] = []
         for entry in entries:
@@ -331,7 +331,7 @@ class _Check:
                 mend = f"delete it, then {PUSH_AGAIN}"
                 found.append(FsckFinding(key=key, fault=f"an attestation: {fault}", mend=mend))
             elif missing and version in self._condemned:
-                self._leftovers += 1  # a collection frees the mark of a version last
+                self._leftovers += 1  # a collection deletes the mark of a version last
             elif missing:
                 self._watch()
                 if not self._seen_running:
@@ -347,7 +347,7 @@ class _Check:
         for version in sorted((self._named & self._manifests.keys()) - self._recorded):
             key = inputs_key(self._tenant, _inputs_of(self._manifests[version]))
             if not await self._is_there(key):
-                fault = f"nothing says of which inputs {version} was made"
+                fault = f"no record of the inputs that {version} was made from"
                 yield FsckFinding(key=key, fault=fault, mend=PUSH_AGAIN)
 
     async def _check_input(self, key: str) -> Iterable[FsckLine]:
@@ -357,15 +357,16 @@ class _Check:
         if version not in self._manifests:
             fault = f"it names version {version[:64]!r}, which does not exist"
         elif _inputs_of(self._manifests[version]) != object_name(key):
-            fault = f"version {version} was made of other inputs"
+            fault = f"version {version} was made from other inputs"
         else:
             self._recorded.add(version)
             return ()
-        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew"),)
+        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it again"),)
 
     async def _check_pack_list(self, key: str) -> Iterable[FsckLine]:
-        """A missing list is no fault: lists only save reads, and early stores had none. Nor is the list of a version
-        that does not exist: a refused push leaves one, as it leaves packs, and a collection frees both.
+        """Check a pack list. Two cases are no fault: a missing list, because lists only save reads and early stores had
+        none; and the list of a version that does not exist, because a refused push leaves list and packs to the
+        collection.
         """
         named = decode_pack_list(await self._store.read(key))
         if named is None:
@@ -376,11 +377,11 @@ class _Check:
             return ()
         if not await self._is_there(key):
             return ()
-        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew"),)
+        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it again"),)
 
     def _is_list_of(self, named: tuple[str, ...], manifest: Manifest | None) -> bool:
-        """Return whether the named packs exist and hold each verified chunk of a version. A pack that can't be read now
-        exists. Without a manifest there is nothing to hold.
+        """Return whether the named packs exist and hold each verified chunk of a version. An unreadable pack counts as
+        existing. Without a manifest there is nothing to hold.
         """
         if manifest is None:
             return True
@@ -410,13 +411,13 @@ class _Check:
         except BlobNotFound:
             return None
         except BlobUnavailable:
-            return 0  # it counts as existing; reading it finds what is wrong
+            return 0  # it counts as existing; a read will report the fault
 
 
 def _distrust(entry: AttestationEntry) -> str | None:
-    """Return why a signed seal is not trusted, else None. Whether a publisher is trusted is policy, and no fault."""
+    """Return why a signed seal is not trusted, else None. A publisher's trust is policy, so it is no fault."""
     if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
-        return f"{shorten_key_id(entry.key_id)} sealed it, which is not trusted here"
+        return f"{shorten_key_id(entry.key_id)} sealed it, and that key is not trusted here"
     return None
 
 

@@ -1,7 +1,7 @@
-"""What a tenant's versions need of its objects, and what nothing needs. Pure: the store is read and freed by `collect`.
+"""Decide which of a tenant's objects are needed, and which may be freed. Pure: `collector.py` lists and deletes.
 
-Needed is what a model names, what is being committed, what waits for its commit, and what was found unneeded for less
-than the grace period. All else goes, whole objects only: a pack stays for a single chunk.
+An object is needed if a model names its version, if a running commit or an open push relies on it, or if it has been
+unneeded for less than the grace period. All other objects are freed, as a whole: one needed chunk keeps its pack.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from kelvin.contracts.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object as it is listed: how large, and when it was put (wall clock)."""
+    """A listed object: its size, and when it was stored (wall clock)."""
 
     nbytes: int
     modified_s: float
@@ -24,7 +24,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ListedManifest:
-    """A manifest or draft; `chunks` is None where it does not decode."""
+    """A manifest or draft. `chunks` is None if it does not decode."""
 
     object: ListedObject
     chunks: frozenset[str] | None
@@ -32,7 +32,7 @@ class ListedManifest:
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """A pack with the chunks (digest -> length) of its index, or of its footer; None where neither can be read."""
+    """A pack with the chunks (digest -> length) in its index or footer; None if neither can be read."""
 
     object: ListedObject
     chunks: Mapping[str, int] | None
@@ -40,7 +40,7 @@ class ListedPack:
 
 @dataclass(frozen=True, slots=True)
 class AuxiliaryObject:
-    """An attestation, a pack list or an inputs object, by its key, and the version that it speaks of."""
+    """An attestation, a pack list or an inputs object: its key, and the version that it belongs to."""
 
     key: str
     object: ListedObject
@@ -49,13 +49,13 @@ class AuxiliaryObject:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """All objects of a tenant, and what is known of their users. Everything is by version or pack."""
+    """All objects of a tenant, and their users. Mappings are by version or pack."""
 
     tenant: str
     named: frozenset[str]  # versions that a model names
-    committing: frozenset[str]  # versions whose commit is under way
+    committing: frozenset[str]  # versions whose commit runs
     declared_digests: frozenset[str]  # chunks that open pushes and running commits rely on
-    pending_versions: frozenset[str]  # versions that open pushes make: publishers' statements come before them
+    pending_versions: frozenset[str]  # versions that open pushes make; their attestations exist before them
     manifests: Mapping[str, ListedManifest]
     drafts: Mapping[str, ListedManifest]
     condemned: Mapping[str, ListedObject]
@@ -68,24 +68,23 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to do: mark, unmark, free in this order. What is not named here is left."""
+    """The decisions: mark, unmark, and free in this order. Everything else stays."""
 
-    condemn: tuple[str, ...]  # versions that get their mark now
-    unmark: tuple[str, ...]  # versions whose mark goes: a model names them again
+    condemn: tuple[str, ...]  # versions to mark now
+    unmark: tuple[str, ...]  # versions to unmark, because a model names them again
     condemned: tuple[Condemned, ...]
     free: tuple[Freed, ...]
     versions: int
     packs: int
     unreferenced_bytes: int
-    lost: int  # chunks that a kept version needs and no pack is known to hold: no pack is freed then
+    lost: int  # needed chunks that no known pack holds; if there are any, no pack is freed
 
 
 def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
-    """Choose what a collection frees, condemns and pardons.
+    """Choose what a collection frees, marks and unmarks.
 
-    If no known pack holds a chunk that a kept version needs, some pack's table is missing or wrong, and nobody knows
-    which. Then no pack is freed. Raises `Refused` (ManifestCorrupt, ManifestMissing) if a needed version's manifest
-    can't say what it needs.
+    If no known pack holds a needed chunk, the table of some unknown pack is missing or wrong, so no pack is freed.
+    Raises `Refused` (ManifestCorrupt, ManifestMissing) if the manifest of a needed version can't be used.
     """
     wanted = facts.named | facts.committing
     unnamed = sorted(facts.manifests.keys() - wanted)
@@ -108,8 +107,8 @@ def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collecti
         *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
         *_auxiliary_to_free(facts.attestations, live | facts.pending_versions, gone, now_s, grace_s),
         *_auxiliary_to_free(facts.pack_lists, live, gone, now_s, grace_s),
-        # After what was made of it, which would speak of nothing if this ends here. A manifest goes before: it may not
-        # be without its attestations.
+        # Free a draft after the objects made from it: if the collection ends here, none may refer to a missing draft.
+        # Free a manifest before its attestations, because it must not exist without them.
         *(
             _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
             for version in sorted(facts.drafts.keys() - drafts)
@@ -137,7 +136,7 @@ def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collecti
 
 
 def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
-    """Return the chunks of the versions and drafts that stay. Raises as `plan_collection`."""
+    """Return the chunks of the versions and drafts that stay. Raises as `plan_collection` does."""
     for version in sorted(facts.named):
         if version not in facts.manifests:
             raise Refused(ManifestMissing(version))
@@ -146,14 +145,14 @@ def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> fr
         for version in versions:
             chunks = objects[version].chunks
             if chunks is None:
-                raise Refused(ManifestCorrupt(version, "it does not decode, so nothing is known of what it needs"))
+                raise Refused(ManifestCorrupt(version, "it does not decode, so its chunks are unknown"))
             needed |= chunks
     return frozenset(needed)
 
 
 def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
-    """Yield packs to free. Each index goes first: a pack without an index is never offered to a reader, but an index
-    without its pack would be.
+    """Yield packs to free, each after its index. Readers are never offered a pack without an index, but they would be
+    offered an index without its pack.
     """
     for pack, found in sorted(facts.packs.items()):
         if found.chunks is None or not reached.isdisjoint(found.chunks) or _is_young(found.object, now_s, grace_s):
@@ -169,7 +168,7 @@ def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: fl
 def _auxiliary_to_free(
     sides: Iterable[AuxiliaryObject], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
 ) -> Iterator[Freed]:
-    """Yield objects that belong to no version. Young ones stay, unless their version or draft is in `gone`."""
+    """Yield objects whose version is gone. Young ones stay, unless their version or draft is in `gone`."""
     for side in sides:
         is_old = side.version in gone or not _is_young(side.object, now_s, grace_s)
         if side.version not in live and is_old:

@@ -1,8 +1,8 @@
-"""Run commits of pushes beyond the requests that start them. Each runs once; a repeated request joins it or gets its
-result.
+"""Run commits of pushes independently of the requests that start them.
 
-A commit for which no request waits during ABANDONED_S is cancelled: its client left, or its tenant was suspended. A
-client that comes back starts it again, from what is stored by then.
+A repeated request joins its commit or gets its result. A commit without a waiting request for ABANDONED_S is cancelled:
+its client disconnected, or its tenant was suspended. A client that retries starts it again, from what is stored by
+then.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RUNNING_LIMIT: Final = 8
 RESULTS_KEPT: Final = 256
-ABANDONED_S: Final = 60.0  # a client asks again every few seconds
+ABANDONED_S: Final = 60.0  # clients poll every few seconds
 
 Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Committed]]
 
@@ -34,17 +34,17 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 class _Commit:
     tenant: str
     announced: str  # see `digests_digest`
-    client: str | None  # who began it
+    client: str | None  # the client that started it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
-    waiters: int = 0  # requests that wait for it
-    abandonment: asyncio.TimerHandle | None = None  # runs while nobody waits for it
+    waiters: int = 0  # how many requests wait for it
+    abandonment: asyncio.TimerHandle | None = None  # runs while no request waits
 
     def report(self, step: CommitStep) -> None:
         self.step = step
 
     async def join(self, wait_s: float) -> bool:
-        """Wait for its end for at most `wait_s`. Return whether it ended."""
+        """Wait until the commit ends, for at most `wait_s`. Return whether it ended."""
         self._stop_timer()
         self.waiters += 1
         try:
@@ -55,16 +55,16 @@ class _Commit:
         return bool(done)
 
     def result(self, client: str | None) -> Committed:
-        """Return the result, or raise the failure of the commit.
+        """Return the result, or raise the commit's failure.
 
-        Equal pushes at the same time share a commit. The client that began it is told that its push made the version,
-        each time that it asks; the others are told that the version was there.
+        Equal concurrent pushes share a commit. Its starter always gets the answer that its push created the version;
+        the other clients get the answer that the version existed.
         """
         committed = self.task.result()
         return committed if client == self.client else replace(committed, created=False, restored=False)
 
     def start_abandon_timer(self) -> None:
-        """Cancel it in ABANDONED_S, unless a request joins it or it ends before that."""
+        """Cancel the commit after ABANDONED_S, unless a request joins it or it ends before that."""
         if not self.waiters and not self.task.done():
             self._stop_timer()
             self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
@@ -76,12 +76,11 @@ class _Commit:
 
 
 class Commits:
-    """Commits that run, RUNNING_LIMIT at most. Close it where you opened it: running commits are cancelled, and a retry
-    resumes them.
-
-    Beyond its first commit a tenant may run no more than it leaves free to others (dynamic thresholds, see
-    `activator/limits/concurrency_limits.py`): one tenant alone gets half of the places, and only four tenants can fill
+    """The running commits, at most RUNNING_LIMIT. Its owner must close it: that cancels commits, and a retry resumes
     them.
+
+    Beyond its first commit a tenant may run at most as many as it leaves free (dynamic thresholds, see
+    `activator/limits/concurrency_limits.py`). One tenant alone gets half of the places; four tenants can fill them.
     """
 
     def __init__(self, publish: Publish) -> None:
@@ -95,17 +94,17 @@ class Commits:
         return plan_id in self._commits
 
     def is_running(self, tenant: str) -> bool:
-        """Whether a commit of this tenant is under way."""
+        """Return whether a commit of this tenant runs."""
         return any(commit.tenant == tenant for commit in self._running())
 
     async def try_join(
         self, tenant: str, plan_id: str, announced: str, wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
-        """Return the result of the plan's commit, or its step after `wait_s`; None if there is none, or it was
-        cancelled. `announced` is the `digests_digest` of the caller's chunks.
+        """Return the result of the plan's commit, or its step after `wait_s`; None if there is none or it was
+        cancelled.
 
-        Raises the failure of the commit once (the next call starts it anew), and `Refused(Conflict)` if the plan is
-        being committed with other chunks.
+        `announced` is the `digests_digest` of the caller's chunks. Raises the commit's failure once (the next call
+        starts it again), and `Refused(Conflict)` if the plan is being committed with other chunks.
         """
         commit = self._commits.get(plan_id)
         if commit is None or commit.tenant != tenant:
@@ -120,9 +119,7 @@ class Commits:
         return None if commit.task.cancelled() else commit.result(client)
 
     def start(self, record: PlanRecord, digests: tuple[str, ...], client: str | None = None) -> None:
-        """Begin the commit of a plan, for the client of this name. The plan must have none. Raises
-        `Refused(Overloaded)`.
-        """
+        """Start the commit of a plan for `client`. The plan must have none. Raises `Refused(Overloaded)`."""
         assert record.plan_id not in self._commits
         running = self._running()
         of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
@@ -138,13 +135,13 @@ class Commits:
         self._forget_old()
 
     def forget(self, plan_id: str) -> None:
-        """A result that nobody will ask for again: the plan is pushed anew. What runs stays."""
+        """Drop a finished commit, because the plan is pushed again. A running commit stays."""
         commit = self._commits.get(plan_id)
         if commit is not None and commit.task.done():
             del self._commits[plan_id]
 
     async def close(self) -> None:
-        """Cancel what runs and wait for its end."""
+        """Cancel running commits and wait until they have ended."""
         tasks = [commit.task for commit in self._running()]
         for task in tasks:
             task.cancel()
@@ -160,12 +157,12 @@ class Commits:
 
 
 def digests_digest(digests: Iterable[str]) -> str:
-    """Return the digest of a list of chunks, which is compared and kept in its place: it may take 80 MB."""
+    """Return the digest of a list of chunks. It is kept instead of the list, which may take 80 MB."""
     return blake3(",".join(digests).encode()).hexdigest()
 
 
 def _log_failure(task: asyncio.Task[Committed]) -> None:
-    """Also marks the exception as seen: the client may never ask."""
+    """Log a failure. This also marks the exception as retrieved, since the client may never ask."""
     if task.cancelled():
         return
     match task.exception():

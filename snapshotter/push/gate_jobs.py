@@ -1,6 +1,6 @@
-"""What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in.
+"""Request work from the control plane: gate or seal on a standby, register a version, read a tenant's limits.
 
-A `kelvin engine` whose directory is shared with us may take the jobs instead.
+A `kelvin engine` whose directory is shared with us may do the gate and seal jobs instead.
 """
 
 from contextlib import closing
@@ -27,24 +27,24 @@ PEER: Final = "the engine"
 
 
 class Judge(Protocol):
-    """Takes the jobs of a push, at the same paths whoever it is."""
+    """The executor of a push's jobs: the control plane or an engine, with the same paths."""
 
     async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
-        """Raises `Refused`: the job's own refusal, or Unavailable."""
+        """Run a job and return its result. Raises `Refused`: the job's own refusal, or Unavailable."""
         ...
 
 
 class StandaloneEngine:
-    """An engine in `run`, which may come, go and be another one at any time: a connection for each job."""
+    """An engine whose sockets are in `run`. It may stop or be replaced at any time, so each job opens a connection."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
 
     def __repr__(self) -> str:
-        return f"<EngineBeside {self._run}>"
+        return f"<StandaloneEngine {self._run}>"
 
     async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
-        """See `Judge`."""
+        """Run a job on the engine, as `Judge.call` specifies."""
         try:
             directory = SocketDirectory(self._run, is_ours=False)
         except OSError as error:
@@ -58,9 +58,9 @@ class StandaloneEngine:
 
 
 class GateJobs:
-    """Over the control plane's socket, but for those that a `judge` of our own does. Each call may be repeated.
+    """The calls to the control plane, or to `judge` for gate and seal jobs. Each call may be repeated.
 
-    All raise `Refused`: the job's own refusal, or Unavailable.
+    All calls raise `Refused`: the job's own refusal, or Unavailable.
     """
 
     def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: Judge | None = None) -> None:
@@ -70,7 +70,7 @@ class GateJobs:
         self._seal_s = seal_s
 
     def __repr__(self) -> str:
-        return f"<Jobs {self._client!r}>"
+        return f"<GateJobs {self._client!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Decide whether the architecture may be served."""
@@ -83,9 +83,8 @@ class GateJobs:
         )
 
     async def register(self, registration: VersionRegistration) -> RegistrationResult | None:
-        """Register a published version; idempotent. Return None if the control plane does not say what it was.
-
-        One of an earlier build answers without a body.
+        """Register a published version. Idempotent. Return None if the control plane is of an older build, which sends
+        no body.
         """
         kind: Any = RegistrationResult | None
         answer: RegistrationResult | None = await self._client.call(
@@ -99,7 +98,7 @@ class GateJobs:
         return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions
 
     async def limits(self, tenant: str) -> TenantLimits:
-        """What the tenant may use, where that is not the installation's setting."""
+        """Return the tenant's own limits, where they differ from the installation's settings."""
         return await self._client.call(
             "GET", f"/internal/v1/tenants/{tenant}/limits", TenantLimits, timeout_s=REGISTRY_S
         )

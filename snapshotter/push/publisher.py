@@ -1,7 +1,7 @@
-"""Make a version of a push: packs, their indexes, draft, sealing, attestation, manifest, register. All idempotent.
+"""Publish a version from a push: packs, indexes, draft, seal, attestation, manifest, registration. All idempotent.
 
-The order is the invariant: what refers to an object is written after it was written and read back, so a crash leaves
-objects that nothing refers to, never a reference to what is not there. A retry finds each step done or does it.
+The order is the invariant: an object is written and read back before anything refers to it. So a crash leaves
+unreferenced objects, never a dangling reference. A retry skips the steps that are done.
 """
 
 import asyncio
@@ -52,17 +52,17 @@ _key_id: ContextVar[str] = ContextVar("pushed_by", default="")
 
 
 def set_caller_key(key_id: str) -> None:
-    """What this task, and those that it starts, are asked for is asked with that key, as in
+    """Set the API key for the requests of this task and the tasks that it starts, as in
     `kelvin.process.request_context`.
 
-    The key is no part of the plan: that is named by the digest of what it says, whoever sent it.
+    The key is not part of the plan, whose id is the digest of its content.
     """
     _key_id.set(key_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningCommit:
-    """A version on its way, and what it needs, from before its commit looks at the store until it is registered."""
+    """A running commit's version and chunks, from before it lists the store until the version is registered."""
 
     tenant: str
     version: str
@@ -70,10 +70,10 @@ class RunningCommit:
 
 
 class KeptFileReader:
-    """One pass over the file that `record` keeps: its staged chunks and what lies between, in the file's own order.
+    """One pass over the file that `record` keeps: its staged chunks and the bytes between them, in file order.
 
-    Every chunk is compared with its digest when it is first read, and the whole with the file's digest at the end:
-    bytes that are neither are never visible under its name. Holds a block and a few chunks in memory.
+    Each chunk is verified at its first read, and the whole file at the end, so other bytes are never visible under the
+    file's name. Holds a block and a few chunks in memory.
     """
 
     def __init__(self, staging: Staging, record: PlanRecord, digests: tuple[str, ...]) -> None:
@@ -87,8 +87,8 @@ class KeptFileReader:
         self._seen: set[str] = set()
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        """The file. Raises `Refused`: Conflict where a staged chunk was lost, ArtifactRejected where all of them make
-        another file than was announced.
+        """Yield the file. Raises `Refused`: Conflict if a staged chunk was lost, ArtifactRejected if the file differs
+        from the announced one.
         """
         whole = blake3()
         block = bytearray()
@@ -99,13 +99,13 @@ class KeptFileReader:
                 block = bytearray()
         last = await asyncio.to_thread(_absorbed, whole, block)
         if whole.hexdigest() != self._kept.digest:
-            rule = "its tensors and what lies between them do not make the file whose digest was sent"
+            rule = "its tensors and the bytes between them do not match the file's digest"
             raise Refused(ArtifactRejected(self._kept.path, rule))
         yield last
 
     async def _read(self, part: FilePart) -> bytes:
         digest = part.digest or self._kept.rest
-        if digest in self._seen and digest not in self._held:  # scattered tensors: not all of their chunk again
+        if digest in self._seen and digest not in self._held:  # scattered tensors: don't read the whole chunk again
             return await asyncio.to_thread(self._staging.read_part, *self._staged(digest), part.offset, part.length)
         data = self._held.get(digest) or await self._check_in(digest)
         self._held.move_to_end(digest)
@@ -126,9 +126,8 @@ class KeptFileReader:
 
 
 async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> Refused:
-    """Discard the staged chunk `damaged` and every other damaged one of the push. Return the refusal to raise.
-
-    A power cut damages many chunks at once. The client then asks what is missing, and sends all of it in one round.
+    """Discard the staged chunk `damaged` and all other damaged chunks of the push. Return the refusal to raise. A power
+    cut damages many chunks at once. The client then requests the missing chunks and sends all of them in one round.
     """
     await asyncio.to_thread(staging.discard, record.tenant, damaged)
     for digest in await asyncio.to_thread(staging.staged_digests, record.tenant, record.plan_id):
@@ -144,7 +143,7 @@ def _absorbed(whole: blake3, block: bytearray) -> bytes:
 
 
 class Publisher:
-    """Packs of a tenant are written by one commit at a time, a version is sealed by one; all else runs side by side."""
+    """The publisher of versions. One commit at a time writes a tenant's packs, and one at a time seals a version."""
 
     def __init__(
         self,
@@ -169,7 +168,7 @@ class Publisher:
         return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
 
     async def exists(self, tenant: str, version: str) -> bool:
-        """Whether readers can see the version."""
+        """Return whether readers can see the version."""
         try:
             await self._store.stat(manifest_key(tenant, version))
         except BlobNotFound:
@@ -177,12 +176,12 @@ class Publisher:
         return True
 
     async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
-        """Make the version of `digests`, whatever an earlier attempt has already done.
+        """Publish the version of `digests`, continuing where an earlier attempt stopped.
 
-        Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
-        store gives back other bytes than it took, ArtifactRejected where a kept file is not what was announced,
-        CapacityExceeded where the store is full, Conflict where a restore failed and the version is still damaged,
-        Unavailable, and what the sealing job refuses with.
+        Raises `Refused`: Conflict for a chunk that was not sent (request the missing chunks again), ChunkCorrupt if the
+        store returns other bytes than it got, CapacityExceeded if it is full. ArtifactRejected if a kept file differs
+        from the announced one, Conflict if the version is still damaged after a failed restore, Unavailable, and the
+        sealing job's refusals.
         """
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)
@@ -201,7 +200,7 @@ class Publisher:
                 inputs = record.inputs(digests)
                 created, resealed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
             report(CommitStep.PUBLISHING)
-            await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
+            await self._store.delete(condemned_key(record.tenant, version))  # left if the version was deleted before
             registration = _registration(record, version, manifest)
             registered = await self._jobs.register(registration)
             if registered is not None and registered.fault is not None:
@@ -221,7 +220,7 @@ class Publisher:
         )
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
-        """Store what a replica recorded under a fingerprint that had no seal. One at a time for a version. Raises
+        """Store a seal that a replica recorded for an unsealed fingerprint. One at a time for a version. Raises
         NotFound, ManifestMissing.
         """
         async with self._versions.hold(f"{tenant}/{seal.version}"):
@@ -229,15 +228,15 @@ class Publisher:
 
     @asynccontextmanager
     async def hold_packs(self, tenant: str) -> AsyncIterator[tuple[RunningCommit, ...]]:
-        """No commit of the tenant writes packs inside. Yields those that are under way: they wait for that, or wrote
-        theirs and are not registered yet.
+        """Keep commits of the tenant from writing packs in the block. Yields the running commits. Each waits to write
+        packs, or has written them and is not registered yet.
         """
         async with self._tenants.hold(tenant):
             yield tuple(each for each in self._under_way if each.tenant == tenant)
 
     @contextmanager
     def _protected(self, under_way: RunningCommit) -> Iterator[None]:
-        """A collection leaves alone what it needs."""
+        """Protect what the commit needs from collections."""
         self._under_way.append(under_way)
         try:
             yield
@@ -247,15 +246,15 @@ class Publisher:
     async def _check_faulty(
         self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, resealed: bool
     ) -> None:
-        """Read all chunks of a version that a restore found broken.
+        """Read all chunks of a version after a failed restore.
 
-        Raises `Refused(Conflict)` if a chunk is damaged. Also raises it if the known answers or an attestation failed
-        and this push has not sealed the version anew: good chunks don't show that these are good now.
+        Raises `Refused(Conflict)` if a chunk is damaged. Also raises it if known answers or an attestation failed and
+        this push has not sealed the version again: good chunks don't prove that these are good now.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
         if fault in NON_CHUNK_CODES and not resealed:
-            ask = f"ask once for MODEL@{version.version[:12]}, the model where it failed"
-            rule = f"{failed}, and this push did not seal it anew: {ask}"
+            hint = f"send one request to MODEL@{version.version[:12]}, where MODEL is the model that failed"
+            rule = f"{failed}, and this push did not seal it again: {hint}"
             raise Refused(Conflict(what, rule))
         places = await self._catalog.places(version.tenant)
 
@@ -266,7 +265,7 @@ class Publisher:
             except (KeyError, BlobNotFound, BlobShort):
                 data = b""
             if not await has_digest(data, digest):
-                rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` says what mends it"
+                rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` shows how to repair it"
                 raise Refused(Conflict(what, rule))
 
         await bounded_gather(check, dict.fromkeys(digests), _CHUNKS_HELD)
@@ -283,26 +282,26 @@ class Publisher:
             found = await verify_pack(self._store, record.tenant, pack)
             if found.is_intact and found.entries == entries:
                 break
-            # Not written well, or damaged since an earlier attempt wrote it. Nothing refers to it yet.
+            # Written wrongly, or damaged after an earlier attempt. Nothing refers to it yet.
             await self._store.delete(key)
             if attempt == 2:
                 raise Refused(ChunkCorrupt(min(found.damaged_chunks, default=pack), "store"))
         await self._ensure_object(index_key(record.tenant, pack), encode_table(entries))
 
     async def _keep_file(self, record: PlanRecord, kept: KeptFile, digests: tuple[str, ...], report: Report) -> None:
-        """The file as it was pushed, then the index by which readers find chunks in it."""
+        """Store the file unchanged, then the index by which readers find chunks in it."""
         report(CommitStep.PACKING)
         index = record.file_index(digests)
         key = pack_key(record.tenant, kept.pack)
         for attempt in (1, 2):
             await self._store.put_if_absent(key, KeptFileReader(self._staging, record, digests).blocks())
             report(CommitStep.VERIFYING)
-            # The chunks too: a file that was there may hold others at these places than this push says.
+            # Verify the chunks, too: an existing file may hold other chunks at these places.
             found = await verify_file(self._store, record.tenant, kept.pack, index)
             if found.is_intact:
                 break
             if found.digest_matches:
-                rule = f"chunk {min(found.damaged_chunks)} does not lie in it where the push says"
+                rule = f"chunk {min(found.damaged_chunks)} is not at the place in it that the push states"
                 raise Refused(ArtifactRejected(kept.path, rule))
             await self._store.delete(key)
             if attempt == 2:
@@ -311,22 +310,22 @@ class Publisher:
         await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
 
     async def _check_no_other_index(self, tenant: str, pack: str, index: FileIndex) -> None:
-        """Raise `Refused(Unavailable)` if the file has a good index with other chunks. It could not be read when this
-        commit began, and versions find their chunks by it. The next attempt packs the chunks that it lacks.
+        """Raise `Refused(Unavailable)` if the file has a good index with other chunks. That index could not be read
+        when this commit began, and versions find their chunks by it. The next attempt packs the chunks that it lacks.
         """
-        there = await try_file_index(self._store, tenant, pack)
-        if there is not None and there != index:
+        existing = await try_file_index(self._store, tenant, pack)
+        if existing is not None and existing != index:
             raise Refused(Unavailable("the object store"))
 
     async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
-        """Write which packs hold the version's chunks, so that readers need not read every index of the tenant."""
+        """Write the list of the version's packs, so that readers need not read all of the tenant's indexes."""
         places = await self._catalog.places(tenant)
         packs = {places[digest].pack for digest in digests if digest in places}
         await self._ensure_object(pack_list_key(tenant, version), encode_pack_list(packs))
 
     async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
-        """Return the digest of the pack to be written. Each staged chunk is checked, since a power cut may have taken
-        its bytes.
+        """Return the digest of the pack to write. Verifies each staged chunk, since a power cut may have lost its
+        bytes.
         """
         whole = blake3()
         for entry in entries:
@@ -348,7 +347,7 @@ class Publisher:
     async def _ensure_version(
         self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
     ) -> tuple[bool, bool]:
-        """Return whether this call made the version, and sealed it. A version with a good seal is not sealed again."""
+        """Return whether this call created and whether it sealed the version. A good seal is kept."""
         raw = encode_manifest(content)
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
@@ -359,7 +358,7 @@ class Publisher:
                 if not sealed:
                     report(CommitStep.SEALING)
                     await self._seal(tenant, version, content)
-                # Manifest last: a reader can never see half a version.
+                # Write the manifest last, so that a reader never sees half a version.
                 created = await self._ensure_object(manifest, raw)
             except Refused:
                 await self._store.delete(draft)
@@ -370,7 +369,7 @@ class Publisher:
 
     async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
         total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())
-        # An older control plane knows nothing of `distinct_bytes`, so say it only where it differs.
+        # An older control plane does not know `distinct_bytes`, so send it only if it differs.
         job = SealJob(
             tenant=tenant, version=version, total_bytes=total, distinct_bytes=distinct if distinct < total else 0
         )
@@ -388,7 +387,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         version=version,
         limits=record.limits,
         architecture=record.engine.architecture,
-        # A graph holds its weights.
+        # An ONNX graph contains its weights.
         weight_bytes=manifest.weight_bytes or sum(file.size for file in manifest.files),
         total_bytes=manifest.total_bytes,
         kv_bytes_per_token=record.gate.kv_bytes_per_token,

@@ -1,4 +1,4 @@
-"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. See `routes.py` for HTTP."""
+"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. `routes.py` serves them."""
 
 import asyncio
 import time
@@ -46,33 +46,33 @@ from snapshotter.store.tenant_cache import TenantCache
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
-PLAN_TURN_S: Final = 120.0  # for a turn; a judge that does not answer may keep one for longer (KELVIN_GATE_S)
-ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies and large answers, half of it one tenant's; more for large chunks
-RECORDS_AT_ONCE: Final = 4  # plans that are read from the disk: a large one takes some 150 MB
+PLAN_TURN_S: Final = 120.0  # wait for a turn; a judge without an answer may hold one for longer (KELVIN_GATE_S)
+ROOM_BYTES: Final = 3 * PLAN_BYTES  # for bodies and large responses, half of it per tenant; more for large chunks
+RECORDS_AT_ONCE: Final = 4  # plans that are read from disk; a large one takes some 150 MB
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 PLACES_KEPT: Final = 32
-MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request but the contents of files: MAX_PATHS paths take a third of it
-_COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
+MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request without file contents; MAX_PATHS paths take a third of it
+_COMMAS_OF_FILE: Final = 16  # per file in a plan request, at most: between its fields, and some in its path
 REHEARSALS_KEPT: Final = 8
 PARTS_KEPT: Final = 600_000  # chunks and tensors of plans in memory: some 250 MB
 
 
 @dataclass(frozen=True, slots=True)
 class PushLimits:
-    """How the snapshotter cuts, and what it takes."""
+    """The chunk size, and the limits of a push."""
 
     chunk_bytes: int
     max_version_bytes: int
-    tenant_store_bytes: int  # of a tenant that has no limit of its own
+    tenant_store_bytes: int  # for a tenant without its own limit
 
 
-# Every place of the plan where a chunk belongs, by the digest that the client announced.
+# All places of a chunk in the plan, by the digest that the client announced.
 _Places = dict[str, list[PlannedChunk]]
 
 
 class Pushes:
-    """One per process. Every method raises `Refused`; every one may be repeated."""
+    """The calls of pushes; one object per process. Every method may raise `Refused` and may be repeated."""
 
     def __init__(
         self,
@@ -90,23 +90,23 @@ class Pushes:
         self._limits = limits
         self._attestations = attestations
         self.commits = Commits(self._publish)
-        # Held in memory: whole plans, lists of digests, chunks until they are staged, answers until they are read.
+        # In memory: whole plans, lists of digests, chunks until they are staged, responses until they are read.
         room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
         self.body_room = BodyBudget("the memory for bodies of pushes", room_bytes)
         self.plan_turns = RequestLimiter("the list of plans being judged", PLANS_AT_ONCE)
         self.chunk_turns = RequestLimiter("the list of chunks being stored", CHUNKS_AT_ONCE)
         self.record_turns = RequestLimiter("the list of plans being read", RECORDS_AT_ONCE)
         self._declared = TenantCache[_Places](PLACES_KEPT, PARTS_KEPT)
-        # Plans of dry runs: what never comes to the disk needs no cleaning up.
+        # Plans of dry runs. They never reach the disk, so they need no clean-up.
         self._rehearsals = TenantCache[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
-        # What a tenant may still store is decided for one push after another.
+        # A tenant's quota is decided for one push at a time.
         self._quotas = KeyedLocks()
 
     def __repr__(self) -> str:
         return f"<Pushes {self._staging!r} {self.commits!r}>"
 
     async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
-        """Judge, ask the gate, lay out, open."""
+        """Judge the directory, ask the gate, lay out the version, and open the plan."""
         request = await asyncio.to_thread(_decode_plan, body)
         require_dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
@@ -150,7 +150,7 @@ class Pushes:
 
     async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
         """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
-        unless it is a dry run. The caller has one of `record_turns`.
+        unless it is a dry run. The caller holds one of `record_turns`.
         """
         rehearsed = self._rehearsals.get(tenant, plan_id)
         record = rehearsed or await self._load(tenant, plan_id)
@@ -158,7 +158,7 @@ class Pushes:
         push = await asyncio.to_thread(record.named, request.digests)
         limit = await self._limit(tenant)
         async with self._quotas.hold(tenant):
-            # In this order: what is packed between the two is seen in both, and counts once.
+            # In this order: a chunk that is packed in between appears in both, and counts once.
             open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, push.plan_id, time.time())
             holdings = await self._catalog.holdings(tenant)
             publisher_objects = await self._attestations.publisher_objects(tenant)
@@ -169,8 +169,8 @@ class Pushes:
             )
             needed = find_unstaged(record, request.digests, holdings)
             staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
-            staged.update(record.staged_by_plan())  # though a dry run's lies nowhere
-            await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
+            staged.update(record.staged_by_plan())  # also for a dry run, which stages nothing
+            await asyncio.to_thread(self._staging.check_room, _bytes_without(needed, staged))
             if rehearsed is None:
                 await self._drop_idle(tenant, idle, limit)
                 staged = await self._open(push, request.digests, needed, keeps)
@@ -188,39 +188,37 @@ class Pushes:
 
     async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
         """Declare the push. Return those of the `needed` chunks that are staged."""
-        self.commits.forget(push.plan_id)  # its result is of another time
+        self.commits.forget(push.plan_id)  # a result of an earlier push
         await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
         self._remember(push, digests)
         staged = await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
         if push.kept is not None and push.kept.rest in needed.keys() - staged:
-            raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile: only another plan brings that again
+            raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile; only a new plan stages it again
         return staged
 
     async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
-        """Return how long the chunk must be. Raises Conflict before `missing`, InvalidRequest if it is no chunk of the
-        push.
+        """Return the length of the chunk. Raises Conflict before `missing`, InvalidRequest if the push has no such
+        chunk.
         """
         return (await self._places(tenant, plan_id, digest))[0].length
 
     async def put_chunk(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
-        """Check digest and padding of a chunk whose length was checked, and stage it."""
+        """Check digest and padding of a chunk, and stage it. The caller has checked its length."""
         places = await self._places(tenant, plan_id, digest)
         await asyncio.to_thread(_check_chunk, places, digest, data)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
         await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
 
     async def manifest(self, tenant: str, plan_id: str) -> bytes:
-        """Return the manifest of the version that an open push makes, for its signer. Raises NotFound, Conflict before
-        `missing`.
-        """
+        """Return the manifest of an open push's version, for its signer. Raises NotFound, Conflict before `missing`."""
         async with self.record_turns.take(tenant, PLAN_TURN_S):
             record = await self._load(tenant, plan_id)
             digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
             return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
 
     async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
-        """Take in a publisher's statement about the version that an open push makes. It counts towards the tenant's
-        stored bytes.
+        """Accept a publisher's statement about the version of an open push. It counts towards the tenant's stored
+        bytes.
         """
         version = version_of(await self.manifest(tenant, plan_id))
         objects = self._attestations.statement_objects(tenant, version, request)
@@ -239,7 +237,7 @@ class Pushes:
     async def commit(
         self, tenant: str, plan_id: str, announced: str, client: str | None = None
     ) -> Committed | Committing:
-        """Make the version, or return how far its commit is. `announced` is the `digests_digest` of the chunks,
+        """Publish the version, or return the step of its commit. `announced` is the `digests_digest` of the chunks,
         `client` the caller's name: see `Commits`.
         """
         answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
@@ -247,7 +245,7 @@ class Pushes:
             return answer
         await self._start_commit(tenant, plan_id, announced, client)
         answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
-        if answer is None:  # cancelled, as this process ends
+        if answer is None:  # cancelled because this process ends
             raise Refused(Unavailable("the snapshotter"))
         return answer
 
@@ -256,17 +254,19 @@ class Pushes:
             record = await self._load(tenant, plan_id)
             digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
             if await asyncio.to_thread(digests_digest, digests) != announced:
-                raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
-            if plan_id not in self.commits:  # another request may have been quicker
+                raise Refused(
+                    Conflict("commit", "these are not the chunks of this push: request the missing chunks first")
+                )
+            if plan_id not in self.commits:  # another request may have started it
                 self.commits.start(record, digests, client)
 
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
-        """Publish the version, then drop what was staged. Drop it also if it can never be published."""
+        """Publish the version, then drop what was staged. Also drop it if it can never be published."""
         try:
             with self._staging.hold(record.plan_id):
                 committed = await self._publisher.publish(record, digests, report)
         except Refused as refused:
-            # A full store is no fault of the push: it goes on once there is room.
+            # A full store is not the push's fault. It continues once there is room.
             if not (refused.failure.retryable or isinstance(refused.failure, Conflict | CapacityExceeded)):
                 await self._forget(record)
             raise
@@ -274,13 +274,13 @@ class Pushes:
         return committed
 
     async def _forget(self, record: PlanRecord) -> None:
-        """The push, and the plan that it began with."""
+        """Drop the push and the plan that it began with."""
         await self._drop(record.tenant, record.plan_id)
         await self._drop(record.tenant, (await asyncio.to_thread(record.named)).plan_id)
 
     async def _drop_idle(self, tenant: str, plan_ids: tuple[str, ...], limit: int) -> None:
-        """Forget pushes that were idle when they were chosen. Raises `Refused(Overloaded)` where the client of one has
-        come back since: the caller's next attempt chooses anew.
+        """Drop pushes that were idle when they were chosen. Raises `Refused(Overloaded)` if the client of one is active
+        again. The caller's next attempt chooses again.
         """
         for plan_id in plan_ids:
             if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
@@ -298,7 +298,7 @@ class Pushes:
 
     async def _places(self, tenant: str, plan_id: str, digest: str) -> list[PlannedChunk]:
         declared = self._declared.get(tenant, plan_id)
-        if declared is None:  # this process was started after the client asked what is missing
+        if declared is None:  # this process started after the client's `missing` call
             declared = await self._recall(tenant, plan_id)
         if digest not in declared:
             raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
@@ -306,7 +306,7 @@ class Pushes:
 
     async def _recall(self, tenant: str, plan_id: str) -> _Places:
         async with self.record_turns.take(tenant, PLAN_TURN_S):
-            if (declared := self._declared.get(tenant, plan_id)) is not None:  # another request was quicker
+            if (declared := self._declared.get(tenant, plan_id)) is not None:  # another request loaded it meanwhile
                 return declared
             record = await self._load(tenant, plan_id)
             digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
@@ -335,28 +335,29 @@ class _WithContents(Struct, frozen=True):
 
 
 class _Files(Struct, frozen=True):
-    """The contents of files in a plan request, as they lie in its body."""
+    """The contents of files in a plan request, as raw slices of its body."""
 
     small_files: tuple[_WithContents, ...] = ()
     weights: tuple[_WithContents, ...] = ()
 
 
 def _decode_plan(body: bytes | bytearray) -> PlanRequest:
-    """Decode a plan. Count and measure it before parsing: a path of four bytes takes eighty in memory, and a text with
-    one wide character four times its bytes. Contents of files are base64, so they have no wide character.
+    """Decode a plan. Count and measure it before parsing, to limit the memory. A path of four bytes takes eighty in
+    memory, and a text with one wide character four times its bytes. File contents are base64, so they have no wide
+    character.
     """
     if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
         raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
     files = decode(body, _Files)
     if len(body) - sum(file.nbytes() for file in (*files.small_files, *files.weights)) > MAX_TEXT_BYTES:
-        what = "(all but the contents of files)"
+        what = "(without the contents of files)"
         raise Refused(InvalidRequest("body", what, f"may take at most {MAX_TEXT_BYTES} bytes"))
     return decode(body, PlanRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstChunks:
-    """The chunks of the pinned files: made here of what was judged, so that nothing else can be sent for them."""
+    """The chunks of the pinned files. They are made here from the judged files, so that a client can't send others."""
 
     digests: tuple[str, ...]
     data: tuple[bytes, ...]
@@ -373,8 +374,8 @@ def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tu
     return layout, _FirstChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
 
 
-def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
-    return sum(length for digest, length in chunks.items() if digest not in there)
+def _bytes_without(chunks: dict[str, int], staged: set[str]) -> int:
+    return sum(length for digest, length in chunks.items() if digest not in staged)
 
 
 def _kept(whole: KeptTensorizer | None) -> KeptFile | None:

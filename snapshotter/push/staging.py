@@ -1,8 +1,8 @@
 """Chunks and plans on disk until their commit: `ROOT/TENANT/ID/{plan.json,declared.json,chunks/DIGEST}`.
 
-A directory without `declared.json` is a plan: its client has not declared yet what it will send. With it, it is a push.
-Blocking; callers run it in threads. Names appear only by renaming a whole file or directory, so a killed process leaves
-no half chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing detects by hashing.
+A directory with `declared.json` is a push; without it, it is a plan whose client has not declared its chunks yet.
+Blocking, so callers run it in threads. A name appears only by renaming a whole file or directory, so a killed process
+leaves no half chunk. Nothing is synced: a power cut may lose bytes, which packing detects by their digests.
 """
 
 import errno
@@ -31,20 +31,19 @@ log = logging.getLogger(__name__)
 _ID: Final = re.compile(rf"[0-9a-f]{{{ID_HEX}}}")
 _PLAN: Final = "plan.json"
 _DECLARED: Final = "declared.json"
-IDLE_S: Final = 600.0  # a push that was active within it is not removed to make room
+IDLE_S: Final = 600.0  # a push that was active more recently is not removed to make room
 
 
 class Staging:
-    """All open pushes of all tenants: of each at most `plans_per_tenant` plans and as many pushes.
-
-    Of plans the longest idle makes room: it costs its client a call. Of pushes only one that stood still.
+    """All open pushes of all tenants: for each at most `plans_per_tenant` plans and as many pushes. To make room, the
+    longest idle plan is removed, which costs its client one call. A push is removed only if it is idle.
     """
 
     def __init__(self, root: Path, plans_per_tenant: int) -> None:
         self._root = root
         self._plans_per_tenant = plans_per_tenant
         self._pins: Counter[str] = Counter()
-        # Held from the last check of an idle push until it is renamed away, so that no commit begins in between.
+        # Held from the last check of an idle push until it is renamed, so that no commit starts in between.
         self._removing = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_unfinished()
@@ -54,7 +53,7 @@ class Staging:
 
     @contextmanager
     def hold(self, plan_id: str) -> Iterator[None]:
-        """Keep the plan during the block, whatever its age and however little room there is."""
+        """Keep the plan during the block, whatever its age and the free space."""
         with self._removing:
             self._pins[plan_id] += 1
         try:
@@ -65,7 +64,7 @@ class Staging:
                 self._pins += Counter()  # forget zeros
 
     def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
-        """Keep the plan, with the chunks that are here already. Repeats are harmless. `now_s` is wall clock."""
+        """Store the plan and its first chunks. Idempotent. `now_s` is wall clock."""
         with _translated("plan", record.plan_id):
             if not self._path(record.tenant, record.plan_id).exists():
                 self._make_room_for_plan(record.tenant)
@@ -73,19 +72,19 @@ class Staging:
         self._ensure(record, {_PLAN: encode(record), **chunks}, now_s)
 
     def load(self, tenant: str, plan_id: str) -> PlanRecord:
-        """Raises `Refused(NotFound)` for an unknown plan, and for another tenant's."""
+        """Return the plan. Raises `Refused(NotFound)` for an unknown plan, and for another tenant's."""
         with _translated("plan", plan_id):
             raw = (self._path(tenant, plan_id) / _PLAN).read_bytes()
         try:
             return decode(raw, PlanRecord)
         except Refused:
-            raise Refused(NotFound("plan", plan_id)) from None  # cut by a power failure: the client plans again
+            raise Refused(NotFound("plan", plan_id)) from None  # truncated by a power cut: the client plans again
 
     def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float, keeps: bool = False) -> None:
-        """Open a push of these chunks; only they are accepted. Repeats are harmless. `now_s` is wall clock; `keeps`
-        where the push's file has yet to be written.
+        """Open a push of these chunks; only they are accepted. Idempotent. `now_s` is wall clock.
 
-        Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
+        With `keeps`, the push's file still has to be written. Raises `Refused(Overloaded)` if the tenant has too many
+        pushes and all are in use.
         """
         with _translated("plan", push.plan_id):
             if not self._path(push.tenant, push.plan_id).exists():
@@ -93,7 +92,7 @@ class Staging:
         self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests, keeps))}, now_s)
 
     def check_room(self, nbytes: int) -> None:
-        """Raises `Refused(CapacityExceeded)` where the disk can't take that much more."""
+        """Raise `Refused(CapacityExceeded)` if the disk has less space than that."""
         try:
             free = shutil.disk_usage(self._root).free
         except OSError as error:
@@ -105,26 +104,26 @@ class Staging:
         """Return the declared chunks of the push. Raises `Refused(Conflict)` before `declare`."""
         declaration = self._declaration(self._path(tenant, plan_id))
         if declaration is None:
-            raise Refused(Conflict("chunk", "ask which chunks are missing first"))
+            raise Refused(Conflict("chunk", "request the missing chunks first"))
         return declaration.digests
 
-    def open_promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
+    def open_promises(self, tenant: str, excluded_id: str, now_s: float) -> list[Promise]:
         """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
         found: list[Promise] = []
-        with _translated("plan", but):
+        with _translated("plan", excluded_id):
             for plan in sorted(self._plans(tenant), key=_mtime):
-                if plan.name == but or (declaration := self._declaration(plan)) is None:
+                if plan.name == excluded_id or (declaration := self._declaration(plan)) is None:
                     continue
                 found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
         return found
 
     def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
-        """Keep a chunk whose digest the caller has checked. Repeats are harmless."""
+        """Stage a chunk whose digest the caller has checked. Idempotent."""
         with _translated("plan", plan_id):
             _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
 
     def staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
-        """Return those of `wanted` that some push of the tenant holds."""
+        """Return those of `wanted` that a push of the tenant holds."""
         names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
         return set(wanted).intersection(names)
 
@@ -134,7 +133,7 @@ class Staging:
         return [entry.name for entry in chunks if not entry.name.startswith(".")]
 
     def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
-        """Link chunks that other pushes of the tenant hold into this one. Return those of `wanted` that it has then."""
+        """Link chunks of the tenant's other pushes into this one. Return those of `wanted` that it then has."""
         mine = self._path(tenant, plan_id) / "chunks"
         with _translated("plan", plan_id):
             missing = set(wanted) - {entry.name for entry in os.scandir(mine)}
@@ -143,51 +142,51 @@ class Staging:
                     try:
                         os.link(other / "chunks" / digest, mine / digest)
                     except (FileExistsError, FileNotFoundError):
-                        continue  # sent or dropped meanwhile; what is missing then is asked for
+                        continue  # sent or dropped meanwhile; the client sends what is missing
             return set(wanted) & {entry.name for entry in os.scandir(mine)}
 
     def read(self, tenant: str, plan_id: str, digest: str) -> bytes:
-        """Return a staged chunk, which the caller checks. Raises `Refused(Conflict)` if it is missing."""
+        """Return a staged chunk, which the caller verifies. Raises `Refused(Conflict)` if it is missing."""
         with _reading(digest):
             return (self._path(tenant, plan_id) / "chunks" / digest).read_bytes()
 
     def read_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
-        """Return part of a staged chunk; fewer bytes if the chunk ends earlier. Raises as `read`."""
+        """Return part of a staged chunk, or fewer bytes if it ends earlier. Raises as `read` does."""
         with _reading(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
             return os.pread(file.fileno(), length, offset)
 
     def discard(self, tenant: str, digest: str) -> None:
-        """Forget a chunk that turned out to be damaged, under each of its names."""
+        """Remove a damaged chunk from all of the tenant's pushes."""
         with _translated("chunk", digest):
             for plan in self._plans(tenant):
                 (plan / "chunks" / digest).unlink(missing_ok=True)
 
     def touch(self, tenant: str, plan_id: str, now_s: float) -> None:
-        """The push is alive. Raises `Refused(NotFound)`."""
+        """Mark the push as active. Raises `Refused(NotFound)`."""
         with _translated("plan", plan_id):
             os.utime(self._path(tenant, plan_id), (now_s, now_s))
 
     def drop(self, tenant: str, plan_id: str) -> None:
-        """Remove the push, which may be gone already. If the disk refuses, a sweep tries again."""
+        """Remove the push, which may be gone already. If the disk fails, a sweep tries again."""
         try:
             _remove(self._path(tenant, plan_id))
         except OSError as error:
             log.warning("a push was not removed", extra={"plan": plan_id, "error": str(error)})
 
     def drop_idle(self, tenant: str, plan_id: str, now_s: float) -> bool:
-        """Remove the push if it is still idle: no commit holds it, and its client has not come back.
+        """Remove the push if it is still idle: no commit holds it, and its client is not active again.
 
-        Return whether it is gone. Raises `Refused(Unavailable)` if the disk refuses.
+        Return whether it is gone. Raises `Refused(Unavailable)` if the disk fails.
         """
         with _translated("plan", plan_id):
             return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
 
     def declared_digests(self, tenant: str) -> set[str]:
-        """Every chunk that an open push of the tenant named: sent, or said to be there already."""
+        """Return every chunk of the tenant's open pushes, sent or stored already."""
         return {digest for _, digests in self._pushes(tenant) for digest in digests}
 
     def pending_versions(self, tenant: str) -> set[str]:
-        """Every version that an open push of the tenant makes. A push whose record was damaged makes none."""
+        """Return the versions of the tenant's open pushes. A push with a damaged record has none."""
         found: set[str] = set()
         for plan_id, digests in self._pushes(tenant):
             try:
@@ -200,16 +199,15 @@ class Staging:
         return found
 
     def _pushes(self, tenant: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Id and digests of each open push."""
+        """Yield the id and the digests of each open push."""
         for plan in self._plans(tenant):
             if (declaration := self._declaration(plan)) is not None:
                 yield plan.name, declaration.digests
 
     def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
-        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many. Raises
-        `Refused(Unavailable)` if the root can't be read.
+        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many.
 
-        With `only`, look at that tenant alone.
+        With `only`, sweep that tenant alone. Raises `Refused(Unavailable)` if the root can't be read.
         """
         dropped = 0
         for tenant in self._tenants():
@@ -224,7 +222,7 @@ class Staging:
                 continue
             for path in found:
                 try:
-                    if now_s < _mtime(path) < float("inf"):  # touched while the clock was ahead
+                    if now_s < _mtime(path) < float("inf"):  # touched while the clock was fast
                         os.utime(path, (now_s, now_s))
                     if now_s - _mtime(path) <= max_age_s:
                         continue
@@ -234,7 +232,7 @@ class Staging:
         return dropped
 
     def check_integrity(self) -> None:
-        """Every tenant is within its bounds, and every plan can be loaded. For tests."""
+        """Raise AssertionError unless tenants are within their limits and all plans load. For tests."""
         for tenant in self._tenants():
             plans = self._plans(tenant.name)
             pushes = [plan for plan in plans if _is_push(plan)]
@@ -244,7 +242,7 @@ class Staging:
                 assert self.load(tenant.name, plan.name).plan_id == plan.name
 
     def _ensure(self, record: PlanRecord, files: Mapping[str, bytes], now_s: float) -> None:
-        """Make the record's directory with these files, or repair one that a power cut damaged."""
+        """Create the record's directory with these files, or repair one that a power cut damaged."""
         path = self._path(record.tenant, record.plan_id)
         with _translated("plan", record.plan_id):
             if path.exists():
@@ -264,7 +262,7 @@ class Staging:
             draft.rename(path)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another request was quicker
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # otherwise another request created it
                 raise
 
     def _declaration(self, plan: Path) -> Declaration | None:
@@ -274,7 +272,7 @@ class Staging:
             return None
         except OSError as error:  # an unreadable declaration is not an empty one
             raise Refused(Unavailable("the staging disk")) from error
-        except Refused:  # cut by a power failure: as if it were not there
+        except Refused:  # truncated by a power cut: treat it as missing
             return None
 
     def _make_room_for_plan(self, tenant: str) -> None:
@@ -294,7 +292,7 @@ class Staging:
     def _remove_idle(self, push: Path, now_s: float, idle_s: float) -> bool:
         """Remove the push unless a commit holds it or it was active in the last `idle_s` seconds.
 
-        Return whether it is gone. Raises OSError if the disk refuses.
+        Return whether it is gone. Raises OSError if the disk fails.
         """
         with self._removing:
             if push.exists() and (self._pins[push.name] or now_s - _mtime(push) < idle_s):
@@ -307,7 +305,7 @@ class Staging:
         return not self._pins[push.name] and now_s - _mtime(push) >= IDLE_S
 
     def _remove_unfinished(self) -> None:
-        """Remove unfinished entries of a killed process: names with a dot. Nobody reads those that stay."""
+        """Remove unfinished entries of a killed process: names with a dot. Readers ignore those that remain."""
         for tenant in self._tenants():
             with suppress(Refused):
                 for entry in _scan(tenant):
@@ -319,7 +317,7 @@ class Staging:
                             Path(file).unlink()
 
     def _tenants(self) -> list[os.DirEntry[str]]:
-        """Return the tenants' directories. Other entries, such as `lost+found`, are not ours."""
+        """Return the tenants' directories. Other entries, such as `lost+found`, are ignored."""
         found = _scan(self._root)
         return [entry for entry in found if is_dns_label(entry.name) and entry.is_dir(follow_symlinks=False)]
 
@@ -338,7 +336,7 @@ def _is_push(plan: Path) -> bool:
 
 
 def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory; none if it is absent. Raises `Refused(Unavailable)` if it can't be read."""
+    """Return the entries of a directory, none if it is absent. Raises `Refused(Unavailable)` if it can't be read."""
     try:
         with os.scandir(path) as entries:
             return list(entries)
@@ -352,19 +350,19 @@ def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
-        return float("inf")  # gone: neither old nor in the way
+        return float("inf")  # gone, so it counts as new and is not removed
 
 
 def _remove(directory: Path) -> None:
-    """Rename a directory away, then delete it, so that a killed process leaves no half plan under its name.
+    """Rename a directory, then delete it, so that a killed process leaves no half plan under its name.
 
-    It may be gone already. Raises OSError if the disk refuses.
+    It may be gone already. Raises OSError if the disk fails.
     """
     shutil.rmtree(_hide(directory), ignore_errors=True)
 
 
 def _hide(directory: Path) -> Path:
-    """Rename a directory to a name that nobody reads. Return the new path; nothing is there if it was gone already."""
+    """Rename a directory to a name that readers ignore. Return the new path; nothing is there if it was gone."""
     hidden = directory.with_name(f".gone.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):
         directory.rename(hidden)
@@ -405,6 +403,6 @@ def _translated(kind: str, name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Refused(NotFound(kind, name)) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as of `check_room`
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as in `check_room`
             raise Refused(CapacityExceeded("bytes on the staging disk", 1, 0)) from error
         raise Refused(Unavailable("the staging disk")) from error

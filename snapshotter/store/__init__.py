@@ -1,5 +1,5 @@
-"""Know what a tenant has in the store, read it back checked, and give it out.
+"""List what a tenant has in the store, read it back verified, and export it.
 
-Writing packs and manifests is done in `push/`, finding faults and freeing objects in `maintenance/`. Begin with
-`catalog.py`, then `pack_check.py`.
+`push/` writes packs and manifests; `maintenance/` finds faults and frees objects. Begin with `catalog.py`, then
+`pack_check.py`.
 """

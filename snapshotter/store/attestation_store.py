@@ -1,7 +1,7 @@
-"""Attestations beside manifests: seals, which this installation signs, and what publishers sign of where it is from.
+"""Attestations next to manifests: seals, signed by this installation, and statements of origin, signed by publishers.
 
-Seals are one per engine fingerprint; a good one is never replaced. Statements of publishers are kept as they came, each
-under its own digest.
+There is one seal per engine fingerprint; a good seal is never replaced. Publishers' statements are stored unchanged,
+each under its own digest.
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ from kelvin.crypto.trust_roots import Trust
 from snapshotter.store.pack_check import ensure_object
 from snapshotter.store.tenant_cache import TenantCache
 
-ORIGINS_KEPT: Final = 32  # statements of publishers about one version
+ORIGINS_KEPT: Final = 32  # publishers' statements about one version
 _TENANTS_KEPT: Final = 64
 
 
 async def explain_absence(store: BlobStore, tenant: str, version: str) -> Failure:
-    """Return why there is no manifest: `ManifestMissing` where a seal shows that the version was made, else `NotFound`.
-    A publisher's statement shows nothing: it comes while the push is open. Raises `Refused` where the store does not
-    answer.
+    """Return why there is no manifest: `ManifestMissing` if a seal shows that the version was made, else `NotFound`. A
+    publisher's statement shows nothing, because it is stored while the push is open. Raises `Refused` if the store does
+    not answer.
     """
     async for key in store.list(attestations_prefix(tenant, version) + SEAL_PREFIX):
         if is_object_key(key):
@@ -50,7 +50,7 @@ async def explain_absence(store: BlobStore, tenant: str, version: str) -> Failur
 
 
 class AttestationStore:
-    """Over one store, with the installation's key. Every method raises `Refused` where the store fails."""
+    """The attestations in one store, and the installation's key. Every method raises `Refused` if the store fails."""
 
     def __init__(self, store: BlobStore, signer: Signer, trust: Trust) -> None:
         self._store = store
@@ -59,10 +59,10 @@ class AttestationStore:
         self._sizes = TenantCache[Mapping[str, int]](_TENANTS_KEPT)
 
     def __repr__(self) -> str:
-        return f"<Attestations {self._signer!r}>"
+        return f"<AttestationStore {self._signer!r}>"
 
     async def is_sealed(self, tenant: str, version: str) -> bool:
-        """Whether there is a seal that can be used, by a key that is trusted."""
+        """Return whether the version has a usable seal by a trusted key."""
         prefix = attestations_prefix(tenant, version)
         async for key in self._store.list(prefix + SEAL_PREFIX):
             if is_object_key(key) and await self._is_good_seal(key, version):
@@ -70,14 +70,14 @@ class AttestationStore:
         return False
 
     async def keep_seal(self, tenant: str, version: str, seal: SealAttestation) -> None:
-        """Sign it and put it. Raises ProbeFailed where it is about another version."""
+        """Sign a seal and store it. Raises ProbeFailed if it is for another version."""
         if seal.version != version:
             raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
         raw = self._signer.attest(version, SEAL_TYPE, seal)
         await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
-        """Keep a replica's, unless its fingerprint has a good one. Raises NotFound, ManifestMissing."""
+        """Store a replica's seal, unless its fingerprint has a good one. Raises NotFound, ManifestMissing."""
         try:
             await self._store.stat(manifest_key(tenant, seal.version))
         except BlobNotFound:
@@ -86,26 +86,26 @@ class AttestationStore:
             await self.keep_seal(tenant, seal.version, seal)
 
     async def publisher_objects(self, tenant: str) -> Mapping[str, int]:
-        """What publishers brought for all versions, statements and bundles: keys with sizes. A size is learnt once, as
-        names are digests.
+        """Return publishers' statements and bundles for all versions: sizes by key. Sizes are cached, since names are
+        digests.
         """
         known = self._sizes.get(tenant, ATTESTATIONS) or {}
 
-        async def look(key: str) -> tuple[str, int] | None:
+        async def stat_size(key: str) -> tuple[str, int] | None:
             try:
                 return key, known[key] if key in known else (await self._store.stat(key)).size
-            except BlobNotFound:  # taken away since it was listed
+            except BlobNotFound:  # deleted since it was listed
                 return None
 
         named = await list_objects(self._store, tenant, ATTESTATIONS)
         keys = [key for key in named if object_name(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
-        sizes = dict([found for found in await bounded_gather(look, keys) if found is not None])
+        sizes = dict([found for found in await bounded_gather(stat_size, keys) if found is not None])
         self._sizes.put(tenant, ATTESTATIONS, sizes)
         return sizes
 
     def statement_objects(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
-        """The objects of a publisher's statement about a version that is being pushed: the bundle that it names, then
-        itself. Raises ArtifactRejected where it is not signed, is about another version, or too large.
+        """Return the objects of a publisher's statement about a version that is being pushed: its bundle, then the
+        statement. Raises ArtifactRejected if it is not signed, is about another version, or is too large.
         """
         if len(wish.envelope) > MAX_ORIGIN_BYTES or len(wish.bundle or b"") > MAX_BUNDLE_BYTES:
             rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
@@ -122,15 +122,15 @@ class AttestationStore:
         return bundle | {origin_key(tenant, version, wish.envelope): wish.envelope}
 
     async def add_statement(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
-        """Put what `statement_objects` answered. Raises CapacityExceeded."""
-        there = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
-        if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
-            raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
+        """Store the objects of `statement_objects`. Raises CapacityExceeded."""
+        existing = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
+        if len(existing) >= ORIGINS_KEPT and not objects.keys() & set(existing):
+            raise Refused(CapacityExceeded("statements about a version", len(existing) + 1, ORIGINS_KEPT))
         for key, raw in objects.items():
             await self._put(key, raw, version)
 
     async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
-        """All of a version, each judged, in order of names."""
+        """Return a version's attestations with their verdicts, in order of names."""
         found: list[AttestationEntry] = []
         bundles: set[str] = set()
         prefix = attestations_prefix(tenant, version)
@@ -144,7 +144,7 @@ class AttestationStore:
         return tuple(reversed(found))
 
     def judge(self, tenant: str, version: str, name: str, raw: bytes, bundles: set[str]) -> AttestationEntry:
-        """What one object is worth. `bundles` are digests that statements named: these are judged before bundles."""
+        """Return the verdict on one object. `bundles` collects digests that statements name: judge bundles last."""
         fault = key_id = None
         try:
             if name.startswith(ORIGIN_PREFIX):

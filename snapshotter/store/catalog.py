@@ -1,6 +1,6 @@
-"""Which chunks a tenant has, in which packs, and how many bytes these take: never another tenant's.
+"""List the chunks of one tenant, the packs that hold them, and the bytes that these take.
 
-Read from the index objects, which are cached: a pack never changes, so what it holds and its size are learnt once.
+This is read from index objects, which are cached: a pack never changes, so its chunks and its size are read once.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ _TENANTS_KEPT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredChunks:
-    """What a tenant has: each chunk's place, the files that are kept as they are (by digest), and the size of all
-    packs, also of those that can't be used.
+    """A tenant's stored chunks by place, the digests of kept files, and the size of all packs, including unusable
+    ones.
     """
 
     places: Mapping[str, ChunkLocation]
@@ -31,11 +31,11 @@ class StoredChunks:
     stored_bytes: int
 
     def find_missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
-        """Those of `wanted` (digest -> length) that no pack holds, in order."""
+        """Return those of `wanted` (digest -> length) that no pack holds, in order."""
         return {digest: length for digest, length in wanted.items() if not self._holds(digest, length)}
 
     def __contains__(self, digest: object) -> bool:
-        """Whether it is a chunk in a pack, or a file that is kept."""
+        """Return whether it is a chunk in a pack or a kept file."""
         return digest in self.places or digest in self.files
 
     def _holds(self, digest: str, length: int) -> bool:
@@ -44,8 +44,8 @@ class StoredChunks:
 
 
 def find_unstaged(record: PlanRecord, digests: tuple[str, ...], holdings: StoredChunks) -> dict[str, int]:
-    """What a push needs staged before its commit (digest -> length): chunks that no pack holds, and all of a file that
-    is kept as it is and not there yet, for it is written whole.
+    """Return what a push needs staged before its commit (digest -> length). These are chunks that no pack holds. A kept
+    file that is not stored yet needs all of its chunks, because it is written as a whole.
     """
     kept = record.kept
     if kept is None or kept.digest in holdings:
@@ -57,14 +57,14 @@ def find_unstaged(record: PlanRecord, digests: tuple[str, ...], holdings: Stored
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """`places` is None where the index is damaged or not there (yet)."""
+    """A pack. `places` is None if its index is damaged or not there (yet)."""
 
     places: Mapping[str, ChunkLocation] | None
     size: int
 
 
 class Catalog:
-    """What it answers was true when it listed the store."""
+    """The catalog of all tenants. Each result is a snapshot of the time when it listed the store."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -74,12 +74,11 @@ class Catalog:
         return f"<Catalog tenants={len(self._packs)}>"
 
     async def holdings(self, tenant: str) -> StoredChunks:
-        """The chunks of packs that have an index that decodes, and are there; the bytes of all packs.
+        """Return the chunks of existing packs with a valid index, and the bytes of all packs.
 
-        A pack that was taken away (damaged, then deleted by an operator) makes its chunks missing, so that the next
-        push sends them again.
+        If a damaged pack was deleted by an operator, its chunks are missing, so the next push sends them again.
         """
-        there, indexed = [
+        existing, indexed = [
             set(map(object_name, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)
         ]
         known = self._packs.get(tenant, PACKS) or {}
@@ -87,7 +86,7 @@ class Catalog:
         async def look(pack: str) -> tuple[str, _Pack]:
             return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
 
-        packs = dict(await bounded_gather(look, sorted(there)))
+        packs = dict(await bounded_gather(look, sorted(existing)))
         self._packs.put(tenant, PACKS, packs)
         usable = {name: pack.places for name, pack in packs.items() if pack.places is not None}
         places = {digest: place for chunks in usable.values() for digest, place in chunks.items()}
@@ -95,7 +94,7 @@ class Catalog:
         return StoredChunks(places, files, sum(pack.size for pack in packs.values()))
 
     async def places(self, tenant: str) -> Mapping[str, ChunkLocation]:
-        """Where each chunk of the tenant lies."""
+        """Return the location of each chunk of the tenant."""
         return (await self.holdings(tenant)).places
 
     async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
@@ -108,16 +107,16 @@ class Catalog:
             return _Pack(None, known.size)
         try:
             return _Pack(None, (await self._store.stat(pack_key(tenant, pack))).size)
-        except BlobNotFound:  # taken away since it was listed
+        except BlobNotFound:  # deleted since it was listed
             return _Pack(None, 0)
 
     async def _read(self, tenant: str, pack: str) -> _Pack | None:
         """Return the pack by its index; None if the index is damaged, missing or unavailable. A push does without such
-        a pack, and `kelvin fsck` reports it. If the whole store is away, the next call says so.
+        a pack, and `kelvin fsck` reports it. If the whole store is down, the next call fails.
         """
         try:
             raw = await self._store.read(index_key(tenant, pack))
-            # No call of the store for the size: the index says it, or a pack is its chunks and this footer.
+            # The size needs no call of the store: the index has it, or a pack is its chunks and this footer.
             if digest_of_file_pack(pack) is not None:
                 index = decode_file_index(raw, pack)
                 return _Pack(kept_file_locations(pack, index), index.size)

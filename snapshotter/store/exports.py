@@ -1,4 +1,4 @@
-"""Versions on their way out: a manifest, and chunks that were compared with their digests, for who exports them."""
+"""Export versions: read a manifest, and chunks that are verified against their digests."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -22,18 +22,18 @@ from snapshotter.store.pack_check import has_digest, try_file_index
 from snapshotter.store.tenant_cache import TenantCache
 
 AT_ONCE: Final = 16
-ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
+ROOM_BYTES: Final = 768 << 20  # for responses in transfer, half of it per tenant
 _TENANTS_KEPT: Final = 16
 
 
 def check_version(version: str) -> None:
-    """Raises `Refused(NotFound)` for what is no digest: no version has such a name."""
+    """Raise `Refused(NotFound)` if the name is no digest, since no version has such a name."""
     if not is_digest(version):
         raise Refused(NotFound("version", version[:80]))
 
 
 class Exports:
-    """Reads of one tenant's objects at a time, of none of another's. Chunks are held in memory while they travel."""
+    """Reads of a tenant's own objects. Chunks are in memory while they are sent."""
 
     def __init__(self, store: BlobStore, catalog: Catalog, named: Callable[[str], Awaitable[Iterable[str]]]) -> None:
         self._store = store
@@ -47,12 +47,12 @@ class Exports:
         return f"<Exports tenants={len(self._places)}>"
 
     async def manifest(self, tenant: str, version: str) -> bytes:
-        """The canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt, Unavailable."""
+        """Return the canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt, Unavailable."""
         check_version(version)
         try:
             raw = await self._store.read(manifest_key(tenant, version))
         except BlobNotFound:
-            # A store that was lost, or is older than the registry, has no seal of the version either.
+            # A lost store, or one older than the registry, has no seal of the version either, so check the names.
             is_named = version in await self._named(tenant)
             absence = ManifestMissing(version) if is_named else await explain_absence(self._store, tenant, version)
             raise Refused(absence) from None
@@ -60,13 +60,13 @@ class Exports:
         return raw
 
     async def chunk(self, tenant: str, digest: str) -> bytes:
-        """Return a chunk of the tenant. Raises `Refused`: NotFound (others' chunks too), ChunkCorrupt, Unavailable."""
+        """Return a chunk. Raises `Refused`: NotFound (also for other tenants' chunks), ChunkCorrupt, Unavailable."""
         if not is_digest(digest):
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
         if data is not None and await has_digest(data, digest):
             return data
-        # The chunk was packed since, its pack was collected and another has it, or a wrong index was mended.
+        # The cache is stale: a new pack has the chunk, its pack was collected, or an index was repaired.
         places = await self._catalog.places(tenant)
         self._places.put(tenant, PACKS, places)
         data = await self._read(tenant, places.get(digest))
@@ -77,16 +77,16 @@ class Exports:
         return data
 
     async def original(self, tenant: str, version: str) -> Original:
-        """The file that the version was pushed as, where it is kept: all of it but the chunks. Its digest is the
-        client's to check. Raises `Refused`: NotFound where there is none.
+        """Return the file that the version was pushed as, without the chunks. The client verifies its digest. Raises
+        `Refused(NotFound)` if no such file is kept.
         """
         manifest = decode_manifest(await self.manifest(tenant, version), version)
-        away: BlobUnavailable | None = None
+        unavailable: BlobUnavailable | None = None
         for digest in sorted((await self._catalog.holdings(tenant)).files):
             try:
                 index = await try_file_index(self._store, tenant, file_pack(digest))
-            except BlobUnavailable as error:  # it may be another version's
-                index, away = None, error
+            except BlobUnavailable as error:  # it may belong to another version
+                index, unavailable = None, error
             if index is None or not holds_weights_of(index, manifest):
                 continue
             key = pack_key(tenant, file_pack(digest))
@@ -96,8 +96,8 @@ class Exports:
                 continue
             spans = tuple(tuple((span.offset, span.length) for span in chunk.spans) for chunk in index.chunks)
             return Original(digest=digest, size=index.size, spans=spans, rest=b"".join(rest))
-        if away is not None:
-            raise away
+        if unavailable is not None:
+            raise unavailable
         raise Refused(NotFound("the original of version", version))
 
     async def _read_span(self, key: str, span: tuple[int, int]) -> bytes:

@@ -1,7 +1,7 @@
-"""Read a pack or a kept file back and say what is wrong with it. Used before anything refers to it, and by fsck.
+"""Read a pack or a kept file back and report what is wrong. Used before anything refers to it, and by fsck.
 
-The index of a pack only repeats the pack's footer. A file that is kept as it is has no footer: neither it nor its index
-can be rebuilt from the other.
+A pack's index only repeats its footer. A kept file has no footer, so neither the file nor its index can be rebuilt from
+the other.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from kelvin.contracts.artifacts.push_api import FsckFinding
 from kelvin.contracts.errors import Failure, Refused
 
 _BLOCK: Final = 8 << 20
-NAMED: Final = 3  # chunks that a finding names; the rest are counted
+NAMED: Final = 3  # how many chunks a finding names; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What a whole read of a pack found. Without a fault in the footer, `entries` are all that it should hold."""
+    """The result of reading a whole pack. Without a footer fault, `entries` are all chunks that it should hold."""
 
     size: int
     entries: tuple[PackEntry, ...]
@@ -35,13 +35,13 @@ class PackReport:
 
     @property
     def is_intact(self) -> bool:
-        """Whether every byte is as its name says."""
+        """Return whether every byte matches its digest."""
         return self.footer_fault is None and not self.damaged_chunks and self.digest_matches
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What a whole read of a kept file found, and of its chunks where `places` say they are."""
+    """The result of reading a whole kept file, and its chunks at `places`."""
 
     size: int
     places: Mapping[str, ChunkLocation]
@@ -50,7 +50,7 @@ class FileReport:
 
     @property
     def is_intact(self) -> bool:
-        """Whether every byte is as it should be."""
+        """Return whether every byte matches its digest."""
         return not self.damaged_chunks and self.digest_matches
 
 
@@ -76,9 +76,8 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
 
 
 async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex | None) -> FileReport:
-    """Read every byte of a kept file, and the chunks that its index (None: unknown) finds in it. Raises likewise.
-
-    Whole first, then chunk by chunk: a chunk's tensors may lie anywhere in it.
+    """Read every byte of a kept file, and the chunks that its index (None: unknown) finds in it. Raises as
+    `verify_pack` does. Reads the whole file first, then each chunk, because a chunk's tensors may lie anywhere.
     """
     key = pack_key(tenant, pack)
     size = (await store.stat(key)).size
@@ -111,8 +110,8 @@ async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex 
 
 
 async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -> bool:
-    """Ensure that `key` holds exactly `raw`, read back. Return whether this call wrote it. Raises `Refused(lost)` where
-    the store gives back other bytes than it took.
+    """Ensure that `key` holds exactly `raw`, by reading it back. Return whether this call wrote it. Raises
+    `Refused(lost)` if the store returns other bytes than it got.
     """
     if await holds(store, key, raw):
         return False
@@ -124,7 +123,7 @@ async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -
 
 
 async def holds(store: BlobStore, key: str, raw: bytes) -> bool:
-    """Return whether the object is there and is exactly `raw`."""
+    """Return whether the object exists and is exactly `raw`."""
     try:
         return await store.read(key) == raw
     except (BlobNotFound, BlobCorrupt):
@@ -132,13 +131,13 @@ async def holds(store: BlobStore, key: str, raw: bytes) -> bool:
 
 
 def _spans(entries: tuple[PackEntry, ...], size: int) -> Iterator[tuple[int, int, str | None]]:
-    """All of the object in order: chunks with their digest, what lies between and behind them in blocks."""
-    at = 0
+    """Yield the whole object in order: chunks with their digests, and blocks for the bytes between and after them."""
+    end = 0
     for entry in entries:
-        yield from _blocks(at, entry.offset)
+        yield from _blocks(end, entry.offset)
         yield entry.offset, entry.length, entry.digest
-        at = entry.offset + entry.length
-    yield from _blocks(at, size)
+        end = entry.offset + entry.length
+    yield from _blocks(end, size)
 
 
 def _blocks(start: int, end: int) -> Iterator[tuple[int, int, None]]:
@@ -152,13 +151,13 @@ def _absorb(whole: blake3, data: bytes, digest: str | None) -> bool:
 
 
 async def has_digest(data: bytes, digest: str) -> bool:
-    """Whether the bytes have that BLAKE3 digest. It is counted in a thread."""
+    """Return whether the bytes have that BLAKE3 digest. It is computed in a thread."""
     return await asyncio.to_thread(lambda: blake3(data).hexdigest()) == digest
 
 
 @dataclass(frozen=True, slots=True)
 class PackCheck:
-    """`places` are those of chunks that are right. `is_indexed` is False where there is no index at all."""
+    """The result of one check. `places` has the intact chunks. `is_indexed` is False if there is no index."""
 
     size: int
     places: Mapping[str, ChunkLocation]
@@ -167,7 +166,7 @@ class PackCheck:
 
 
 async def check_pack(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
-    """Every chunk against its digest, footer and index against each other. Raises `BlobNotFound`, `Refused`."""
+    """Check chunks against digests, and footer and index against each other. Raises `BlobNotFound`, `Refused`."""
     report = await verify_pack(store, tenant, pack)
     is_intact = {
         entry.digest: location_of(pack, entry) for entry in report.entries if entry.digest not in report.damaged_chunks
@@ -210,7 +209,7 @@ def _findings(tenant: str, pack: str, report: PackReport, push_again: str) -> li
 
 
 async def check_file(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
-    """Every byte of the file against its name, every chunk against the index. Raises `BlobNotFound`, `Refused`."""
+    """Check the bytes against the file's name and the chunks against its index. Raises `BlobNotFound`, `Refused`."""
     key = index_key(tenant, pack)
     index: FileIndex | None = None
     findings: list[FsckFinding] = []
@@ -231,10 +230,10 @@ async def check_file(store: BlobStore, tenant: str, pack: str, push_again: str) 
 def _file_findings(tenant: str, pack: str, report: FileReport, push_again: str) -> list[FsckFinding]:
     key, index = pack_key(tenant, pack), index_key(tenant, pack)
     some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
-    told = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {some}"
+    mismatch = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {some}"
     if not report.digest_matches:
-        fault = told if report.damaged_chunks else "its bytes do not match its name"
+        fault = mismatch if report.damaged_chunks else "its bytes do not match its name"
         return [FsckFinding(key=key, fault=fault, mend=f"delete it and {index}, then {push_again}")]
-    if report.damaged_chunks:  # the file is what it was: its index is not
-        return [FsckFinding(key=index, fault=told, mend=f"delete it, then {push_again}")]
+    if report.damaged_chunks:  # the file is intact, so its index is wrong
+        return [FsckFinding(key=index, fault=mismatch, mend=f"delete it, then {push_again}")]
     return []

@@ -1,4 +1,4 @@
-"""What a file of a pushed directory is, by its path: served, ignored or refused. Its content is intake's question."""
+"""Decide by its path whether a pushed file is served, ignored or refused. `intake.py` judges its content."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 REQUIRED: Final = (CONFIG, TOKENIZER)
 MODULES: Final = "modules.json"
-# What sentence-transformers writes beside an encoder: which modules follow it, and how they are set.
+# Files of sentence-transformers with the modules that follow an encoder, and their settings.
 RECIPE: Final = frozenset({MODULES, "sentence_bert_config.json", "config_sentence_transformers.json"})
 PINNED: Final = RECIPE | frozenset(
     {
@@ -32,7 +32,7 @@ PINNED: Final = RECIPE | frozenset(
         FILTERS,
     }
 )
-# A directory that predicts: the graph with its weights, and what it can't say of its tensors.
+# The files of a predictor: the graph with its weights, and the facts about tensors that a graph can't express.
 ONNX_FILE: Final = "model.onnx"
 SIGNATURE_FILE: Final = "signature.json"
 PREDICTOR: Final = frozenset({ONNX_FILE, SIGNATURE_FILE})
@@ -42,7 +42,7 @@ MAX_WEIGHTS_FILES: Final = 1_000
 _SMALL_BYTES: Final = 1 << 20
 _LARGER: Final = {TOKENIZER: 64 << 20, "tokenizer_config.json": 8 << 20, INDEX_FILE: 32 << 20, ONNX_FILE: 32 << 20}
 
-# Formats whose ordinary reader runs what the file says. Keras files may hold lambdas, archives may hold anything.
+# Formats whose usual reader runs code from the file. Keras files may hold lambdas, archives may hold anything.
 _PICKLES: Final = (
     ".bin", ".pt", ".pth", ".pt2", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".dill", ".mar", ".nemo",
     ".h5", ".keras",
@@ -53,7 +53,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class FileRole(Enum):
-    """What becomes of a file."""
+    """The role of a pushed file. The value is the text for users."""
 
     PINNED = "pinned into the version"
     WEIGHTS = "weights"
@@ -64,7 +64,7 @@ class FileRole(Enum):
 
 
 def find_path_fault(path: str) -> str | None:
-    """Which rule of path shape is broken, in words: relative, no way out, nothing that reads differently elsewhere."""
+    """Return the broken rule in words, or None. A path is relative, stays inside, and is unambiguous everywhere."""
     if not is_text(path) or not 0 < len(path.encode()) <= MAX_PATH_BYTES:
         return f"a path has 1 to {MAX_PATH_BYTES} bytes of UTF-8"
     if _CONTROL.search(path):
@@ -77,8 +77,8 @@ def find_path_fault(path: str) -> str | None:
 
 
 def role_of(path: str) -> FileRole:
-    """Return the role of a file by its path. Pickles and code are recognised in any directory and in any case of
-    letters. Other names must match exactly. Only files at the top are served, and the configs of modules.
+    """Return the role of a file by its path. Pickles and code are recognised in any directory and in any letter case.
+    Other names must match exactly. Only files at the top are served, and the configs of modules.
     """
     lowered = path.lower()
     if lowered.endswith(_PICKLES):
@@ -95,23 +95,23 @@ def role_of(path: str) -> FileRole:
 
 
 def is_predictor(paths: Iterable[str]) -> bool:
-    """Whether a directory of these is an ONNX model; beside safetensors such a file is another form of the same."""
-    there = set(paths)
-    return ONNX_FILE in there and not any(role_of(path) is FileRole.WEIGHTS for path in there)
+    """Return whether these paths are an ONNX model. Next to safetensors, `model.onnx` is only another format."""
+    names = set(paths)
+    return ONNX_FILE in names and not any(role_of(path) is FileRole.WEIGHTS for path in names)
 
 
 def is_recipe_file(path: str) -> bool:
-    """Whether the file says how an embedding is made: the modules, their configs, and how long a text may be."""
+    """Return whether the file describes how an embedding is made: modules, their configs, or the length of a text."""
     return path in RECIPE or path == "tokenizer_config.json" or _MODULE_CONFIG.fullmatch(path) is not None
 
 
 def max_bytes_of(path: str) -> int:
-    """How large a small file may be."""
+    """Return how many bytes a small file may have."""
     return _LARGER.get(path, _SMALL_BYTES)
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuse the first path (in order of names) that may not enter. Raises `Refused(ArtifactRejected)`."""
+    """Refuse the first path, in name order, that is not allowed. Raises `Refused(ArtifactRejected)`."""
     seen: set[str] = set()
     for path in sorted(paths):
         if (fault := find_path_fault(path)) is not None:
@@ -126,23 +126,23 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def choose_weights(candidates: Iterable[str], indexed: frozenset[str] | None) -> tuple[str, ...]:
-    """Which safetensors files of the top are the model: those that the index names, or the only one, in name order.
+    """Return the safetensors files at the top that are the model, in name order: those of the index, or the only one.
 
-    `indexed` is None without an index file. Others beside an index are left out, as the library does.
-    Raises `Refused(ArtifactRejected)` where the choice is not clear.
+    `indexed` is None without an index file. Files that an index doesn't name are left out, as in the library. Raises
+    `Refused(ArtifactRejected)` if the choice is not clear.
     """
-    there = sorted(candidates)
+    present = sorted(candidates)
     if indexed is None:
-        if not there:
+        if not present:
             raise Refused(ArtifactRejected(SINGLE_FILE, "it is required: there are no safetensors weights"))
-        if len(there) > 1:
-            raise Refused(ArtifactRejected(INDEX_FILE, f"it is required: there are {len(there)} safetensors files"))
-        return tuple(there)
+        if len(present) > 1:
+            raise Refused(ArtifactRejected(INDEX_FILE, f"it is required: there are {len(present)} safetensors files"))
+        return tuple(present)
     for path in sorted(indexed):
-        if path not in there:
-            raise Refused(ArtifactRejected(INDEX_FILE, f"it names {path[:80]!r}, which is not there"))
-    if SINGLE_FILE in there and SINGLE_FILE not in indexed:
-        raise Refused(ArtifactRejected(SINGLE_FILE, f"it stands beside {INDEX_FILE}, which does not name it"))
+        if path not in present:
+            raise Refused(ArtifactRejected(INDEX_FILE, f"it names {path[:80]!r}, which is missing"))
+    if SINGLE_FILE in present and SINGLE_FILE not in indexed:
+        raise Refused(ArtifactRejected(SINGLE_FILE, f"it is next to {INDEX_FILE}, which does not name it"))
     if not 0 < len(indexed) <= MAX_WEIGHTS_FILES:
         raise Refused(ArtifactRejected(INDEX_FILE, f"it must name 1 to {MAX_WEIGHTS_FILES} files"))
     return tuple(sorted(indexed))

@@ -1,7 +1,7 @@
-"""May this directory become a version? Headers and small files decide, before any weight travels.
+"""Decide whether a directory may become a version, by its headers and small files, before any weights are sent.
 
-Pure: raises `Refused(ArtifactRejected)` with the file and the reason. Whether the architecture can be served is the
-gate's question; whether the bytes match is asked chunk by chunk.
+Pure: raises `Refused(ArtifactRejected)` with the file and the reason. The gate decides whether the architecture can be
+served; each chunk's bytes are verified when it is sent.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,7 @@ MAX_TOTAL_HEADER_BYTES: Final = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What entered. `files` and `tensors` are in name order, whatever the directory's was. Of what predicts there are
-    files and the signature alone."""
+    """An admitted push. `files` and `tensors` are in name order. A predictor has only files and a signature."""
 
     files: tuple[SmallFile, ...]
     tensors: tuple[SourceTensor, ...] = ()
@@ -59,7 +58,7 @@ class Intake:
     dtype: EngineDtype = "float32"
     highest_token_id: int = -1
     signature: Signature | None = None
-    whole: KeptTensorizer | None = None  # the one weights file, where it is to be kept as it is
+    whole: KeptTensorizer | None = None  # the only weights file, if it is stored unchanged
 
     @property
     def total_bytes(self) -> int:
@@ -69,7 +68,7 @@ class Intake:
 
 
 def admit(request: PlanRequest) -> Intake:
-    """Judge a push by paths, then small files, then headers; the first fault wins."""
+    """Judge a push by its paths, then small files, then headers. The first fault wins."""
     small, weights = [file.path for file in request.small_files], [file.path for file in request.weights]
     check_paths([*small, *weights, *request.other_paths])
     if is_predictor([*small, *weights, *request.other_paths]):
@@ -103,7 +102,7 @@ def admit(request: PlanRequest) -> Intake:
 
 
 def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
-    """Each small file's object by path; empty for a template, which is text, and for a list."""
+    """Return each small file's object by path; empty for a template, which is text, and for a list."""
     parsed: dict[str, JsonObject] = {}
     for file in files:
         if role_of(file.path) not in (FileRole.PINNED, FileRole.INDEX):
@@ -113,7 +112,7 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
             raise Refused(ArtifactRejected(file.path, f"it has {len(file.content)} bytes; the limit is {limit}"))
         if file.path == FILTERS:
             read_policy(file.content)
-        if file.path.endswith(".json") and file.path != MODULES:  # a list, which the gate reads
+        if file.path.endswith(".json") and file.path != MODULES:  # MODULES is a list, which the gate reads
             parsed[file.path] = _read_json(file)
         else:
             parsed[file.path] = {}
@@ -126,7 +125,7 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
 
 def _read_json(file: SmallFile) -> JsonObject:
     found = parse_object(file.content, file.path)
-    # Vocabularies and tensor names may hold any word, and name no code.
+    # Vocabularies and tensor names may hold any word without naming code.
     if file.path not in (TOKENIZER, INDEX_FILE) and (wish := find_code_wish(found)) is not None:
         raise Refused(
             ArtifactRejected(file.path, f"'{wish}' asks for code from the model's directory: {FileRole.CODE.value}")
@@ -151,12 +150,12 @@ def _read_index(index: JsonObject) -> dict[str, str]:
 
 
 def indexed_files(index: bytes) -> frozenset[str]:
-    """The files that an index names: what a client needs to choose what it sends. Raises as `admit`."""
+    """Return the files that an index names, by which a client chooses what it sends. Raises as `admit` does."""
     return frozenset(_read_index(parse_object(index, INDEX_FILE)).values())
 
 
 def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
-    """What was sent as weights is what the directory holds as weights: none left out, none slipped in."""
+    """Check that exactly the directory's weights were sent."""
     sent = {file.path for file in request.weights}
     if any(path.endswith(TENSORS_SUFFIX) for path in sent):
         _check_single(request, sent)
@@ -172,12 +171,12 @@ def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
 
 
 def _check_single(request: PlanRequest, sent: set[str]) -> None:
-    """A tensorizer file is named by who pushes it: it is all of the weights, whatever lies beside it."""
+    """Check a tensorizer push. Its client names the file, which contains all weights."""
     if len(sent) > 1 or (path := next(iter(sent))).count("/"):
         rule = "a tensorizer file is pushed alone, without other weights"
         raise Refused(ArtifactRejected(min(sent), rule))
     if INDEX_FILE in {file.path for file in request.small_files}:
-        raise Refused(ArtifactRejected(INDEX_FILE, f"it says nothing of {path}"))
+        raise Refused(ArtifactRejected(INDEX_FILE, f"it does not apply to {path}"))
 
 
 def _read_headers(weights: tuple[WeightsFile, ...]) -> tuple[SourceTensor, ...]:
@@ -206,16 +205,16 @@ def _whole(file: WeightsFile) -> KeptTensorizer | None:
     if file.whole is None:
         return None
     if not file.path.endswith(TENSORS_SUFFIX):
-        raise Refused(ArtifactRejected(file.path, "only a tensorizer file is kept as it is"))
+        raise Refused(ArtifactRejected(file.path, "only a tensorizer file is stored unchanged"))
     return check_kept_tensorizer(file, file.whole, parse_index(file.path, file.header, file.size))
 
 
 def _check_index(indexed: dict[str, str], tensors: tuple[SourceTensor, ...]) -> None:
-    """Index and headers name the same tensors in the same files, each once."""
+    """Check that index and headers name the same tensors in the same files, each once."""
     placed = {tensor.name: tensor.path for tensor in tensors}
     differing = set(indexed.items()) ^ set(placed.items())
     if differing:
         name = min(name for name, _ in differing)
-        said, found = indexed.get(name, "no file"), placed.get(name, "none")
-        rule = f"it puts tensor {name[:80]!r} into {said[:80]}, but the headers have it in {found}"
+        stated, found = indexed.get(name, "no file"), placed.get(name, "none")
+        rule = f"it puts tensor {name[:80]!r} into {stated[:80]}, but the headers have it in {found}"
         raise Refused(ArtifactRejected(INDEX_FILE, rule))

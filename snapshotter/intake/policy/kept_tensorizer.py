@@ -1,4 +1,4 @@
-"""A tensorizer file that is kept as it is: what was sent of it must be all of it, and how it is put together again."""
+"""Check that all of a tensorizer file was sent that is stored unchanged, and describe how to put it together again."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from snapshotter.intake.policy.tensors_index import ContentCheck, IndexEntry
 
 @dataclass(frozen=True, slots=True)
 class KeptTensorizer:
-    """The file, by its path; `rest` are the bytes of it that belong to no tensor, in order."""
+    """The kept file. `rest` are its bytes that belong to no tensor, in order."""
 
     path: str
     size: int
@@ -24,13 +24,13 @@ class KeptTensorizer:
 
     @property
     def rest_digest(self) -> str:
-        """By which `rest` is staged."""
+        """Return the digest under which `rest` is staged."""
         return blake3(self.rest).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """`length` bytes of the file: from `offset` on of a chunk, or of the rest where `digest` is None."""
+    """`length` bytes of the file: from `offset` in a chunk, or in the rest if `digest` is None."""
 
     digest: str | None
     offset: int
@@ -38,22 +38,22 @@ class FilePart:
 
 
 def check_kept_tensorizer(file: WeightsFile, whole: WholeFile, entries: Sequence[IndexEntry]) -> KeptTensorizer:
-    """Hold what lies between the tensors against the index. Raises `Refused(ArtifactRejected)`."""
+    """Check the bytes between the tensors against the index. Raises `Refused(ArtifactRejected)`."""
     want = file.size - len(file.header) - sum(entry.tensor.nbytes for entry in entries)
     if len(whole.between) != want:
         rule = f"{want} bytes of it belong to no tensor, but {len(whole.between)} were sent"
         raise Refused(ArtifactRejected(file.path, rule))
-    at = 0
+    start = 0
     for entry in entries:
-        end = at + entry.tensor.offset - entry.header_offset
-        # What the header says of the place; that its hash is right of the data, the file's own digest says.
-        ContentCheck(file.path, entry, whole.between[at:end])
-        at = end
+        end = start + entry.tensor.offset - entry.header_offset
+        # Check the header against the index. The file's own digest covers the header's hash of the data.
+        ContentCheck(file.path, entry, whole.between[start:end])
+        start = end
     return KeptTensorizer(file.path, file.size, whole.digest, file.header + whole.between)
 
 
 def unchunked_spans(index: FileIndex) -> tuple[tuple[int, int], ...]:
-    """Offset and length of what no chunk holds, in order."""
+    """Return offset and length of the spans that no chunk holds, in order."""
     found: list[tuple[int, int]] = []
     end = 0
     for span in sorted((span.offset, span.length) for chunk in index.chunks for span in chunk.spans):
@@ -66,7 +66,7 @@ def unchunked_spans(index: FileIndex) -> tuple[tuple[int, int], ...]:
 
 
 def holds_weights_of(index: FileIndex, manifest: Manifest) -> bool:
-    """Whether the chunks of the file are those of the version, but for the pinned files' own."""
+    """Return whether the file's chunks are the version's chunks, without those of the pinned files."""
     files_end = max((file.offset + file.size for file in manifest.files), default=0)
     end = loose = 0
     while end < files_end:
@@ -78,13 +78,13 @@ def holds_weights_of(index: FileIndex, manifest: Manifest) -> bool:
 
 
 def file_parts(chunks: Iterable[PlannedChunk], digests: Iterable[str], size: int) -> Iterator[FilePart]:
-    """The file of `size` bytes from its beginning to its end; the chunks' pieces lie in it and do not overlap."""
+    """Yield the parts of the file of `size` bytes from beginning to end. The chunks' pieces must not overlap."""
     placed: list[tuple[int, FilePart]] = []
     for chunk, digest in zip(chunks, digests, strict=True):
-        at = 0
+        chunk_offset = 0
         for piece in chunk.pieces:
-            placed.append((piece.offset, FilePart(digest, at, piece.length)))
-            at += piece.length + piece.pad
+            placed.append((piece.offset, FilePart(digest, chunk_offset, piece.length)))
+            chunk_offset += piece.length + piece.pad
     end = rest = 0
     for offset, part in sorted(placed, key=lambda pair: pair[0]):
         if offset > end:

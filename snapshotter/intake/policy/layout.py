@@ -1,8 +1,8 @@
-"""Where each byte of a version lies: a pure function of names, sizes and first-use order: equal models are equal.
+"""Compute where each byte of a version lies. Pure, from names, sizes and first-use order, so equal models are equal.
 
-The linear space holds pinned files in path order, then tensors in the order of their first use, each on a PAGE
-boundary with zeros behind it. Cutting: files have chunks of their own; a tensor of `chunk_bytes` or more begins a
-chunk, so that what changed before it does not shift it. Which file a tensor came from is known to the pieces alone.
+The linear space holds pinned files in path order, then tensors in the order of their first use, each on a page boundary
+and padded with zeros. Files and tensors have separate chunks. A tensor of `chunk_bytes` or more begins a chunk, so that
+a change before it does not shift it. Only the pieces know which file a tensor came from.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from snapshotter.intake.policy.safetensors_header import SourceTensor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`chunks` cover the linear space without a gap; the first `file_chunks` of them hold the pinned files."""
+    """The layout. `chunks` cover the linear space without a gap; the first `file_chunks` hold the pinned files."""
 
     files: tuple[PinnedFile, ...]
     tensors: tuple[Tensor, ...]
@@ -31,7 +31,7 @@ class _Item:
 
 
 def first_use_order(tensors: Iterable[SourceTensor], first_use: Sequence[str]) -> tuple[SourceTensor, ...]:
-    """By the place of the name in `first_use`; names that are not in it come last, sorted."""
+    """Return the tensors in the order of `first_use`. Tensors that are not in it come last, sorted by name."""
     place: dict[str, int] = {}
     for name in first_use:
         place.setdefault(name, len(place))
@@ -44,26 +44,26 @@ def lay_out(
     first_use: Sequence[str],
     chunk_bytes: int,
 ) -> Layout:
-    """The layout of pinned files (with their digests) and tensors. `chunk_bytes` is a multiple of PAGE."""
+    """Return the layout of pinned files (with digests) and tensors. `chunk_bytes` is a multiple of PAGE_BYTES."""
     if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES:
         raise ValueError(f"chunk_bytes={chunk_bytes}: must be a multiple of {PAGE_BYTES}")
-    at = 0
+    offset = 0
     pinned: list[PinnedFile] = []
     for file, digest in sorted(files, key=lambda pair: pair[0].path):
-        pinned.append(PinnedFile(file.path, at, len(file.content), digest))
-        at += pad_to_page(len(file.content))
+        pinned.append(PinnedFile(file.path, offset, len(file.content), digest))
+        offset += pad_to_page(len(file.content))
     placed: list[Tensor] = []
     ordered = first_use_order(tensors, first_use)
     for tensor in ordered:
-        placed.append(Tensor(tensor.name, tensor.dtype, tensor.shape, at))
-        at += pad_to_page(tensor.nbytes)
+        placed.append(Tensor(tensor.name, tensor.dtype, tensor.shape, offset))
+        offset += pad_to_page(tensor.nbytes)
     file_chunks = tuple(_cut([_Item(file.path, 0, file.size) for file in pinned], chunk_bytes))
     weights = _cut([_Item(tensor.path, tensor.offset, tensor.nbytes) for tensor in ordered], chunk_bytes)
     return Layout(tuple(pinned), tuple(placed), (*file_chunks, *weights), len(file_chunks))
 
 
 def _cut(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
-    """Chunks of one segment, in order."""
+    """Yield the chunks of one segment in order."""
     pieces: list[Piece] = []
     length = 0
     for item in items:
@@ -73,7 +73,7 @@ def _cut(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
             pieces, length = [], 0
         while done < item.nbytes:
             take = min(item.nbytes - done, chunk_bytes - length)
-            # Only an item's last piece can end off a page: chunks and items begin on one.
+            # Chunks and items begin on a page boundary, so only an item's last piece can end elsewhere.
             pad = pad_to_page(take) - take
             pieces.append(Piece(path=item.path, offset=item.offset + done, length=take, pad=pad))
             length += take + pad
@@ -86,7 +86,7 @@ def _cut(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
 
 
 def assemble(chunk: PlannedChunk, contents: dict[str, bytes]) -> bytes:
-    """The chunk's bytes, out of whole files held in memory."""
+    """Return the chunk's bytes from whole files in memory."""
     parts = []
     for piece in chunk.pieces:
         parts += [contents[piece.path][piece.offset : piece.offset + piece.length], bytes(piece.pad)]
@@ -94,20 +94,20 @@ def assemble(chunk: PlannedChunk, contents: dict[str, bytes]) -> bytes:
 
 
 def pads_are_zero(chunk: PlannedChunk, data: bytes | memoryview) -> bool:
-    """Whether nothing hides in the padding: equal models would otherwise differ in bytes that nobody reads."""
-    at = 0
+    """Return whether the padding is zero. Otherwise equal models could differ in bytes that are never read."""
+    offset = 0
     for piece in chunk.pieces:
-        at += piece.length
-        if bytes(data[at : at + piece.pad]).strip(b"\0"):
+        offset += piece.length
+        if bytes(data[offset : offset + piece.pad]).strip(b"\0"):
             return False
-        at += piece.pad
+        offset += piece.pad
     return True
 
 
 def group_into_packs(chunks: Iterable[tuple[str, int]], pack_bytes: int) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Split (digest, length) pairs, in order, into groups of at most `pack_bytes` (a larger chunk stands alone).
+    """Split (digest, length) pairs, in order, into groups of at most `pack_bytes`. A larger chunk stands alone.
 
-    The chunks of a group travel together in a pack, so that disks see long reads.
+    The chunks of a group are stored in one pack, so that disks see long reads.
     """
     held: list[tuple[str, int]] = []
     total = 0

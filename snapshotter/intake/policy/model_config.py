@@ -1,4 +1,4 @@
-"""What config.json and tokenizer.json promise, as far as it decides what may enter. The gate judges the rest."""
+"""Read the facts of config.json and tokenizer.json that decide whether a push may enter. The gate judges the rest."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from snapshotter.intake.policy.strict_json import JsonObject, as_count
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 _BY_HEADER: Final[dict[str, EngineDtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _SERVED: Final = frozenset(_BY_HEADER.values())
-# What the library calls its embedding tables; only a check more, the config's own number is checked in any case.
+# The library's names of embedding tables. An additional check: the config's own number is always checked.
 _EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 
 
 def find_code_wish(value: object) -> str | None:
-    """The key by which a config asks for code from the model's directory, at any depth; None where it does not."""
+    """Return the key by which a config asks for code from the model's directory, at any depth, or None."""
     pending = [value]
     while pending:
         match pending.pop():
@@ -34,9 +34,9 @@ def find_code_wish(value: object) -> str | None:
 
 
 def compute_dtype(config: JsonObject, tensors: Iterable[SourceTensor]) -> EngineDtype:
-    """`dtype` (or the older `torch_dtype`) of the config; without one, the float type of most of the weights' bytes.
+    """Return the config's `dtype` (or older `torch_dtype`), or else the float type of most of the weights' bytes.
 
-    Raises `Refused(ArtifactRejected)` where it is not one that is served.
+    Raises `Refused(ArtifactRejected)` if that dtype is not served.
     """
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and (stated := part.get("dtype") or part.get("torch_dtype")):
@@ -55,7 +55,7 @@ def compute_dtype(config: JsonObject, tensors: Iterable[SourceTensor]) -> Engine
 
 
 def embedding_rows(config: JsonObject, tensors: Iterable[SourceTensor]) -> int:
-    """Rows that token ids may index: `vocab_size`, or fewer where the embedding's own shape says so.
+    """Return the number of rows that token ids may index: `vocab_size`, or fewer if the embedding's shape has fewer.
 
     Raises `Refused(ArtifactRejected)` without a vocab_size.
     """
@@ -65,18 +65,18 @@ def embedding_rows(config: JsonObject, tensors: Iterable[SourceTensor]) -> int:
     if rows is None:
         raise Refused(ArtifactRejected(CONFIG, "vocab_size must be a whole number of 1 or more"))
     shapes = [tensor.shape for tensor in tensors if tensor.name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2]
-    # Some models have small side tables too (positions, layers): the largest one is the vocabulary's.
+    # Some models also have small side tables (positions, layers). The largest table is the vocabulary's.
     return min(rows, max((shape[0] for shape in shapes), default=rows))
 
 
 def highest_token_id(tokenizer: JsonObject) -> int:
-    """The largest id that the tokenizer can produce. Raises `Refused(ArtifactRejected)` where it has no vocabulary."""
+    """Return the largest id that the tokenizer can produce. Raises `Refused(ArtifactRejected)` without a vocabulary."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     match vocabulary:
         case dict():
             ids = [as_count(number) for number in vocabulary.values()]
-        case list():  # Unigram: an entry's place is its id
+        case list():  # Unigram: an entry's index is its id
             ids = list(range(len(vocabulary)))
         case _:
             raise Refused(ArtifactRejected(TOKENIZER, "model.vocab is missing"))
@@ -91,7 +91,7 @@ def highest_token_id(tokenizer: JsonObject) -> int:
 
 
 def check_special_ids(path: str, config: JsonObject, rows: int) -> None:
-    """Refuse a `bos_token_id` or `eos_token_id` that is no row of the embedding. Raises `Refused(ArtifactRejected)`."""
+    """Check that `bos_token_id` and `eos_token_id` are rows of the embedding. Raises `Refused(ArtifactRejected)`."""
     for key in ("bos_token_id", "eos_token_id"):
         value = config.get(key)
         for token_id in value if isinstance(value, list) else [value]:
@@ -100,7 +100,7 @@ def check_special_ids(path: str, config: JsonObject, rows: int) -> None:
 
 
 def check_tokenizer_fits(highest: int, rows: int) -> None:
-    """A token id without an embedding row would read past the table. Raises `Refused(ArtifactRejected)`."""
+    """Check that every token id has an embedding row. Raises `Refused(ArtifactRejected)`."""
     if highest >= rows:
         rule = f"its highest token id is {highest}, but the embedding has {rows} rows: they do not belong together"
         raise Refused(ArtifactRejected(TOKENIZER, rule))

@@ -1,7 +1,7 @@
-"""May this ONNX model be served? Its protobuf is read strictly, and judged as data: nothing of it is run here.
+"""Decide whether an ONNX model may be served. Its protobuf is read strictly and judged as data; none of it is run here.
 
-One flat graph of known operators with all of its weights inside: no code (functions), no graph in an attribute, no file
-beside it, no sparse tensor, no operator of another domain. Raises `Refused(ArtifactRejected)` naming the reason.
+It must be one flat graph of known operators that contains all of its weights: no functions, no graph in an attribute,
+no external file, no sparse tensor, no operator of another domain. Raises `Refused(ArtifactRejected)` with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MAX_EXTENT: Final = 1 << 20
 MAX_ELEMENTS: Final = 1 << 26
 IR_VERSIONS: Final = range(3, 14)
 _ONNX: Final = "ai.onnx"
-# TensorProto.DataType: the types that the protocol knows, and how many bytes an element has where weights are raw.
+# TensorProto.DataType: the types of the protocol, and the bytes of an element in raw weights.
 _DATATYPES: Final[Mapping[int, Datatype]] = {
     1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES", 9: "BOOL",
     11: "FP64", 12: "UINT32", 13: "UINT64",
@@ -46,7 +46,7 @@ ZIPMAP_HINT: Final = "convert with the option zipmap=False"
 
 
 def read_graph(raw: bytes) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of a model that may be served, in the graph's order. Open dimensions are -1."""
+    """Return the inputs and outputs of a servable model, in the graph's order. Open dimensions are -1."""
     try:
         return _judge(memoryview(raw))
     except Malformed as error:
@@ -54,7 +54,7 @@ def read_graph(raw: bytes) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ..
 
 
 def reject(reason: str) -> NoReturn:
-    """Raises `Refused(ArtifactRejected)`."""
+    """Raise `Refused(ArtifactRejected)` for the model file."""
     raise Refused(ArtifactRejected(ONNX_FILE, reason))
 
 
@@ -74,7 +74,7 @@ def _judge(raw: memoryview) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, .
     _check_count(len(graph.messages("initializer")), 0, MAX_INITIALIZERS, "initializers")
     for node in graph.messages("node"):
         _check_node(read_message(node, tables.NODE, "NodeProto"))
-    # Of old models the weights are listed among the inputs, too.
+    # Old models list their weights among the inputs, too.
     weights = {_check_tensor(tensor, "an initializer") for tensor in graph.messages("initializer")}
     inputs = [spec for each in graph.messages("input") if (spec := _spec(each, weights)) is not None]
     outputs = [spec for each in graph.messages("output") if (spec := _spec(each, set())) is not None]
@@ -97,7 +97,7 @@ def _check_count(count: int, least: int, most: int, what: str) -> None:
 
 
 def _check_opsets(model: Message) -> None:
-    """Converters name a domain twice with the same version; with another one, readers would disagree on which holds."""
+    """Refuse two versions of one domain, as readers would disagree. Converters do repeat a domain's version."""
     versions: dict[str, int] = {}
     for part in model.messages("opset_import"):
         opset = read_message(part, tables.OPSET, "OperatorSetIdProto")
@@ -130,7 +130,7 @@ def _check_node(node: Message) -> None:
 
 
 def _check_tensor(part: memoryview, what: str) -> str:
-    """Its name. The values themselves are the library's to read."""
+    """Check a tensor without its values, which the library reads. Return its name."""
     tensor = read_message(part, tables.TENSOR, "TensorProto")
     if tensor.has("external_data") or tensor.number("data_location"):
         reject(f"{what} lies in another file: save the model as one file")
@@ -139,16 +139,16 @@ def _check_tensor(part: memoryview, what: str) -> str:
     kind, dims = tensor.number("data_type"), tensor.numbers.get("dims", [])
     if kind not in _DATATYPES:
         reject(f"{what} has the element type {kind}, which is not served")
-    if len(dims) > MAX_DIMENSIONS or prod(dims) > MAX_ELEMENTS:  # a negative one is a huge one here
+    if len(dims) > MAX_DIMENSIONS or prod(dims) > MAX_ELEMENTS:  # a negative extent appears as a huge one
         reject(f"{what} has {len(dims)} dimensions or more than {MAX_ELEMENTS} elements")
     raw = tensor.part("raw_data")
     if raw is not None and (kind == _STRING or len(raw) != prod(dims) * _ELEMENT_BYTES[kind]):
-        reject(f"{what} has {len(raw)} bytes, which is not what its shape says")
+        reject(f"{what} has {len(raw)} bytes, which does not match its shape")
     return tensor.text("name")
 
 
 def _spec(part: memoryview, weights: set[str]) -> TensorSpec | None:
-    """An input or output as a tensor; None for what is a weight."""
+    """Return an input or output as a tensor; None for a weight."""
     info = read_message(part, tables.VALUE_INFO, "ValueInfoProto")
     name = info.text("name")
     if name in weights:

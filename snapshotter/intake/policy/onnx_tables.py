@@ -1,7 +1,6 @@
-"""The messages of an ONNX model, field by field, as `onnx.proto` (release 1.23) numbers them, and the operators that
-are served. A test holds the numbers against the library's own.
+"""The messages of an ONNX model with the field numbers of `onnx.proto` (release 1.23), and the served operators.
 
-Fields of which the value does not matter here are read over, not kept.
+A test compares the numbers with the library's own. Fields whose values don't matter are skipped.
 """
 
 from typing import Final
@@ -126,9 +125,8 @@ DIMENSION: Final[Table] = {
     3: _ignored("denotation", is_repeated=False),
 }
 
-# By domain, where "" is ONNX's own ("ai.onnx" is another name of it). What is left out draws random numbers, runs
-# graphs of its own (If, Loop, Scan), makes tensors as large as a number says (Expand, Tile, Range), or is of no
-# classical model.
+# By domain; "" is ONNX's own, also called "ai.onnx". Left out are operators that draw random numbers, run their own
+# graphs (If, Loop, Scan), or make tensors of any size (Expand, Tile, Range), and those that no classical model uses.
 OPERATORS: Final[dict[str, frozenset[str]]] = {
     "": frozenset(
         (

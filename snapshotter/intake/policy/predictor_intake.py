@@ -1,9 +1,10 @@
-"""May this directory become a version that predicts? `model.onnx` is judged whole, `signature.json` adds what a graph
-can't say. Both are pinned, so the bytes that were judged are the bytes that are served.
+"""Decide whether a directory may become a predictor version.
 
-`signature.json` names tensors of the graph: a `datatype` and a `shape` that must agree with it (a shape may fix what
-the graph leaves open, but for the rows), `columns` for what lies along the last dimension, `examples` out of which the
-known answers are made.
+`model.onnx` is judged whole. `signature.json` adds facts that a graph can't express. Both are pinned, so the judged
+bytes are the served bytes.
+
+`signature.json` describes tensors of the graph. A `datatype` and a `shape` must agree with it; the shape may fix open
+dimensions, except the rows. `columns` name the entries of the last dimension; `examples` serve for the known answers.
 """
 
 from collections.abc import Sequence
@@ -35,13 +36,13 @@ from snapshotter.intake.policy.onnx_graph import MAX_EXTENT, read_graph
 from snapshotter.intake.policy.strict_json import is_text, parse_object
 
 ARCHITECTURE: Final = "onnx"
-MAX_ROWS: Final = 4096  # of a request
+MAX_ROWS: Final = 4096  # per request
 MAX_EXAMPLES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorIntake:
-    """What entered. `files` are in name order."""
+    """An admitted predictor. `files` are in name order."""
 
     files: tuple[SmallFile, ...]
     signature: Signature
@@ -63,7 +64,7 @@ class _SignatureFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def admit_predictor(request: PlanRequest) -> PredictorIntake:
     """Judge a push whose paths were checked. Raises `Refused(ArtifactRejected)` with the file and the reason."""
     if request.weights:
-        _reject(request.weights[0].path, f"'{ONNX_FILE}' is all of the weights of this directory")
+        _reject(request.weights[0].path, f"'{ONNX_FILE}' contains all weights of this directory")
     contents: dict[str, bytes] = {}
     for file in request.small_files:
         if file.path not in PREDICTOR:
@@ -75,8 +76,8 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
         _reject(min(left_out), "it must be sent whole")
     inputs, outputs = read_graph(contents[ONNX_FILE])
     if SIGNATURE_FILE in contents:
-        said = _read_signature(contents[SIGNATURE_FILE])
-        inputs, outputs = _joined(inputs, said.inputs, "input"), _joined(outputs, said.outputs, "output")
+        declared = _read_signature(contents[SIGNATURE_FILE])
+        inputs, outputs = _joined(inputs, declared.inputs, "input"), _joined(outputs, declared.outputs, "output")
     for spec in inputs:
         if ANY_EXTENT in spec.shape[1:]:
             rule = f"the input '{spec.name}' is {list(spec.shape)}: all but its rows must be fixed"
@@ -90,7 +91,7 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
 
 
 def predictor_facts() -> GateFacts:
-    """What the gate says of others: no forward without weights is needed where the graph itself was judged."""
+    """Return the facts that the gate returns for other models. The graph was judged here, so no gate runs."""
     return GateFacts(
         architecture=ARCHITECTURE,
         dtype="float32",
@@ -117,36 +118,42 @@ def _read_signature(raw: bytes) -> _SignatureFile:
         _reject(SIGNATURE_FILE, str(error))
 
 
-def _joined(specs: Sequence[TensorSpec], said: Sequence[_DeclaredTensor], what: str) -> tuple[TensorSpec, ...]:
-    """The graph's tensors with what was said of them."""
-    by_name = {each.name: each for each in said}
-    if len(by_name) != len(said):
+def _joined(specs: Sequence[TensorSpec], declared: Sequence[_DeclaredTensor], what: str) -> tuple[TensorSpec, ...]:
+    """Return the graph's tensors with the facts of the signature file."""
+    by_name = {each.name: each for each in declared}
+    if len(by_name) != len(declared):
         _reject(SIGNATURE_FILE, f"an {what} is named twice")
-    if strangers := sorted(by_name.keys() - {spec.name for spec in specs}):
-        _reject(SIGNATURE_FILE, f"the {what} {strangers[0][:80]!r} is not in '{ONNX_FILE}'")
+    if unknown := sorted(by_name.keys() - {spec.name for spec in specs}):
+        _reject(SIGNATURE_FILE, f"the {what} {unknown[0][:80]!r} is not in '{ONNX_FILE}'")
     return tuple(_with(spec, by_name[spec.name]) if spec.name in by_name else spec for spec in specs)
 
 
-def _with(spec: TensorSpec, said: _DeclaredTensor) -> TensorSpec:
-    if said.datatype not in (None, spec.datatype):
-        _reject(SIGNATURE_FILE, f"'{spec.name}' is {said.datatype} here and {spec.datatype} in '{ONNX_FILE}'")
-    shape = spec.shape if said.shape is None else _fixed(spec, said.shape)
-    if said.columns and (len(shape) != 2 or len(said.columns) != shape[1] or not all(map(is_text, said.columns))):
-        rule = f"'{spec.name}' is {list(shape)}: it has {len(said.columns)} columns here"
+def _with(spec: TensorSpec, declared: _DeclaredTensor) -> TensorSpec:
+    if declared.datatype not in (None, spec.datatype):
+        _reject(SIGNATURE_FILE, f"'{spec.name}' is {declared.datatype} here and {spec.datatype} in '{ONNX_FILE}'")
+    shape = spec.shape if declared.shape is None else _fixed(spec, declared.shape)
+    if declared.columns and (
+        len(shape) != 2 or len(declared.columns) != shape[1] or not all(map(is_text, declared.columns))
+    ):
+        rule = f"'{spec.name}' is {list(shape)}: it has {len(declared.columns)} columns here"
         _reject(SIGNATURE_FILE, rule)
-    if len(set(said.columns)) != len(said.columns):
+    if len(set(declared.columns)) != len(declared.columns):
         _reject(SIGNATURE_FILE, f"a column of '{spec.name}' is named twice")
     # Refuse NaN: no comparison below finds it, and JSON can't hold it.
-    plain = all(is_text(value) if isinstance(value, str) else value == value for value in said.examples)
-    if len(said.examples) > MAX_EXAMPLES or not plain or find_invalid_value(said.examples, spec.datatype) is not None:
+    plain = all(is_text(value) if isinstance(value, str) else value == value for value in declared.examples)
+    if (
+        len(declared.examples) > MAX_EXAMPLES
+        or not plain
+        or find_invalid_value(declared.examples, spec.datatype) is not None
+    ):
         _reject(SIGNATURE_FILE, f"the examples of '{spec.name}' must be {spec.datatype}, {MAX_EXAMPLES} at most")
-    return structs.replace(spec, shape=shape, columns=said.columns, examples=said.examples)
+    return structs.replace(spec, shape=shape, columns=declared.columns, examples=declared.examples)
 
 
 def _fixed(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     agrees = len(shape) == len(spec.shape) and shape[:1] == spec.shape[:1]
     if not agrees or any(
-        own not in (ANY_EXTENT, told) or told == 0 for own, told in zip(spec.shape, shape, strict=True)
+        own not in (ANY_EXTENT, stated) or stated == 0 for own, stated in zip(spec.shape, shape, strict=True)
     ):
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {list(shape)} here and {list(spec.shape)} in '{ONNX_FILE}'")
     if max(shape) > MAX_EXTENT:

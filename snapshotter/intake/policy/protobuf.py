@@ -1,8 +1,8 @@
-"""Read protobuf's wire format strictly: each field that a message may have, and no other; nothing is copied.
+"""Read protobuf's wire format strictly: only the fields that a message may have. Nothing is copied.
 
-A table says what a field is. What is refused although protobuf's own readers take it: unknown fields, groups, a
-singular field that occurs twice (they would merge it, or let the last one win), a type other than the table's, numbers
-of more than 64 bits.
+A table describes the fields. This reader refuses input that protobuf's own readers accept: unknown fields, groups, a
+wire type other than the table's, numbers of more than 64 bits. It also refuses a singular field that occurs twice;
+other readers would merge it or let the last one win.
 """
 
 import re
@@ -12,15 +12,15 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
-MOST: Final = 1 << 18  # of fields that no table bounds: read over in about a second
+MOST: Final = 1 << 18  # occurrences of fields without a limit in the table; skipping them takes about a second
 
 
 class Malformed(ValueError):
-    """The bytes are no such message. The text says what is wrong."""
+    """The bytes are no valid message. The text says what is wrong."""
 
 
 class WireType(Enum):
-    """How a field's value is written: protobuf's wire types."""
+    """The encoding of a field's value: protobuf's wire types."""
 
     VARINT = 0
     FIXED64 = 1
@@ -30,10 +30,10 @@ class WireType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`is_kept`: its values are wanted; of the others is known how many there were, and that they were well-formed.
+    """A field of a message. `is_kept`: its values are kept. Other fields are only counted, and must be well-formed.
 
-    `most` is how often it may occur: a value of two bytes takes a hundred where it is kept, so they are counted first.
-    Numbers that are read over a run at a time are not counted.
+    `most` limits its occurrences: a value of two bytes takes a hundred if it is kept, so they are counted first.
+    Numbers that are skipped a run at a time are not counted.
     """
 
     name: str
@@ -49,36 +49,36 @@ _LONGEST_VARINT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that was read: kept values of each field in order, and how often each occurred."""
+    """A decoded message: the kept values of each field in order, and how often each field occurred."""
 
     numbers: Mapping[str, list[int]]
     parts: Mapping[str, list[memoryview]]
     counts: Mapping[str, int]
 
     def number(self, name: str, default: int = 0) -> int:
-        """A singular number."""
+        """Return a singular number, or `default`."""
         return self.numbers.get(name, [default])[0]
 
     def part(self, name: str) -> memoryview | None:
-        """A singular message, or bytes."""
+        """Return a singular message or bytes, or None."""
         found = self.parts.get(name)
         return found[0] if found else None
 
     def text(self, name: str) -> str:
-        """A singular text, "" where it is absent. Raises Malformed."""
+        """Return a singular text, "" if it is absent. Raises Malformed."""
         return as_text(self.parts.get(name, [memoryview(b"")])[0])
 
     def messages(self, name: str) -> list[memoryview]:
-        """A repeated message."""
+        """Return the values of a repeated message."""
         return self.parts.get(name, [])
 
     def has(self, name: str) -> bool:
-        """Whether it occurred at all."""
+        """Return whether the field occurred."""
         return name in self.counts
 
 
 def as_text(part: memoryview) -> str:
-    """Raises Malformed where it is not UTF-8."""
+    """Return the text. Raises Malformed if it is not UTF-8."""
     try:
         return str(part, "utf-8")
     except UnicodeDecodeError:
@@ -86,7 +86,7 @@ def as_text(part: memoryview) -> str:
 
 
 def read_message(data: memoryview, table: Table, what: str) -> Message:
-    """All of `data` as one message of `table`; `what` it is, for the error. Raises Malformed."""
+    """Read all of `data` as one message of `table`. `what` names it in errors. Raises Malformed."""
     numbers: dict[str, list[int]] = {}
     parts: dict[str, list[memoryview]] = {}
     counts: dict[str, int] = {}
@@ -100,7 +100,7 @@ def read_message(data: memoryview, table: Table, what: str) -> Message:
             key, at = read_varint(data, at, what)
         field = table.get(key >> 3)
         if field is None:
-            raise Malformed(f"{what} has a field of number {key >> 3}, which is not known here")
+            raise Malformed(f"{what} has a field of number {key >> 3}, which is unknown")
         if key & 7 != field.form.value:
             raise Malformed(f"{what}.{field.name} is written as another type")
         counts[field.name] = counts.get(field.name, 0) + 1
@@ -132,8 +132,9 @@ def read_message(data: memoryview, table: Table, what: str) -> Message:
 
 @cache
 def _run_of(key: int, form: WireType) -> re.Pattern[bytes] | None:
-    """Many small fields of one number, one after another: of a forest's nodes there are millions, and none is kept.
-    Possessive, so that nothing is remembered of each. What has ten bytes is read one by one."""
+    """Return a pattern for a run of small fields with one number. A forest has millions of such nodes, and none is
+    kept. The pattern is possessive, so it remembers nothing of each. Numbers of ten bytes are read one by one.
+    """
     if key > 127:
         return None
     written = re.escape(bytes([key]))
@@ -147,7 +148,7 @@ def _run_of(key: int, form: WireType) -> re.Pattern[bytes] | None:
 
 
 def read_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
-    """The number at `at`, under 2**64, and where it ends. Raises Malformed."""
+    """Return the number at offset `at`, below 2**64, and the offset after it. Raises Malformed."""
     value = shift = 0
     for place in range(at, min(at + _LONGEST_VARINT, len(data))):
         byte = data[place]
@@ -161,5 +162,5 @@ def read_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """An int32 or int64 of the wire as the number that was written."""
+    """Return the signed number of an int32 or int64 on the wire."""
     return value - (1 << 64) if value >> 63 else value

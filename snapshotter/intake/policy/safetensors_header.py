@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read strictly: what it says must cover the file's bytes exactly once.
+"""Read the header of a safetensors file strictly: its tensors must cover the file's bytes exactly once.
 
 Source: the format section of the safetensors README: `u64 LE length | JSON | data`, offsets from the data's start.
-Values are not looked at; which tensors belong together is intake's question.
+Values are not read. `intake.py` decides which tensors belong together.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A tensor as it lies in a pushed file: `nbytes` at `offset` from the file's start, row-major, little-endian."""
+    """A tensor in a pushed file: `nbytes` at `offset` from the file's start, row-major, little-endian."""
 
     name: str
     dtype: Dtype
@@ -33,7 +33,7 @@ class SourceTensor:
 
 
 def header_bytes(prefix: bytes, file_size: int, path: str) -> int:
-    """Bytes of prefix and JSON together, from the first 8 bytes. Raises `Refused(ArtifactRejected)`."""
+    """Return the bytes of prefix and JSON together, from the first 8 bytes. Raises `Refused(ArtifactRejected)`."""
     if len(prefix) < PREFIX_BYTES or file_size < PREFIX_BYTES:
         raise Refused(ArtifactRejected(path, f"a safetensors file begins with {PREFIX_BYTES} bytes of length"))
     length = int.from_bytes(prefix[:PREFIX_BYTES], "little")
@@ -45,9 +45,9 @@ def header_bytes(prefix: bytes, file_size: int, path: str) -> int:
 
 
 def parse_header(path: str, raw: bytes, file_size: int) -> tuple[SourceTensor, ...]:
-    """The tensors in order of their offsets; `raw` is prefix and JSON, nothing more.
+    """Return the tensors in order of their offsets. `raw` is prefix and JSON, nothing more.
 
-    Raises `Refused(ArtifactRejected)` naming file, tensor and rule.
+    Raises `Refused(ArtifactRejected)` with file, tensor and rule.
     """
     end = header_bytes(raw, file_size, path)
     if len(raw) != end:
@@ -112,15 +112,14 @@ def _span(value: JsonObject, path: str, shown: str) -> tuple[int, int]:
 
 
 def _check_cover(tensors: list[SourceTensor], path: str, data_start: int, file_size: int) -> None:
-    """Offsets start at 0, each tensor begins where the one before it ends, and the last ends with the file."""
-    at = data_start
+    """Check that the tensors are adjacent, from offset 0 to the end of the file."""
+    end = data_start
     for tensor in tensors:
-        if tensor.offset != at:
-            fault = (
-                "overlaps the one before it" if tensor.offset < at else f"leaves a hole of {tensor.offset - at} bytes"
-            )
+        if tensor.offset != end:
+            hole = f"leaves a hole of {tensor.offset - end} bytes"
+            fault = "overlaps the one before it" if tensor.offset < end else hole
             raise Refused(ArtifactRejected(path, f"tensor {tensor.name[:80]!r} {fault}"))
-        at += tensor.nbytes
-    if at != file_size:
-        fault = f"its tensors end at byte {at}, but the file has {file_size}"
+        end += tensor.nbytes
+    if end != file_size:
+        fault = f"its tensors end at byte {end}, but the file has {file_size}"
         raise Refused(ArtifactRejected(path, fault))

@@ -1,4 +1,4 @@
-"""Read JSON that strangers wrote: one object, UTF-8, no key twice, not too deep. What it means is the caller's."""
+"""Read untrusted JSON: one object, UTF-8, no duplicate keys, limited depth. Callers interpret it."""
 
 import json
 import re
@@ -9,16 +9,16 @@ from kelvin.contracts.errors import Refused
 
 JsonObject = dict[str, object]
 MAX_COUNT: Final = (1 << 63) - 1
-MAX_DEPTH: Final = 64  # far above any real file, and far below what the libraries that read it later can bear
-# What the objects of a file may take, estimated before any is made. The largest tokenizers that are in use take half.
+MAX_DEPTH: Final = 64  # far above any real file, and far below the limits of libraries that read it later
+# Memory for the objects of a file, estimated before parsing. The largest tokenizers in use need half of it.
 MAX_PARSED_BYTES: Final = 400 << 20
-_MEMBER, _CONTAINER, _VALUE = 250, 80, 70  # bytes of each in CPython 3.11, while an object is being made
+_MEMBER, _CONTAINER, _VALUE = 250, 80, 70  # bytes of each in CPython 3.11, while an object is built
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DEPTH_RULE: Final = f"it is nested more than {MAX_DEPTH} deep"
 
 
 class _DuplicateKey(ValueError):
-    """A key occurs twice in one object: readers would disagree on which value holds."""
+    """A key occurs twice in one object, so readers would disagree on its value."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key[:80]!r} occurs twice")
@@ -36,7 +36,7 @@ def _reject_duplicates(pairs: list[tuple[str, object]]) -> JsonObject:
 
 
 def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
-    """The JSON object in `raw`. Raises `Refused(ArtifactRejected)` naming `path` and the reason."""
+    """Return the JSON object in `raw`. Raises `Refused(ArtifactRejected)` with `path` and the reason."""
     if (needed := _parsed_bytes(raw)) > MAX_PARSED_BYTES:
         rule = f"its values would take some {needed >> 20} MiB of memory; the limit is {MAX_PARSED_BYTES >> 20} MiB"
         raise Refused(ArtifactRejected(path, rule))
@@ -47,7 +47,7 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
         raise Refused(ArtifactRejected(path, f"it is not UTF-8 (byte {error.start})")) from None
     except RecursionError:
         raise Refused(ArtifactRejected(path, _DEPTH_RULE)) from None
-    except ValueError as error:  # also what int() says of thousands of digits
+    except ValueError as error:  # also the error of int() for thousands of digits
         raise Refused(ArtifactRejected(path, f"it is not valid JSON: {error}")) from None
     if not isinstance(found, dict):
         raise Refused(ArtifactRejected(path, "it is not a JSON object"))
@@ -59,14 +59,14 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
 
 
 def _parsed_bytes(raw: bytes | memoryview) -> int:
-    """About what the values of a file take, by its punctuation. What stands in texts counts, too."""
+    """Estimate the memory of a file's values by its punctuation. Punctuation in texts counts, too."""
     data = bytes(raw)
     containers = data.count(b"[") + data.count(b"{")
     return _MEMBER * data.count(b":") + _CONTAINER * containers + _VALUE * data.count(b",") + len(data)
 
 
 def _has_half_character(found: JsonObject) -> bool:
-    """Escapes can name what UTF-8 can't hold: readers after this one would disagree on it, or fail."""
+    """Return whether an escape names half a surrogate pair, which UTF-8 can't hold. Later readers would differ."""
     try:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -75,7 +75,7 @@ def _has_half_character(found: JsonObject) -> bool:
 
 
 def _is_deep(found: JsonObject) -> bool:
-    """Level by level: nothing here recurses."""
+    """Return whether it is nested too deeply. Works level by level, without recursion."""
     level: list[JsonObject | list[object]] = [found]
     for _ in range(MAX_DEPTH):
         inner = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
@@ -84,7 +84,7 @@ def _is_deep(found: JsonObject) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """Whether `value` can be written as UTF-8: JSON escapes can smuggle in half a surrogate pair."""
+    """Return whether `value` can be encoded as UTF-8. JSON escapes can contain half a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -93,5 +93,5 @@ def is_text(value: str) -> bool:
 
 
 def as_count(value: object) -> int | None:
-    """A whole number from 0 to what a file's offset can be; booleans, floats and the rest are None."""
+    """Return a whole number from 0 to the largest file offset; None for booleans, floats and anything else."""
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None

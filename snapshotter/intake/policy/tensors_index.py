@@ -1,12 +1,12 @@
-"""Header and index of a tensorizer file (`.tensors`), read strictly: what they say must cover the file exactly once.
+"""Read header and index of a tensorizer file (`.tensors`) strictly: they must cover the file exactly once.
 
 Source: the structures of `tensorizer/serialization.py` 2.12, data versions 1, 2, 4 and 5. All little-endian:
 
     "|TZR|" | version u32 | flags, 32 bytes | total u64 | unused u64 | tensors u64 | index length u64 | index
     | entries | 0 u64
 
-An index has one record per tensor and zeros behind; an entry is the tensor's header, then its data, not aligned.
-Nothing is unpickled, and nothing is read but these bytes: the library itself takes truncated files without a word.
+An index has one record per tensor, then zeros. An entry is the tensor's header, then its data, not aligned. Nothing is
+unpickled, and only these bytes are read: the library itself accepts truncated files silently.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ from snapshotter.intake.policy.safetensors_header import MAX_NAME_BYTES, SourceT
 
 MAGIC: Final = b"|TZR|"
 PREFIX_BYTES: Final = 73
-INDEX_BYTES: Final = 256 << 10  # what the library reserves, whatever the number of tensors
+INDEX_BYTES: Final = 256 << 10  # the size that the library reserves, for any number of tensors
 END_BYTES: Final = 8
 MAX_INDEX_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 4096
-_RECORD_BYTES: Final = 29  # of an index record, but for name, dtype and shape
+_RECORD_BYTES: Final = 29  # an index record without name, dtype and shape
 _VERSIONS: Final = (1, 2, 4, 5)
 _ENCRYPTED_VERSION: Final = 3
 _LONG_VERSION: Final = 5
 _ENCRYPTED, _VERSIONED = 1, 2
 _KINDS: Final = (0, 1, 2)  # parameter, buffer, entry of a state dict
-_PATH_MARK: Final = b"\x1e"  # begins a name that is a path of keys and numbers
+_PATH_MARK: Final = b"\x1e"  # the first byte of a name that is a path of keys and numbers
 _CRC32, _SHA256 = 0, 1
 _HASH_BYTES: Final = {_CRC32: 4, _SHA256: 32}
 DTYPES: Final[dict[bytes, Dtype]] = {
@@ -45,9 +45,9 @@ _NAMES: Final = {dtype: raw for raw, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A tensor of the index; its own header lies before its data, from `header_offset` on.
+    """A tensor of the index. Its own header begins at `header_offset`, before its data.
 
-    `name`, `kind` and `shape` are as they stand in both places.
+    Index and header both contain `name`, `kind` and `shape`, in the same bytes.
     """
 
     tensor: SourceTensor
@@ -58,7 +58,7 @@ class IndexEntry:
 
 
 class _Reader:
-    """Takes fields from the front. Raises `Refused(ArtifactRejected)` where the bytes end first."""
+    """A reader of consecutive fields. Raises `Refused(ArtifactRejected)` if the bytes end too early."""
 
     def __init__(self, path: str, raw: bytes | memoryview, what: str) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class _Reader:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next `count` bytes."""
         if self.at + count > len(self._raw):
             raise self.refused("ends in the middle of a field")
         found = bytes(self._raw[self.at : self.at + count])
@@ -75,20 +75,20 @@ class _Reader:
         return found
 
     def number(self, nbytes: int) -> int:
-        """The next unsigned number."""
+        """Return the next unsigned number."""
         return int.from_bytes(self.take(nbytes), "little")
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all remaining bytes."""
         return self.take(len(self._raw) - self.at)
 
     def refused(self, rule: str) -> Refused:
-        """The failure that says so of these bytes."""
+        """Return the refusal of these bytes."""
         return Refused(ArtifactRejected(self._path, f"{self._what} {rule}"))
 
 
 def index_end(prefix: bytes, file_size: int, path: str) -> int:
-    """Bytes of prefix and index together, from the first `PREFIX_BYTES`. Raises `Refused(ArtifactRejected)`."""
+    """Return the bytes of prefix and index, from the first `PREFIX_BYTES`. Raises `Refused(ArtifactRejected)`."""
     reader = _Reader(path, prefix[:PREFIX_BYTES], "its header")
     if reader.take(len(MAGIC)) != MAGIC:
         raise Refused(ArtifactRejected(path, "it is no tensorizer file: it does not begin with '|TZR|'"))
@@ -102,9 +102,9 @@ def index_end(prefix: bytes, file_size: int, path: str) -> int:
 
 
 def parse_index(path: str, raw: bytes, file_size: int) -> tuple[IndexEntry, ...]:
-    """The tensors in order of their offsets; `raw` is prefix and index, nothing more.
+    """Return the tensors in order of their offsets. `raw` is prefix and index, nothing more.
 
-    Raises `Refused(ArtifactRejected)` naming file, tensor and rule.
+    Raises `Refused(ArtifactRejected)` with file, tensor and rule.
     """
     end = index_end(raw, file_size, path)
     if len(raw) != end:
@@ -115,14 +115,14 @@ def parse_index(path: str, raw: bytes, file_size: int) -> tuple[IndexEntry, ...]
         raise header.refused("says that it is encrypted")
     if version not in _VERSIONS or flags & ~_VERSIONED or (flags and version < _LONG_VERSION):
         raise header.refused(f"has data version {version} with flags {flags:#x}: only {_VERSIONS} are read")
-    header.take(16)  # sizes that the library itself does not read
+    header.take(16)  # sizes that the library does not read either
     count = header.number(8)
     index = _Reader(path, memoryview(raw)[PREFIX_BYTES:], "its index")
     if not 0 < count <= len(raw) // _RECORD_BYTES:
         raise index.refused(f"can't hold {count} tensors")
     entries = [_entry(index, path, bool(flags & _VERSIONED)) for _ in range(count)]
     if index.rest().strip(b"\0"):
-        raise index.refused(f"goes on after its {count} tensors")
+        raise index.refused(f"continues after its {count} tensors")
     entries.sort(key=lambda entry: entry.header_offset)
     _check_cover(entries, path, end, file_size)
     return tuple(entries)
@@ -145,7 +145,7 @@ def _entry(index: _Reader, path: str, versioned: bool) -> IndexEntry:
         raise index.refused(f"{shown} which has {rank} dimensions; the limit is {MAX_RANK}")
     raw_shape = index.take(rank * (8 if long else 4))
     width = 8 if long else 4
-    shape = tuple(int.from_bytes(raw_shape[at : at + width], "little") for at in range(0, rank * width, width))
+    shape = tuple(int.from_bytes(raw_shape[i : i + width], "little") for i in range(0, rank * width, width))
     header_offset, data_offset, length = index.number(8), index.number(8), index.number(8)
     need = DTYPE_BYTES[dtype] * prod(shape)
     if length != need:
@@ -175,7 +175,7 @@ def _name(index: _Reader, raw: bytes) -> str:
 
 
 def _check_cover(entries: list[IndexEntry], path: str, start: int, file_size: int) -> None:
-    """Entries follow one another without a gap, from the index's end to the last eight bytes; no name occurs twice."""
+    """Check that entries are adjacent, from the index's end to the last eight bytes, and that no name occurs twice."""
     at = start
     for entry in entries:
         shown = f"tensor {entry.tensor.name[:80]!r}"
@@ -186,19 +186,19 @@ def _check_cover(entries: list[IndexEntry], path: str, start: int, file_size: in
             raise Refused(ArtifactRejected(path, rule))
         at = entry.tensor.offset + entry.tensor.nbytes
     if at + END_BYTES != file_size:
-        rule = f"its tensors end at byte {at}, {END_BYTES} more are its end, but the file has {file_size}"
+        rule = f"its tensors end at byte {at}, plus {END_BYTES} bytes at the end, but the file has {file_size}"
         raise Refused(ArtifactRejected(path, rule))
     seen: set[str] = set()
     for entry in entries:
         if entry.tensor.name in seen:
-            raise Refused(ArtifactRejected(path, f"tensor {entry.tensor.name[:80]!r} is there twice"))
+            raise Refused(ArtifactRejected(path, f"tensor {entry.tensor.name[:80]!r} occurs twice"))
         seen.add(entry.tensor.name)
 
 
 class ContentCheck:
-    """Whether a tensor's header says what the index says, and its data what the header's hashes say.
+    """The check of one tensor: its header against the index, and its data against the header's hashes.
 
-    Feed it the data in order, then `finish`. Raises `Refused(ArtifactRejected)`.
+    Feed it the data in order, then call `finish`. Raises `Refused(ArtifactRejected)`.
     """
 
     def __init__(self, path: str, entry: IndexEntry, header: bytes) -> None:
@@ -208,36 +208,36 @@ class ContentCheck:
         hashes = dict(self._hashes(entry, header, blank))
         if not hashes:
             raise self._refused("its header has no hash")
-        # The stronger one; the other says nothing more.
+        # Use the stronger hash; the other one adds nothing.
         self._kind, self._want = max(hashes.items())
         self._crc = zlib.crc32(blank)
         self._sha = hashlib.sha256(blank)
 
     def update(self, data: bytes | memoryview) -> None:
-        """The next bytes of its data."""
+        """Add the next bytes of the data."""
         if self._kind == _SHA256:
             self._sha.update(data)
         else:
             self._crc = zlib.crc32(data, self._crc)
 
     def finish(self) -> None:
-        """All of its data was fed."""
+        """Compare the hash, after all data was added."""
         found = self._sha.digest() if self._kind == _SHA256 else self._crc.to_bytes(4, "little")
         if found != self._want:
-            raise self._refused("its bytes do not match the hash that the file holds of them")
+            raise self._refused("its bytes do not match the hash in the file")
 
     def _hashes(self, entry: IndexEntry, header: bytes, blank: bytearray) -> Iterator[tuple[int, bytes]]:
-        """Kind and value of each; they are zero in `blank`, as they were when they were computed."""
+        """Yield kind and value of each hash, and set it to zero in `blank`, as it was when the hash was computed."""
         reader = _Reader(self._path, header, f"the header of {self._shown}")
         same = reader.number(8) == len(header)
-        reader.take(2)  # a number of no meaning here
+        reader.take(2)  # a number that is not used here
         same &= reader.number(1) == entry.kind
         same &= reader.take(reader.number(2)) == entry.name
         same &= reader.take(reader.number(1)) == _NAMES[entry.tensor.dtype]
         rank = reader.number(1)
         same &= rank == len(entry.tensor.shape) and reader.take(len(entry.shape)) == entry.shape
         if not same:
-            raise self._refused("its header says something else than the index")
+            raise self._refused("its header differs from the index")
         end = reader.number(2) + reader.at
         for _ in range(reader.number(1)):
             kind, length = reader.number(1), reader.number(1)
@@ -246,13 +246,13 @@ class ContentCheck:
             blank[reader.at : reader.at + length] = bytes(length)
             yield kind, reader.take(length)
         if reader.at != end or reader.number(8) != entry.tensor.nbytes or reader.at != len(header):
-            raise self._refused("its header says something else than the index")
+            raise self._refused("its header differs from the index")
 
     def _refused(self, rule: str) -> Refused:
         return Refused(ArtifactRejected(self._path, f"{self._shown}: {rule}"))
 
 
 def index_bytes(name: str, dtype: Dtype, shape: tuple[int, ...]) -> int:
-    """What a tensor takes of the index at most; the library fixes its size at `INDEX_BYTES`."""
+    """Return the most that a tensor takes of the index, whose size the library fixes at `INDEX_BYTES`."""
     width = 8 if any(extent >= 1 << 32 for extent in shape) else 4
     return _RECORD_BYTES + 4 + len(name.encode()) + len(_NAMES[dtype]) + width * len(shape)

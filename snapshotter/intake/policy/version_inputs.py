@@ -1,4 +1,4 @@
-"""What a push becomes: its limits and engine, the manifest, and the digest of its inputs, which the format records."""
+"""Derive a version from a push: limits, engine, manifest, and the digest of its inputs, which the format records."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -27,7 +27,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 4096
 
 
 class Sealing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that decides a version's bytes, apart from what the bytes are."""
+    """Everything that decides a version's bytes, apart from the pushed content."""
 
     format: int
     chunk_bytes: int
@@ -37,9 +37,9 @@ class Sealing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def choose_limits(max_positions: int) -> Limits:
-    """One position is kept for the answer; answers are capped where nobody asked for more.
+    """Return the limits. One position is reserved for the response, whose default length is capped.
 
-    Raises `Refused(ArtifactRejected)` where no prompt and answer fit.
+    Raises `Refused(ArtifactRejected)` if a prompt and a response do not fit.
     """
     if max_positions < 2:
         raise Refused(ArtifactRejected(CONFIG, f"{max_positions} positions hold no prompt and answer"))
@@ -50,15 +50,15 @@ def choose_limits(max_positions: int) -> Limits:
 def choose_sealing(
     facts: GateFacts, dtype: EngineDtype, chunk_bytes: int, signature: Signature | None = None
 ) -> Sealing:
-    """The sealing options of a model that passed the gate; `dtype` is what intake read of the directory.
+    """Return the sealing options of a model that passed the gate. `dtype` is the one that intake read.
 
-    Raises as `choose_limits`, and where the engine reads another dtype: the manifest would say what nobody computes.
+    Raises as `choose_limits` does, and if the engine would compute in another dtype than the manifest would state.
     """
     if facts.dtype != dtype:
         rule = f"its dtype reads as {dtype}, but the engine would compute in {facts.dtype[:20]}: state it in '{CONFIG}'"
         raise Refused(ArtifactRejected(CONFIG, rule))
     engine = Engine(ENGINE_INTERFACE, facts.architecture, dtype, facts.kind)
-    # Only what generates keeps positions for an answer: of the others all are the input's, tokens or rows.
+    # Only a decoder reserves positions for a response. For other kinds all are input: tokens or rows.
     limits = choose_limits(facts.max_positions) if facts.kind == "generate" else Limits(facts.max_positions, 1)
     return Sealing(FORMAT, chunk_bytes, engine, limits, signature)
 
@@ -66,7 +66,7 @@ def choose_sealing(
 def build_manifest(
     sealing: Sealing, files: Iterable[PinnedFile], tensors: Iterable[Tensor], chunks: Iterable[Chunk]
 ) -> Manifest:
-    """The manifest of these bytes in this layout."""
+    """Return the manifest of these bytes in this layout."""
     return Manifest(
         format=1,
         engine=sealing.engine,
@@ -82,6 +82,6 @@ def build_manifest(
 def inputs_digest(
     sealing: Sealing, files: Sequence[PinnedFile], tensors: Sequence[Tensor], digests: Sequence[str]
 ) -> str:
-    """BLAKE3 over canonical JSON of what was pushed and how it is sealed: known before any sealing job runs."""
+    """Return BLAKE3 over canonical JSON of the pushed content and its sealing, known before any sealing job."""
     inputs = {"chunks": digests, "files": files, "sealing": sealing, "tensors": tensors}
     return blake3(msgspec.json.encode(inputs, order="sorted")).hexdigest()

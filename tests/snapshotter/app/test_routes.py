@@ -165,7 +165,7 @@ def check_refused_unread(house: House, sent: bytes) -> None:
         finally:
             tracemalloc.stop()
     assert (status, code) == (400, "invalid_request")
-    assert detail == "body=(all but the contents of files): may take at most 16777216 bytes"
+    assert detail == "body=(without the contents of files): may take at most 16777216 bytes"
     assert peak < 3.5 * len(sent)
 
 

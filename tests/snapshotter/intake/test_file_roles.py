@@ -115,8 +115,8 @@ def test_chooses_weights(there: list[str], indexed: set[str] | None, want: tuple
     [
         pytest.param([], None, "no safetensors weights", id="no weights"),
         pytest.param(["a.safetensors", "b.safetensors"], None, "2 safetensors files", id="several without an index"),
-        pytest.param(["a.safetensors"], {"b.safetensors"}, "not there", id="an index that names what is not there"),
-        pytest.param(["a.safetensors"], {"\ud800"}, "not there", id="an index that names what can't be written"),
+        pytest.param(["a.safetensors"], {"b.safetensors"}, "is missing", id="an index that names what is not there"),
+        pytest.param(["a.safetensors"], {"\ud800"}, "is missing", id="an index that names what can't be written"),
         pytest.param(["a.safetensors", "model.safetensors"], {"a.safetensors"}, "does not name it",
                      id="a single file beside an index of others"),
         pytest.param(["a.safetensors"], set(), "must name", id="an index of nothing"),

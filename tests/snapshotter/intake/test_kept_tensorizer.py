@@ -71,7 +71,7 @@ def test_refused() -> None:
         assert "belong to no tensor" in refusal(request, structs.replace(whole, between=between))
     other = kept(MODEL, replace(FILE, kind=0))[1].weights[0].whole
     assert other is not None
-    assert "something else than the index" in refusal(request, other)
+    assert "differs from the index" in refusal(request, other)
     safetensors = MODEL.request()
     assert "only a tensorizer file" in refusal(safetensors, whole)
 

@@ -161,7 +161,7 @@ def test_extents_that_converters_leave_open(value: int) -> None:
         pytest.param(b"\x08" + b"\xff" * 10 + b"\x01", "more than 64 bits", id="a number without an end"),
         pytest.param(b"\x08\x08\x08\x08", "occurs twice", id="a singular field twice"),
         pytest.param(b"\x0d\x00\x00\x00\x00", "another type", id="another wire type"),
-        pytest.param(b"\xfa\x3f\x00", "not known", id="an unknown field"),
+        pytest.param(b"\xfa\x3f\x00", "is unknown", id="an unknown field"),
         pytest.param(b"\x3a\x05ab", "ends after", id="a message that is cut"),
         pytest.param(b"\x0b\x0c", "another type", id="a group"),
         pytest.param(b"\x08\x08\x3a\x04\x0a\x02\x22\x00", "operator ''", id="a node of nothing"),

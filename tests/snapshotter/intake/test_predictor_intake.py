@@ -138,7 +138,7 @@ RAW = LINEAR.SerializeToString()
         pytest.param(
             PlanRequest(model="m", small_files=(SmallFile(path="model.onnx", content=RAW),),
                         weights=(WeightsFile(path="x.tensors", size=1, header=b""),)),
-            "all of the weights", id="weights beside it",
+            "all weights", id="weights beside it",
         ),
         pytest.param(
             PlanRequest(model="m", weights=(), small_files=(SmallFile(path="model.onnx", content=RAW),

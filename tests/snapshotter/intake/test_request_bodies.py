@@ -50,7 +50,7 @@ async def test_slow_body_is_refused(pieces: Sequence[tuple[float, bytes]], late_
     else:
         with pytest.raises(Refused) as caught:
             await read(pieces)
-        assert caught.value.failure == DeadlineExceeded(late_s, "the body was being sent")
+        assert caught.value.failure == DeadlineExceeded(late_s, "receiving the body")
 
 
 async def test_length() -> None:

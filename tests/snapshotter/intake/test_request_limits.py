@@ -41,8 +41,8 @@ async def test_turns() -> None:
             waiter.cancel()
             await asyncio.gather(waiter, return_exceptions=True)
     async with turns.take("a", wait_s=0), turns.take("b", wait_s=0):
-        assert repr(turns) == "<Turns the bench limit=2 tenants=2>"
-    assert repr(turns) == "<Turns the bench limit=2 tenants=0>"  # nothing is kept of who has none
+        assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=2>"
+    assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=0>"  # nothing is kept of who has none
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None
             assert each.leaves_s is not None
         else:
             assert ended is None
-    assert repr(turns) == f"<Turns the bench limit={limit} tenants=0>"
+    assert repr(turns) == f"<RequestLimiter the bench limit={limit} tenants=0>"
     async with AsyncExitStack() as all_of_them:
         for number in range(limit):
             await all_of_them.enter_async_context(turns.take(f"t{number}", wait_s=0))
@@ -279,4 +279,4 @@ async def test_locks() -> None:
         await asyncio.gather(waiter, return_exceptions=True)
         assert len(locks) == 1
     assert len(locks) == 0
-    assert repr(locks) == "<NamedLocks []>"
+    assert repr(locks) == "<KeyedLocks []>"

@@ -129,7 +129,7 @@ def test_file_with_another_digest_is_refused(tmp_path: Path) -> None:
             Bench.over(tmp_path), FILES, structs.replace(REQUEST, weights=weights)
         ))  # fmt: skip
         assert isinstance(refusal.failure, ArtifactRejected)
-        assert "do not make the file" in refusal.failure.reason
+        assert "do not match the file" in refusal.failure.reason
         assert list((tmp_path / "staging" / TENANT).iterdir()) == []
     assert versions_of(tmp_path / "store", TENANT) == []
     assert list((tmp_path / "store" / TENANT).glob("packs/*.tensors")) == []

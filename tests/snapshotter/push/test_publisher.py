@@ -290,7 +290,7 @@ def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) ->
     for _ in range(2):
         refused = failure_of(bench, Model())
         assert isinstance(refused, Conflict)
-        assert "ask once for MODEL@" in refused.rule
+        assert "send one request to MODEL@" in refused.rule
         only(tmp_path / "store" / TENANT / "manifests").unlink()  # a push that writes it anew keeps the seal
     only(only(tmp_path / "store" / TENANT / "attestations")).unlink()
     push(bench, Model())

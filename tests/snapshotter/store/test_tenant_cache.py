@@ -9,7 +9,7 @@ def test_large_values_are_few() -> None:
     for number in range(20):
         recent.put("acme", str(number), "plan", 4)
     assert [recent.get("acme", name) for name in ("17", "18", "19")] == [None, "plan", "plan"]
-    assert repr(recent) == "<Recent kept=2/100 size=8/10>"
+    assert repr(recent) == "<TenantCache kept=2/100 size=8/10>"
 
 
 def test_small_values_are_bounded_in_number() -> None:
@@ -39,4 +39,4 @@ def test_newest_value_is_kept_whatever_its_size() -> None:
     assert (recent.get("acme", "small"), recent.get("acme", "huge")) == (None, "huge")
     recent.drop("acme", "huge")
     recent.drop("acme", "huge")
-    assert repr(recent) == "<Recent kept=0/100 size=0/10>"
+    assert repr(recent) == "<TenantCache kept=0/100 size=0/10>"
