@@ -1,7 +1,8 @@
-"""`make demo`: the main job on this machine, from nothing to a bill. Leaves nothing behind, also on Ctrl-C.
+"""Show the main features on this machine, from an empty directory to a bill. Run it with `make demo`.
 
-Starts Kelvin on a free port and a temporary directory, pushes two models, streams from each over HTTPS with the
-official client, waits until nothing runs, starts again from the host tier, prints the bill. KEEP=1 leaves it running.
+Starts Kelvin on a free port in a temporary directory and pushes two models. Streams from each over HTTPS with the
+official client, waits until nothing runs, starts a model again from the host tier, and prints the bill. Everything is
+removed at the end, also on Ctrl-C. KEEP=1 keeps it running until Ctrl-C.
 """
 
 import os
@@ -30,13 +31,13 @@ KELVIN = python_command("kelvin.cli.main")
 
 
 def say(text: str) -> None:
-    """A step of the tour."""
+    """Print the heading of a step."""
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}", flush=True)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say what is waited for, and how long it took."""
+    """Print what the block waits for, and how long it took."""
     print(f"   … {what}", end="", flush=True)
     began = time.monotonic()
     yield
@@ -44,7 +45,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def command(installation: Installation, *words: str) -> str:
-    """Run a command of Kelvin as a user would, shown and with its output."""
+    """Run a Kelvin command as a user would. Print the command and its output."""
     print(f"   $ kelvin {' '.join(words)}", flush=True)
     done = subprocess.run(
         [*KELVIN, *words, "--data", str(installation.data)], stdout=subprocess.PIPE, text=True, check=True
@@ -54,7 +55,7 @@ def command(installation: Installation, *words: str) -> str:
 
 
 def stream(client: openai.OpenAI, model: str, prompt: str) -> tuple[float, str]:
-    """Stream a completion to the terminal; seconds to its first token, and the request's id."""
+    """Stream a completion to the terminal. Return the seconds to its first token, and the request id."""
     began, first = time.perf_counter(), 0.0
     raw = client.completions.with_raw_response.create(
         model=model, prompt=prompt, max_tokens=48, temperature=0, stream=True
@@ -68,7 +69,7 @@ def stream(client: openai.OpenAI, model: str, prompt: str) -> tuple[float, str]:
 
 
 def tour(installation: Installation, scratch: Path) -> None:
-    """Everything that the product is for, once."""
+    """Run all steps of the demo once."""
     client = openai.OpenAI(
         base_url=f"https://localhost:{installation.port}/v1",
         api_key=(installation.data / "default.key").read_text().strip(),
@@ -93,7 +94,7 @@ def tour(installation: Installation, scratch: Path) -> None:
     command(installation, "timeline", tiny_id)
     command(installation, "timeline", half_id, "--floor-ms", floor_ms)
 
-    say("Nobody calls: wait until nothing runs")
+    say("Send no requests: wait until nothing runs")
     with waiting("both models to reach zero (window 6 s, grace 0 s)"):
         for model in ("tinylm", "half-gigabyte"):
             installation.wait(at_zero(installation, model), f"{model} is at zero")
@@ -124,22 +125,22 @@ def tour(installation: Installation, scratch: Path) -> None:
 
 
 def floor_of(directory: Path) -> Program:
-    """The frozen floor, holding this model's weights in memory."""
+    """Return the floor program: a frozen minimal server with this model's weights in memory."""
     return Program("floors.floor", str(directory), "host")
 
 
 def at_zero(installation: Installation, model: str) -> Callable[[], bool]:
-    """Whether nothing of the model runs."""
+    """Return a check whether no replica of the model runs."""
     return lambda: bool(installation.model(model)["state"] == "zero")
 
 
 def month() -> str:
-    """This month, UTC."""
+    """Return this month in UTC, as YYYY-MM."""
     return time.strftime("%Y-%m", time.gmtime())
 
 
 def bill_of(installation: Installation) -> Any:
-    """This month's report of the default tenant."""
+    """Return this month's report of the default tenant."""
     return installation.admin.request("GET", f"/admin/v1/billing/report?tenant=default&month={month()}")
 
 
@@ -148,7 +149,7 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when everything came true."""
+    """Run the demo. Return the exit code: 0 if every step succeeded, 130 if interrupted."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
         signal.signal(number, _interrupted)
     scratch = Path(tempfile.mkdtemp(prefix="kelvin-demo-"))

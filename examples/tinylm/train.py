@@ -44,9 +44,9 @@ SAMPLE_PROMPTS = ("In the beginning", "And the king said unto", "Blessed is the 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training: so many steps, each over `parts` batches of `rows` rows of `length` tokens.
+    """One stage of training: `steps` steps, each over `parts` batches of `rows` rows of `length` tokens.
 
-    Small parts stay in the processor's cache, which makes them faster than one large batch.
+    Small parts stay in the processor's cache, so they are faster than one large batch.
     """
 
     steps: int
