@@ -62,7 +62,7 @@ class FileStore:
         path = self._path(key)
         if isinstance(data, bytes):
             return await asyncio.to_thread(self._put_bytes, key, path, data)
-        if await asyncio.to_thread(_is_there, key, path):
+        if await asyncio.to_thread(_exists_durably, key, path):
             return False
         with _translated(key, putting=True):
             staged, fd = self._stage()
@@ -108,7 +108,7 @@ class FileStore:
         return staged, os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _put_bytes(self, key: str, path: Path, data: bytes) -> bool:
-        if _is_there(key, path):
+        if _exists_durably(key, path):
             return False
         with _translated(key, putting=True):
             staged, fd = self._stage()
@@ -139,7 +139,7 @@ def _translated(key: str, *, putting: bool = False) -> Iterator[None]:
         raise BlobUnavailable(f"{errno.errorcode.get(error.errno or 0, 'error')} at '{key}'") from error
 
 
-def _is_there(key: str, path: Path) -> bool:
+def _exists_durably(key: str, path: Path) -> bool:
     """Return whether the object exists, and make that durable: another put may have linked but not synced its name."""
     try:
         with _translated(key):
@@ -167,7 +167,7 @@ def _publish(key: str, fd: int, staged: Path, path: Path) -> bool:
         try:
             os.link(staged, path)
         except FileExistsError:
-            return _is_there(key, path) and False
+            return _exists_durably(key, path) and False
         sync(path.parent)
     return True
 

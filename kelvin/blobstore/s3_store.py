@@ -90,7 +90,7 @@ class S3Store:
             return bytes(into)
         if length is None and offset >= 0:
             try:
-                return await self._read_on(key, offset)
+                return await self._read_to_end(key, offset)
             except BlobShort:  # no byte at the offset: the rest is empty, or the object is shorter
                 pass
         if check_range(key, (await self.stat(key)).size, offset, length):
@@ -156,17 +156,17 @@ class S3Store:
     async def _run(self, call: Callable[[], T]) -> T:
         return await run_uncancellable(self._threads, call)
 
-    async def _read_on(self, key: str, offset: int) -> bytes:
+    async def _read_to_end(self, key: str, offset: int) -> bytes:
         halt = CancelToken()
         get = partial(get_start, self._client, self.place, key, offset, self._read_bytes, halt)
         (found,) = await self._calls.run([get], halt)
         self._remember(key, found.etag)
-        begun = len(found.data)
-        if offset + begun == found.size:
+        head_bytes = len(found.data)
+        if offset + head_bytes == found.size:
             return bytes(found.data)
         into = bytearray(found.size - offset)
-        into[:begun] = found.data
-        await self._read_into(key, offset + begun, memoryview(into)[begun:])
+        into[:head_bytes] = found.data
+        await self._read_into(key, offset + head_bytes, memoryview(into)[head_bytes:])
         return bytes(into)
 
     async def _read_into(self, key: str, offset: int, into: memoryview) -> None:

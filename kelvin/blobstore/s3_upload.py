@@ -110,12 +110,14 @@ class Uploads:
             answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
             return str(answer["UploadId"])
 
-    async def _send_all(self, key: str, upload: str, begun: Sequence[_Part], parts: AsyncIterator[_Part]) -> list[str]:
+    async def _send_all(
+        self, key: str, upload: str, first_parts: Sequence[_Part], parts: AsyncIterator[_Part]
+    ) -> list[str]:
         """Return the ETags of the parts, in order. When this returns or raises, no part is being sent."""
         sending: list[asyncio.Task[str]] = []
         running: set[asyncio.Task[str]] = set()
 
-        async def at_most(count: int) -> None:
+        async def wait_until_at_most(count: int) -> None:
             while len(running) > count:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 running.difference_update(done)
@@ -123,15 +125,15 @@ class Uploads:
                     task.result()  # a failed part ends the upload
 
         async def begin(data: _Part) -> None:
-            await at_most(PARTS_AT_ONCE - 1)
+            await wait_until_at_most(PARTS_AT_ONCE - 1)
             call = partial(self._send, key, upload, len(sending) + 1, data)
             sending.append(asyncio.create_task(self._call(call, len(data))))
             running.add(sending[-1])
             # The next part, at least as large, is collected while these are sent.
-            await at_most(max(0, GATHERED_BYTES // len(data) - 1))
+            await wait_until_at_most(max(0, GATHERED_BYTES // len(data) - 1))
 
         try:
-            for data in begun:
+            for data in first_parts:
                 await begin(data)
             async for data in parts:
                 await begin(data)
@@ -168,13 +170,13 @@ class Uploads:
                 if is_refused_condition(unavailable):
                     return False
                 if _must_begin_again(unavailable):
-                    raise _Lost from unavailable
+                    raise _UploadGone from unavailable
                 raise
             return True
 
         try:
             return await self._call(complete)
-        except _Lost as lost:
+        except _UploadGone as lost:
             if await self.exists(key):
                 return False
             raise BlobUnavailable("an upload failed; its data must be sent again") from lost
@@ -208,7 +210,7 @@ class Uploads:
             return [(row["Key"], row["UploadId"]) for row in rows], following
 
 
-class _Lost(Exception):
+class _UploadGone(Exception):
     """This upload can no longer be completed, if it was not completed already."""
 
 

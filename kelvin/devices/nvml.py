@@ -89,10 +89,10 @@ class Gpus:
         (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
         return int(field.value.uiVal) if field.nvmlReturn == nvml.NVML_SUCCESS else None
 
-    def _try_query(self, ask: Callable[[], T]) -> T | None:
+    def _try_query(self, query: Callable[[], T]) -> T | None:
         """Return None if device, driver or permissions do not give the value. Raises errors that mean a lost device."""
         try:
-            return ask()
+            return query()
         except self._lost:
             raise
         except self._nvml.NVMLError:
@@ -105,13 +105,13 @@ class Gpus:
             events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError:
             return None
-        heard = 0
+        registered = 0
         for handle in self._handles.values():
             with suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-                heard += 1
-        if heard < len(self._handles):
-            log.warning("not every GPU tells of XIDs", extra={"devices": len(self._handles), "heard": heard})
+                registered += 1
+        if registered < len(self._handles):
+            log.warning("not every GPU tells of XIDs", extra={"devices": len(self._handles), "heard": registered})
         return events
 
     def _drain_events(self) -> None:

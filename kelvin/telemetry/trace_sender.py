@@ -36,7 +36,7 @@ class TraceSender:
     def __init__(
         self, connect_collector: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._make = connect_collector
+        self._connect_collector = connect_collector
         self._clock = clock
         self._bucket = TokenBucket()
         self._traces: deque[TraceFacts] = deque()
@@ -83,7 +83,7 @@ class TraceSender:
 
     def _run(self) -> None:
         try:
-            collector = self._collector = self._make()
+            collector = self._collector = self._connect_collector()
             while not self._closing.wait(POLL_INTERVAL_S):
                 self._send(collector)
             self._send(collector)
@@ -96,19 +96,19 @@ class TraceSender:
     def _send(self, collector: "OtlpCollector") -> None:
         while self._traces:
             batch = [self._traces.popleft() for _ in range(min(BATCH, len(self._traces)))]
-            if self._take(collector, batch):
+            if self._try_export(collector, batch):
                 self.sent += len(batch)
             else:
                 self._lost += len(batch)
 
-    def _take(self, collector: "OtlpCollector", batch: Sequence[TraceFacts]) -> bool:
+    def _try_export(self, collector: "OtlpCollector", batch: Sequence[TraceFacts]) -> bool:
         """Return whether the collector accepted the batch. A batch that can't be encoded is lost, without an error."""
         defect: Exception | None = None
         try:
-            taken = collector.traces(batch)
+            accepted = collector.traces(batch)
         except Exception as error:
-            taken, defect = False, error
-        self._failures = 0 if taken else self._failures + 1
-        if not taken and should_log(self._failures):
+            accepted, defect = False, error
+        self._failures = 0 if accepted else self._failures + 1
+        if not accepted and should_log(self._failures):
             log.warning("the collector does not take telemetry", extra={"failures": self._failures}, exc_info=defect)
-        return taken
+        return accepted

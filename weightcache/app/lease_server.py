@@ -199,8 +199,8 @@ class LeaseServer:
                 self._send_slabs(connection, arrival.resident, whole)
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
-            seen = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
-            log.info("leased", extra=seen)
+            fields = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
+            log.info("leased", extra=fields)
 
     def _note_lease_end(self, holder: Holder) -> None:
         """Release the slabs of a living process that has unmapped the slabs of its leases."""
@@ -213,10 +213,10 @@ class LeaseServer:
         if not await self._arena.made(resident.slabs) or progress.resident is not resident:
             return
         self._send_slabs(connection, resident, LeaseReply(ok=True, whole=False))
-        told = 0
-        while spans := await progress.ready_since(resident, told):
+        sent_count = 0
+        while spans := await progress.ready_since(resident, sent_count):
             await _send(connection.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
-            told += len(spans)
+            sent_count += len(spans)
 
     def _send_slabs(self, connection: _LeaseConnection, resident: ResidentVersion, reply: LeaseReply) -> None:
         """Send the reply with the slabs, which stay until the process has none of them mapped.

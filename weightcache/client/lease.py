@@ -65,7 +65,7 @@ class Lease:
             self._map(answer)
             if self.total_bytes and not reply.whole:
                 libc.protect(self.address, self.total_bytes, libc.PROT_NONE)
-            self._take(reply)
+            self._apply(reply)
         except OSError as error:
             self._unmap()
             raise Refused(Unavailable("address space for weights")) from error
@@ -123,7 +123,7 @@ class Lease:
     @property
     def in_use(self) -> bool:
         """Return whether a tracked buffer over the mapping is still alive. A bare `view` is not tracked."""
-        return any(looker() is not None for looker in self._buffers)
+        return any(buffer_ref() is not None for buffer_ref in self._buffers)
 
     def __enter__(self) -> "Lease":
         return self
@@ -155,7 +155,7 @@ class Lease:
             with receive_reply(self._sock) as (reply, descriptors):
                 if descriptors:
                     self._move(reply, descriptors)
-                self._take(reply)
+                self._apply(reply)
         except TimeoutError as error:
             raise Refused(DeadlineExceeded(self._timeout_s, "restoring weights")) from error
         except ContradictoryReply as error:
@@ -171,16 +171,16 @@ class Lease:
         self._map(answer)
         self.extents = answer.layout.extents
 
-    def _take(self, reply: LeaseReply) -> None:
+    def _apply(self, reply: LeaseReply) -> None:
         try:
             for span in reply.ready:
-                self._add(span)
+                self._add_ready(span)
         except ValueError as error:
             raise ContradictoryReply(str(error)) from error
         if reply.whole:
-            self._end(reply)
+            self._complete(reply)
 
-    def _add(self, span: Span) -> None:
+    def _add_ready(self, span: Span) -> None:
         begin, end = span
         if begin % PAGE_BYTES or end % PAGE_BYTES:
             raise ValueError(f"{begin} to {end} are no pages")
@@ -188,10 +188,10 @@ class Lease:
         libc.protect(self.address + begin, end - begin, libc.PROT_READ)
         self._ready_spans.append(span)
 
-    def _end(self, reply: LeaseReply) -> None:
+    def _complete(self, reply: LeaseReply) -> None:
         """Make all bytes readable: the lease is whole."""
         for span in self._ready.gaps():
-            self._add(span)
+            self._add_ready(span)
         self.chunks_by_tier = reply.chunks_by_tier or {}
         self.bytes_by_tier = reply.bytes_by_tier or {}
         self._is_complete = True
@@ -227,24 +227,24 @@ def acquire(
     All waits together end after `timeout_s`. Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`,
     or `ManifestCorrupt` if the reply contradicts itself.
     """
-    asked_by = cause()
-    wish = LeaseRequest(
+    cause_request = cause()
+    request = LeaseRequest(
         tenant=tenant,
         version=version,
-        request_id=None if asked_by is None else asked_by.request_id,
+        request_id=None if cause_request is None else cause_request.request_id,
         engines=engines,
         progressive=progressive,
     )
     until_s = time.monotonic() + timeout_s
     sock = _connect(directory, until_s)
     try:
-        return _request_lease(sock, wish, timeout_s, until_s)
+        return _request_lease(sock, request, timeout_s, until_s)
     except Refused as refused:
         if not isinstance(refused.failure, Unavailable) or time.monotonic() >= until_s:
             raise
     # A killed agent accepts connections until it has ended. Retry with the next one, but only once: the version itself
     # may be what kills agents.
-    return _request_lease(_connect(directory, until_s), wish, timeout_s, until_s)
+    return _request_lease(_connect(directory, until_s), request, timeout_s, until_s)
 
 
 def _connect(directory: SocketDirectory, until_s: float) -> socket.socket:
@@ -259,24 +259,24 @@ def _connect(directory: SocketDirectory, until_s: float) -> socket.socket:
         time.sleep(_LOOK_S)
 
 
-def _request_lease(sock: socket.socket, wish: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
+def _request_lease(sock: socket.socket, request: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
     """Send the request and return the lease, which owns the socket. On failure the socket is closed."""
     try:
         sock.settimeout(_remaining_s(until_s))
-        sock.sendall(encode(wish))
+        sock.sendall(encode(request))
         sock.settimeout(_remaining_s(until_s))
         with receive_reply(sock) as (reply, descriptors):
-            if not (reply.whole or wish.progressive):
+            if not (reply.whole or request.progressive):
                 raise ContradictoryReply("it is not whole")
-            answer = validate_reply(reply, descriptors, wish.version)
-            return Lease(sock, wish.tenant, wish.version, answer, reply, timeout_s, until_s)
+            answer = validate_reply(reply, descriptors, request.version)
+            return Lease(sock, request.tenant, request.version, answer, reply, timeout_s, until_s)
     except BaseException as error:
         sock.close()
         match error:
             case TimeoutError():
                 raise Refused(DeadlineExceeded(timeout_s, "restoring weights")) from error
             case ContradictoryReply():
-                raise error.refused(wish.version) from error
+                raise error.refused(request.version) from error
             case OSError():
                 raise Refused(Unavailable("the weight cache")) from error
         raise

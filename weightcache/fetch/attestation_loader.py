@@ -66,7 +66,7 @@ class AttestationLoader:
         """Return the seals to use, by name. Raises `Refused`: VersionUnverified if the policy forbids the start;
         AttestationInvalid if a seal is damaged or forged and has no kept copy; a retryable failure of the store.
         """
-        found = await self._look(tenant, version)
+        found = await self._load(tenant, version)
         if self._policy is not VerificationPolicy.OFF:
             self._check_origin(tenant, version, found)
         return usable_seals(self._policy, found.seals, self._trust.name_of)
@@ -80,22 +80,22 @@ class AttestationLoader:
             raise Refused(VersionUnverified(version, doubt))
         log.warning("no trusted key signed a version", extra={"tenant": tenant, "version": version, "why": doubt})
 
-    async def _look(self, tenant: str, version: str) -> _Found:
-        kept = await self._kept(tenant, version)
+    async def _load(self, tenant: str, version: str) -> _Found:
+        kept = await self._try_load_kept(tenant, version)
         try:
             async with asyncio.timeout(None if kept is None else REFRESH_S):
-                objects, found = await self._stored(tenant, version, kept or {})
+                objects, found = await self._load_stored(tenant, version, kept or {})
         except (TimeoutError, Refused) as error:
             away = not isinstance(error, Refused) or error.failure.retryable
             if kept is None or not away:
                 raise
             log.warning("the store is unavailable: using the kept copy", extra={"tenant": tenant, "version": version})
-            return _sorted_out(version, kept)
+            return _parse_all(version, kept)
         if objects != (kept or {}):
             await self._nvme.keep_document(tenant, version, _pack(objects), DocumentKind.ATTESTATIONS)
         return found
 
-    async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
+    async def _load_stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
         """Return the store's attestations. A kept copy replaces a faulty one; a faulty seal without one is refused."""
         prefix = attestations_prefix(tenant, version)
 
@@ -107,8 +107,8 @@ class AttestationLoader:
             except Refused as refused:
                 if not isinstance(refused.failure, AttestationInvalid):
                     raise
-                told = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
-                log.error("a faulty attestation", extra=told)
+                fields = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
+                log.error("a faulty attestation", extra=fields)
                 if name not in kept and name.startswith(SEAL_PREFIX):
                     raise  # without the seal, known answers would not be checked
                 return kept.get(name)
@@ -117,7 +117,7 @@ class AttestationLoader:
         names = [name for key in keys if (name := key.removeprefix(prefix)).startswith((SEAL_PREFIX, ORIGIN_PREFIX))]
         found = zip(names, await bounded_gather(look, names), strict=True)
         objects = {name: raw for name, raw in found if raw is not None}
-        return objects, _sorted_out(version, objects)
+        return objects, _parse_all(version, objects)
 
     async def _read(self, key: str, name: str, version: str) -> bytes:
         for attempt in range(READS):
@@ -132,14 +132,14 @@ class AttestationLoader:
                 return raw
         raise AssertionError("unreachable")
 
-    async def _kept(self, tenant: str, version: str) -> _Objects | None:
+    async def _try_load_kept(self, tenant: str, version: str) -> _Objects | None:
         """Return the kept copy after verifying it again, or None if there is none or it is faulty."""
         try:
             raw = await self._nvme.try_read_document(tenant, version, DocumentKind.ATTESTATIONS)
             if raw is None:
                 return None
             objects = _unpack(raw)
-            _sorted_out(version, objects)
+            _parse_all(version, objects)
         except OSError:
             outcome = ReadOutcome.UNREADABLE
         except (ValueError, Refused):
@@ -156,7 +156,7 @@ def _parse(name: str, raw: bytes, version: str) -> SealRecord | tuple[OriginPred
     return read_seal(raw, version) if name.startswith(SEAL_PREFIX) else read_origin(raw, version)
 
 
-def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:
+def _parse_all(version: str, objects: Mapping[str, bytes]) -> _Found:
     seals: list[SealRecord] = []
     signers: list[str] = []
     for name in sorted(objects):

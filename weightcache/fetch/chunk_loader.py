@@ -38,7 +38,7 @@ class ChunkLoader:
     def __init__(self, arena: Arena, fetcher: Fetcher, admissions: NvmeAdmission) -> None:
         self._arena = arena
         self._fetcher = fetcher
-        self._turns = fetcher.scheduler
+        self._scheduler = fetcher.scheduler
         self._admissions = admissions
         self._jobs: dict[tuple[str, str], _ChunkLoad] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,11 +75,11 @@ class ChunkLoader:
         jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
         flow = object() if flow is None else flow
         wanted = by_position(reservation.places, tenant)
-        self._turns.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
+        self._scheduler.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
-        heard = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
+        callbacks = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
         for digest, job in jobs.items():
-            job.outcome.add_done_callback(heard[digest])
+            job.outcome.add_done_callback(callbacks[digest])
         try:
             for digest, job in jobs.items():
                 outcome = await asyncio.shield(job.outcome)
@@ -87,14 +87,14 @@ class ChunkLoader:
                     raise Refused(outcome)
                 tiers[digest] = outcome
         finally:
-            self._turns.leave(flow)
+            self._scheduler.leave(flow)
             for digest, job in jobs.items():
-                job.outcome.remove_done_callback(heard[digest])
+                job.outcome.remove_done_callback(callbacks[digest])
         return tiers
 
     def set_weight(self, flow: Flow, weight: float) -> None:
         """Change the weight of a flow."""
-        self._turns.set_weight(flow, weight)
+        self._scheduler.set_weight(flow, weight)
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is loading and all loaded chunks are admitted. See `NvmeAdmission.wait_until_idle`."""

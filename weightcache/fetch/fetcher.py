@@ -54,11 +54,11 @@ async def heal(
     if faults and healed_from is not None:
         healed[healed_from] += 1
     for fault in faults:
-        told = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
+        fields = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
         if healed_from is None:
-            log.error(f"a faulty {what} was not healed", extra=told)
+            log.error(f"a faulty {what} was not healed", extra=fields)
         else:
-            log.warning(f"a faulty {what} was healed", extra=told)
+            log.warning(f"a faulty {what} was healed", extra=fields)
     return step
 
 

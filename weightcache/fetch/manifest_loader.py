@@ -53,7 +53,9 @@ class ManifestLoader:
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:
         """Read once and check. A failure says what is wrong with the copy, or that the tier is unavailable."""
         try:
-            raw = await (self._kept(tenant, version) if tier == NVME else self._stored(tenant, version))
+            raw = await (
+                self._try_read_kept(tenant, version) if tier == NVME else self._try_read_stored(tenant, version)
+            )
             if raw is None:
                 return ReadAttempt(tier, ReadOutcome.ABSENT), None
             return ReadAttempt(tier, ReadOutcome.WHOLE), (raw, _checked(raw, version))
@@ -70,10 +72,10 @@ class ManifestLoader:
             await self._nvme.quarantine_document(tenant, version, DocumentKind.MANIFESTS)
         return ReadAttempt(tier, outcome, failure), None
 
-    async def _kept(self, tenant: str, version: str) -> bytes | None:
+    async def _try_read_kept(self, tenant: str, version: str) -> bytes | None:
         return await self._nvme.try_read_document(tenant, version, DocumentKind.MANIFESTS)
 
-    async def _stored(self, tenant: str, version: str) -> bytes | None:
+    async def _try_read_stored(self, tenant: str, version: str) -> bytes | None:
         # The third read: published meanwhile, so the draft is gone
         for key_of in (manifest_key, draft_key, manifest_key):
             try:

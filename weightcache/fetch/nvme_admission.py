@@ -86,10 +86,10 @@ class NvmeAdmission:
         if not self._offers:
             return False
         slab = self._offers[0].place.slab
-        gone = [offer for offer in self._offers if offer.place.slab == slab]
+        dropped = [offer for offer in self._offers if offer.place.slab == slab]
         self._offers = deque(offer for offer in self._offers if offer.place.slab != slab)
-        self._counters.unkept_chunks += len(gone)
-        for offer in gone:
+        self._counters.unkept_chunks += len(dropped)
+        for offer in dropped:
             self._end(offer)
         return True
 
@@ -157,19 +157,19 @@ class NvmeAdmission:
 
     async def rewrite(self, tenant: str, digest: str) -> None:
         """Replace the chunk's faulty file. A failure is logged: the next load heals the chunk or is refused."""
-        seen = {"tenant": tenant, "chunk": digest}
+        fields = {"tenant": tenant, "chunk": digest}
         try:
             async with asyncio.timeout(REWRITE_TIMEOUT_S):
                 tier = await self.ensure(tenant, digest, None)  # a faulty file does not tell the chunk's length
         except TimeoutError:
             why = DeadlineExceeded(REWRITE_TIMEOUT_S, "healing").message
-            log.warning("a kept chunk was not healed", extra={**seen, "why": why})
+            log.warning("a kept chunk was not healed", extra={**fields, "why": why})
         except Refused as refused:
-            log.warning("a kept chunk was not healed", extra={**seen, "why": refused.failure.message})
+            log.warning("a kept chunk was not healed", extra={**fields, "why": refused.failure.message})
         else:
             if tier is not None:
                 self._counters.healed_chunks[tier] += 1
-                log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
+                log.warning("a kept chunk was healed", extra={**fields, "healed_from": tier})
 
     async def wait_until_idle(self) -> None:
         """Wait until no offer is left, and until prefetches and healing have written their current chunks."""

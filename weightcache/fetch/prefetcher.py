@@ -54,10 +54,10 @@ class Prefetcher:
         self._manifest_loader = papers
         self._attestations = attestations
         self._admissions = admissions
-        self._awaited = awaited
+        self._lease_priority = awaited
         self._counters = counters
         self._under_way: dict[PrefetchRequest, asyncio.Task[None]] = {}
-        self._one = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self.running = 0
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Prefetcher:
                 if wish.urgent:
                     await self._load(wish)
                 else:
-                    async with self._one:
+                    async with self._turn:
                         await self._load_between_leases(wish)
             self._counters.prefetched += 1
             return
@@ -102,14 +102,14 @@ class Prefetcher:
             log.exception("a prefetch failed", extra={"tenant": wish.tenant, "version": wish.version})
             failure = Internal()
         self._counters.prefetches_failed[failure.code] += 1
-        seen = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
-        log.warning("a version was not prefetched", extra=seen)
+        fields = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
+        log.warning("a version was not prefetched", extra=fields)
 
     async def _load_between_leases(self, wish: PrefetchRequest) -> None:
         key = (wish.tenant, wish.version)
         while True:
-            await self._awaited.wait_until_free(key)
-            if await self._awaited.try_run(lambda: self._load(wish), key):
+            await self._lease_priority.wait_until_free(key)
+            if await self._lease_priority.try_run(lambda: self._load(wish), key):
                 return
             self._counters.prefetches_gave_way += 1
 

@@ -23,7 +23,7 @@ class Arena:
         self.on_end: Callable[[int], None] = lambda _: None
         self.on_full: Callable[[], bool] = lambda: False
         self._slabs: dict[int, asyncio.Task[Slab]] = {}
-        self._awaited: dict[tuple[str, str], asyncio.Event] = {}  # loads with waiters for their end, by chunk
+        self._load_ends: dict[tuple[str, str], asyncio.Event] = {}  # loads with waiters for their end, by chunk
 
     def __repr__(self) -> str:
         return f"<Arena {self.index!r} {self.pool!r}>"
@@ -54,13 +54,13 @@ class Arena:
             self.index.mark_ready(tenant, digest)
         else:
             self.index.drop(tenant, digest)
-        if (awaited := self._awaited.pop((tenant, digest), None)) is not None:
-            awaited.set()
+        if (load_end := self._load_ends.pop((tenant, digest), None)) is not None:
+            load_end.set()
 
     async def wait_until_loaded(self, tenant: str, digest: str) -> None:
         """Wait until no load of the chunk is running, however it ends."""
         while self.index.is_loading(tenant, digest):
-            await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
+            await self._load_ends.setdefault((tenant, digest), asyncio.Event()).wait()
 
     async def view(self, place: SlabRange) -> memoryview:
         """Return the place's bytes, writable, once its slab is allocated. They are valid while the slab is pinned.

@@ -179,7 +179,7 @@ class ChunkFiles:
         except FileNotFoundError:
             return FileRead(ReadOutcome.MISSING)
         except OSError as error:
-            return FileRead(_judged(error))
+            return FileRead(_outcome_of(error))
         try:
             if os.fstat(fd).st_size != into.nbytes:
                 return FileRead(ReadOutcome.LENGTH)
@@ -190,7 +190,7 @@ class ChunkFiles:
         except EOFError:
             return FileRead(ReadOutcome.SHORT)
         except OSError as error:
-            return FileRead(_judged(error))
+            return FileRead(_outcome_of(error))
         finally:
             os.close(fd)
         return FileRead(ReadOutcome.WHOLE, way)
@@ -263,8 +263,8 @@ class ChunkFiles:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:
             return
-        aside = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
-        self.remove(aside[:-MAX_QUARANTINED])
+        quarantined = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
+        self.remove(quarantined[:-MAX_QUARANTINED])
 
 
 def open_direct(path: Path, flags: int) -> int:
@@ -320,7 +320,7 @@ def _set_aside_at(path: Path) -> int:
         return 0
 
 
-def _judged(error: OSError) -> ReadOutcome:
+def _outcome_of(error: OSError) -> ReadOutcome:
     if error.errno in _MEDIA_ERRORS:
         return ReadOutcome.UNREADABLE
     raise Refused(Unavailable("the NVMe tier of the weight cache")) from error

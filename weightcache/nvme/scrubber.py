@@ -78,7 +78,7 @@ class ChunkExaminer:
         self._verifier = verifier
         self._counters = counters
         self._forget = forget
-        self._mend = rewrite
+        self._rewrite = rewrite
         self._damaged: dict[MemoryDamage, None] = {}
 
     def __repr__(self) -> str:
@@ -99,11 +99,11 @@ class ChunkExaminer:
         outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
         self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
         if outcome in FAULTS:
-            seen = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
-            log.error("a kept chunk is faulty", extra=seen)
+            fields = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
+            log.error("a kept chunk is faulty", extra=fields)
         if tier == "nvme" and outcome in FAULTS:
             await self.examine("host", tenant, digest)  # check memory first, because the rewrite may use that copy
-            await self._mend(tenant, digest)
+            await self._rewrite(tenant, digest)
         return outcome
 
     async def check(self) -> ScrubReport:

@@ -14,7 +14,7 @@ from kelvin.contracts.backoff import ExponentialBackoff
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.numbers import parse_whole_number
 from kelvin.contracts.wire import decode, encode
-from kelvin.process.request_context import headers as told
+from kelvin.process.request_context import headers as request_headers
 from weightcache.dependencies import PEER_ANSWERS, PEERS
 from weightcache.peers.ownership_policy import ChunkState
 from weightcache.peers.peer_protocol import ChunkQuery, ChunkStates, chunk_path, query_path
@@ -87,7 +87,7 @@ class Peer:
         timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
         try:
             async with self._session.post(
-                self.url + query_path(tenant), data=body, headers=told(), timeout=timeout
+                self.url + query_path(tenant), data=body, headers=request_headers(), timeout=timeout
             ) as answer:
                 raw = await answer.read()
                 if answer.status != 200:
@@ -142,8 +142,8 @@ class Peer:
         timeout = aiohttp.ClientTimeout(
             total=SILENCE_S + length / SLOWEST_BYTES_PER_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
         )
-        given = told({"range": f"bytes={begin}-"})
-        async with self._session.get(self.url + chunk_path(tenant, digest), headers=given, timeout=timeout) as answer:
+        headers = request_headers({"range": f"bytes={begin}-"})
+        async with self._session.get(self.url + chunk_path(tenant, digest), headers=headers, timeout=timeout) as answer:
             if answer.status == 404:
                 return ReadOutcome.ABSENT
             if answer.status == 503:

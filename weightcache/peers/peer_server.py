@@ -110,36 +110,36 @@ class PeerServer:
         self, listener: socket.socket, tls: ssl.SSLContext, exports: PeerExports, group: PeerGroup, counters: Counters,
         *, stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
-        self._shelf = exports
+        self._exports = exports
         self._group = group
         self._counters = counters
         self._stall_s = stall_s
         self._server = web.Server(
             self._answer, handler_cancellation=True, keepalive_timeout=IDLE_S, lingering_time=0.0, access_log=None
         )
-        self._greeter = TlsAcceptor(
+        self._acceptor = TlsAcceptor(
             listener, tls, self._server,
             is_full=lambda: len(self._server.connections) >= max_connections, refused=self._refuse,
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"<PeerServer connections={self.connections} {self._shelf!r}>"
+        return f"<PeerServer connections={self.connections} {self._exports!r}>"
 
     @property
     def connections(self) -> int:
         """Return the number of connections, including those in their handshake."""
-        return len(self._server.connections) + self._greeter.handshakes
+        return len(self._server.connections) + self._acceptor.handshakes
 
     def open(self) -> None:
         """Start to accept connections on the listener."""
-        self._greeter.open()
+        self._acceptor.open()
 
     async def close(self) -> None:
         """Close the listener and all connections."""
-        await self._greeter.close()
+        await self._acceptor.close()
         self._server.pre_shutdown()
         await self._server.shutdown(CLOSE_S)
-        await self._greeter.end()
+        await self._acceptor.end()
 
     def _refuse(self, error: OSError | None) -> None:
         if error is None:
@@ -175,7 +175,7 @@ class PeerServer:
                 body = await request.read()
             return await self._answer_query(tenant, decode(body, ChunkQuery))
         digest = _digest(last)
-        async with self._shelf.borrow(tenant, digest) as chunk:
+        async with self._exports.borrow(tenant, digest) as chunk:
             return await self._send(request, chunk)
 
     async def _answer_query(self, tenant: str, question: ChunkQuery) -> web.Response:
@@ -221,13 +221,13 @@ def _digest(text: str) -> str:
 def _range(request: BaseRequest, size: int) -> tuple[int, int]:
     """Return the first and last byte. If there is no such range, first is above last."""
     try:
-        asked = request.http_range
+        requested = request.http_range
     except ValueError:
         raise Refused(
             InvalidRequest("range", repr(request.headers["range"][:80]), "must be bytes=FIRST-LAST")
         ) from None
-    begin, end, _ = asked.indices(size)
-    if asked.start is not None and asked.start >= size:
+    begin, end, _ = requested.indices(size)
+    if requested.start is not None and requested.start >= size:
         return size, size - 1
     return begin, end - 1
 

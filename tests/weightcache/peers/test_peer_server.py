@@ -66,8 +66,8 @@ async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
         with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
             wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
             await asyncio.to_thread(secure.sendall, wish.encode())
-            await eventually(lambda: cache.counters.peer_cuts and not server._shelf.out and not server.connections)
-        assert server._shelf.out_bytes == 0
+            await eventually(lambda: cache.counters.peer_cuts and not server._exports.out and not server.connections)
+        assert server._exports.out_bytes == 0
         assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
 
 
