@@ -293,8 +293,8 @@ async def _yield_every_batch(number: int) -> None:
 
 def _actor(obj: Json, tenant: str) -> Actor:
     """Return an actor without a key: the audit log names the object and its generation instead."""
-    about = obj["metadata"]
-    return Actor(key_id="", tenant=tenant, scopes=(), request_id=f"{about.get('uid', '')}.{policy.generation_of(obj)}")
+    uid = obj["metadata"].get("uid", "")
+    return Actor(key_id="", tenant=tenant, scopes=(), request_id=f"{uid}.{policy.generation_of(obj)}")
 
 
 def _mirrored(key: VersionKey, namespace: str, owner: Json) -> Json:

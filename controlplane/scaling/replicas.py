@@ -42,7 +42,7 @@ class Replica:
 
     @property
     def holds_slot(self) -> bool:
-        """Return whether the process holds a device slot: it has a version, and is not asleep."""
+        """Return whether it holds a device slot: it has a version, and did not return the slot by falling asleep."""
         return self.key is not None and self.state not in SLEEPING and not self.ends_asleep
 
 
@@ -170,8 +170,8 @@ class ReplicaTable:
 
     def sleepers(self, key: VersionKey | None = None) -> tuple[Replica, ...]:
         """Return the sleeping processes of one version, or of all. The one that has slept longest is first."""
-        some = self._replicas.values() if key is None else self.of(key)
-        return tuple(sorted((r for r in some if r.state in SLEEPING), key=lambda r: r.since_us))
+        candidates = self._replicas.values() if key is None else self.of(key)
+        return tuple(sorted((each for each in candidates if each.state in SLEEPING), key=lambda each: each.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
         """Give a slot to a sleeping process; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""

@@ -28,8 +28,8 @@ class Ref:
     @classmethod
     def of(cls, obj: Json) -> "Ref":
         """Return the name of an object, or of its metadata. Raises KeyError if it has no kind or name."""
-        about = obj["metadata"]
-        return cls(obj["apiVersion"], obj["kind"], about.get("namespace") or None, about["name"])
+        metadata = obj["metadata"]
+        return cls(obj["apiVersion"], obj["kind"], metadata.get("namespace") or None, metadata["name"])
 
     @property
     def place(self) -> NamespacedName:
@@ -48,9 +48,9 @@ class Ref:
 def collection_path(api_version: str, kind: str, namespace: str | None) -> str:
     """Return the path of a kind's objects, in one namespace or in all. The plural is right for the kinds used here."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-    where = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    namespace_path = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
     name = kind.lower()
-    return f"{root}{where}/{f'{name[:-1]}ies' if name.endswith('y') else f'{name}s'}"
+    return f"{root}{namespace_path}/{f'{name[:-1]}ies' if name.endswith('y') else f'{name}s'}"
 
 
 def timestamp(wall_s: int) -> str:

@@ -65,7 +65,7 @@ class EventRecorder:
         namespace = head.get("namespace") or "default"
         regarding = {"apiVersion": about["apiVersion"], "kind": about["kind"], "name": head["name"]}
         regarding |= {key: head[key] for key in ("namespace", "uid", "resourceVersion") if head.get(key)}
-        at = timestamp(self._clock.wall_s())
+        now = timestamp(self._clock.wall_s())
         ref = Ref("v1", "Event", namespace, f"{head['name'][:200]}.{self._clock.wall_s():x}{now_us:x}")
         event: Json = {
             "apiVersion": "v1",
@@ -75,15 +75,15 @@ class EventRecorder:
             "reason": reason,
             "message": message,
             "type": "Warning" if warning else "Normal",
-            "firstTimestamp": at,
-            "lastTimestamp": at,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
             "count": 1,
             "source": {"component": REPORTER},
             "reportingComponent": REPORTER,
             "reportingInstance": REPORTER,
         }
-        where = collection_path(ref.api_version, ref.kind, namespace)
-        await self._transport.send_request("POST", where, None, event, limit_s=dependencies.CLUSTER.timeout_s)
+        path = collection_path(ref.api_version, ref.kind, namespace)
+        await self._transport.send_request("POST", path, None, event, limit_s=dependencies.CLUSTER.timeout_s)
         return ref
 
     async def _update_count(self, event: _RecordedEvent) -> None:

@@ -52,26 +52,26 @@ class KubernetesCluster:
 
     async def apply_status(self, obj: Json) -> Json:
         head = {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
-        told = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
+        status_patch = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
         async with api_timeout(dependencies.CLUSTER.timeout_s):
-            return await self._apply(told, f"{Ref.of(obj).path}/status")
+            return await self._apply(status_patch, f"{Ref.of(obj).path}/status")
 
-    async def _apply(self, obj: Json, where: str) -> Json:
+    async def _apply(self, obj: Json, path: str) -> Json:
         try:
-            return await self._patch(obj, where, force=False)
+            return await self._patch(obj, path, force=False)
         except ClusterError as error:
             if not isinstance(error.api_failure, FieldConflict):
                 raise
             _LOG.warning("%s was changed by others, and is put right: %s", Ref.of(obj), error.api_failure.message)
-            return await self._patch(obj, where, force=True)
+            return await self._patch(obj, path, force=True)
 
-    async def _patch(self, obj: Json, where: str, *, force: bool) -> Json:
+    async def _patch(self, obj: Json, path: str, *, force: bool) -> Json:
         query = [("fieldManager", MANAGER), ("force", str(force).lower()), ("fieldValidation", "Strict")]
         limit_s = dependencies.CLUSTER.timeout_s
         for left in reversed(range(CONFLICT_TRIES)):
             try:
                 return await self._transport.send_request(
-                    "PATCH", where, query, obj, limit_s=limit_s, content_type=APPLY
+                    "PATCH", path, query, obj, limit_s=limit_s, content_type=APPLY
                 )
             except ClusterError as error:
                 if not left or type(error.api_failure) is not Conflict:
@@ -117,17 +117,17 @@ class KubernetesCluster:
 
     async def list_pods(self, namespace: str, labels: str) -> tuple[Json, ...]:
         """Return the pods of a namespace that have these labels. Raises ClusterError."""
-        where, query = collection_path("v1", "Pod", namespace), [("labelSelector", labels)]
+        path, query = collection_path("v1", "Pod", namespace), [("labelSelector", labels)]
         return tuple(
-            (await self._transport.send_request("GET", where, query, limit_s=dependencies.LEASE.timeout_s))["items"]
+            (await self._transport.send_request("GET", path, query, limit_s=dependencies.LEASE.timeout_s))["items"]
         )
 
     async def create(self, obj: Json) -> Json:
         """Create the object. Raises ClusterError: Conflict if it exists already."""
         ref = Ref.of(obj)
-        where = collection_path(ref.api_version, ref.kind, ref.namespace)
+        path = collection_path(ref.api_version, ref.kind, ref.namespace)
         query = [("fieldManager", MANAGER)]
-        return await self._transport.send_request("POST", where, query, obj, limit_s=dependencies.LEASE.timeout_s)
+        return await self._transport.send_request("POST", path, query, obj, limit_s=dependencies.LEASE.timeout_s)
 
     async def replace(self, obj: Json) -> Json:
         """Replace the version of the object that `obj` names. Raises ClusterError: Conflict if there is a newer one."""
@@ -150,8 +150,8 @@ def service_account_loader(account: Path = SERVICE_ACCOUNT, address: dict[str, s
     """Return a loader of this pod's service account. Tokens change within the hour, so it reads them each minute."""
 
     async def load(configuration: Configuration) -> None:
-        where = {} if address is None else {"environ": address}  # environment variables that every pod has
-        loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), **where)
+        environment = {} if address is None else {"environ": address}  # environment variables that every pod has
+        loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), **environment)
         loader.load_and_set(configuration)
 
     return load

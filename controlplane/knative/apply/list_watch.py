@@ -75,16 +75,16 @@ class ListWatch:
     async def _list(self) -> Synced:
         """Read every page of one list. Raises ClusterError; after Expired the list starts from its first page."""
         objects: list[Json] = []
-        onward, version = "", ""
+        continue_token, version = "", ""
         while True:
-            query = [*self._selected, ("limit", str(PAGE)), *([("continue", onward)] if onward else [])]
+            query = [*self._selected, ("limit", str(PAGE)), *([("continue", continue_token)] if continue_token else [])]
             page = await self._transport.send_request("GET", self._path, query, limit_s=dependencies.CLUSTER.timeout_s)
             # Items of built-in kinds don't have their kind.
             head = {"apiVersion": self._api_version, "kind": self._kind}
             objects += ({**head, **each} for each in page.get("items") or ())
-            about = page.get("metadata") or {}
-            version, onward = about.get("resourceVersion", ""), about.get("continue", "")
-            if not onward:
+            metadata = page.get("metadata") or {}
+            version, continue_token = metadata.get("resourceVersion", ""), metadata.get("continue", "")
+            if not continue_token:
                 break
         if not version:
             raise ClusterError(Unreachable("a list without a version"))
@@ -120,14 +120,14 @@ class ListWatch:
             kind, obj = event["type"], event["object"]
             if kind == "ERROR":
                 raise ClusterError(failure_from_event(obj))
-            about = obj["metadata"]
-            version = about["resourceVersion"]
+            metadata = obj["metadata"]
+            version = metadata["resourceVersion"]
             change: Change | None = None
             if kind in ("ADDED", "MODIFIED"):
                 Ref.of(obj)
                 change = Upsert(obj)
             elif kind == "DELETED":
-                change = Deleted(Ref.of(obj), about.get("uid", ""), version)
+                change = Deleted(Ref.of(obj), metadata.get("uid", ""), version)
         except (ValueError, KeyError, TypeError) as error:  # a broken connection may end in half a line
             raise ClusterError(Unreachable(f"not an event: {line[:80]!r}")) from error
         self._version = version

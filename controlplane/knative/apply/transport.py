@@ -190,19 +190,19 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Split a stream into lines. aiohttp's own limit for a line is smaller than an object may be."""
-    held = bytearray()
+    buffer = bytearray()
     while True:
         with _translate_errors():
             piece = await content.readany()
         if not piece:
             return
-        held += piece
-        *whole, rest = held.split(b"\n") if b"\n" in piece else (held,)
-        held = rest
+        buffer += piece
+        *whole, remainder = buffer.split(b"\n") if b"\n" in piece else (buffer,)
+        buffer = remainder
         for each in whole:
             if each.strip():
                 yield bytes(each)
-        if len(held) > LINE_BYTES:
+        if len(buffer) > LINE_BYTES:
             raise ClusterError(Unreachable(f"a line of more than {LINE_BYTES} bytes"))
 
 

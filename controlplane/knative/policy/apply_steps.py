@@ -170,14 +170,14 @@ def delay_until(memory: ApplyState, until: float) -> ApplyState:
 
 def is_managed_by(obj: Json, installation: str) -> bool:
     """Return whether the object has our label, and this installation's control plane wrote it, as far as is known."""
-    labels, notes = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
-    return labels.get(MANAGED_BY) == MANAGER and APPLIED in notes and owner_of(obj) in (None, installation)
+    labels, annotations = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
+    return labels.get(MANAGED_BY) == MANAGER and APPLIED in annotations and owner_of(obj) in (None, installation)
 
 
 def owner_of(obj: Json) -> str | None:
     """Return the installation whose control plane wrote the object; None if it is not marked."""
-    noted = (obj["metadata"].get("annotations") or {}).get(INSTALLATION)
-    return None if noted is None else str(noted)
+    owner = (obj["metadata"].get("annotations") or {}).get(INSTALLATION)
+    return None if owner is None else str(owner)
 
 
 def with_digest(obj: Json, installation: str) -> dict[str, Any]:
@@ -186,12 +186,12 @@ def with_digest(obj: Json, installation: str) -> dict[str, Any]:
     """
     if APPLIED in (obj["metadata"].get("annotations") or {}):
         return dict(obj)
-    about = {key: value for key, value in obj["metadata"].items() if key != "annotations"}
-    noted = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != APPLIED}
-    noted[INSTALLATION] = installation
-    whole = {**obj, "metadata": {**about, "annotations": noted}}
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "annotations"}
+    annotations = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != APPLIED}
+    annotations[INSTALLATION] = installation
+    whole = {**obj, "metadata": {**metadata, "annotations": annotations}}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
-    return {**obj, "metadata": {**about, "annotations": {**noted, APPLIED: digest}}}
+    return {**obj, "metadata": {**metadata, "annotations": {**annotations, APPLIED: digest}}}
 
 
 def digest_of(wanted: Json | None) -> str:
@@ -208,9 +208,9 @@ def _metadata_drift(wanted: Json, obj: Json) -> MetadataDrift:
     """Return our labels and annotations whose values differ in the object."""
     found: list[tuple[str, str, str | None]] = []
     for kind in ("labels", "annotations"):
-        noted = obj["metadata"].get(kind) or {}
-        named = wanted["metadata"].get(kind) or {}
-        found += [(kind, name, noted.get(name)) for name, value in named.items() if noted.get(name) != value]
+        actual = obj["metadata"].get(kind) or {}
+        expected = wanted["metadata"].get(kind) or {}
+        found += [(kind, name, actual.get(name)) for name, value in expected.items() if actual.get(name) != value]
     return tuple(found)
 
 
@@ -241,8 +241,8 @@ def owned_part(seen: Json) -> dict[str, Any]:
     part = _select_owned(
         {key: value for key, value in seen.items() if key not in (*head, "status")}, _managed_fields(seen)
     )
-    about = {key: seen["metadata"][key] for key in ("name", "namespace") if key in seen["metadata"]}
-    return {**head, **part, "metadata": {**part.get("metadata", {}), **about}}
+    metadata = {key: seen["metadata"][key] for key in ("name", "namespace") if key in seen["metadata"]}
+    return {**head, **part, "metadata": {**part.get("metadata", {}), **metadata}}
 
 
 def _select_owned(obj: Json, fields: Json) -> dict[str, Any]:

@@ -206,15 +206,15 @@ def status(
     before = {each.get("type"): each for each in (obj.get("status") or {}).get("conditions") or ()}
     condition_rows = []
     for each in conditions:
-        word, held = "True" if each.is_true else "False", before.get(each.type) or {}
+        value, previous = "True" if each.is_true else "False", before.get(each.type) or {}
         condition_rows.append(
             {
                 "type": each.type,
-                "status": word,
+                "status": value,
                 "reason": each.reason,
                 "message": each.message,
                 "observedGeneration": generation,
-                "lastTransitionTime": held.get("lastTransitionTime") if held.get("status") == word else now,
+                "lastTransitionTime": previous.get("lastTransitionTime") if previous.get("status") == value else now,
             }
         )
     return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": condition_rows}
@@ -241,11 +241,11 @@ def finalizer_patch(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
     """Return our part of an object, with or without the finalizer. Its uid prevents recreating an object that was
     deleted meanwhile.
     """
-    about = {name: obj["metadata"][name] for name in ("name", "namespace", "uid") if obj["metadata"].get(name)}
+    metadata = {name: obj["metadata"][name] for name in ("name", "namespace", "uid") if obj["metadata"].get(name)}
     return {
         "apiVersion": obj["apiVersion"],
         "kind": obj["kind"],
-        "metadata": {**about, "finalizers": [FINALIZER]} if finalizer else about,
+        "metadata": {**metadata, "finalizers": [FINALIZER]} if finalizer else metadata,
     }
 
 
@@ -272,8 +272,8 @@ def new_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Res
 
 
 def _events_of(status: Mapping[str, Any]) -> Iterator[ResourceEvent]:
-    if (of := _EVENT_STATES.get(str(status.get("state")))) is not None:
-        yield ResourceEvent(*of)
+    if (state_event := _EVENT_STATES.get(str(status.get("state")))) is not None:
+        yield ResourceEvent(*state_event)
     conditions = status.get("conditions") or ()
     if any(each.get("reason") == "NotPushed" for each in conditions):  # no refusal: a model may be declared first
         return

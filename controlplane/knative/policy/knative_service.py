@@ -171,8 +171,8 @@ def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
 def _digest(obj: _Json) -> str:
     """Return the digest of a rendered Service without its scale. It stays the same while Kelvin renders the same."""
     template = obj["spec"]["template"]
-    notes = {name: value for name, value in template["metadata"]["annotations"].items() if name not in SCALE}
-    whole = {**obj, "spec": {"template": {**template, "metadata": {**template["metadata"], "annotations": notes}}}}
+    kept = {name: value for name, value in template["metadata"]["annotations"].items() if name not in SCALE}
+    whole = {**obj, "spec": {"template": {**template, "metadata": {**template["metadata"], "annotations": kept}}}}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
@@ -379,18 +379,18 @@ def _amount(number: int) -> str:
 
 def _placement(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Return the fields that choose nodes. They must be allowed. Replicas are spread over zones if that is allowed."""
-    asked: list[tuple[Feature, Any]] = []
+    wanted_fields: list[tuple[Feature, Any]] = []
     # A pod that reads weights from its node's agent can start on no other node.
     nodes = {**cluster.node_selector, **(CACHE_NODE if cluster.cache is not None else {})}
     if nodes:
-        asked.append((NODE_SELECTOR, nodes))
+        wanted_fields.append((NODE_SELECTOR, nodes))
     if cluster.tolerations:
-        asked.append((TOLERATIONS, [dict(each) for each in cluster.tolerations]))
+        wanted_fields.append((TOLERATIONS, [dict(each) for each in cluster.tolerations]))
     if cluster.priority_class is not None:
-        asked.append((PRIORITY, cluster.priority_class))
-    for feature, value in asked:
+        wanted_fields.append((PRIORITY, cluster.priority_class))
+    for feature, value in wanted_fields:
         _allow(cluster, feature, value)
-    placed = {feature.field: value for feature, value in asked}
+    placed = {feature.field: value for feature, value in wanted_fields}
     if SPREAD.flag in cluster.features:
         placed[SPREAD.field] = [
             {

@@ -88,15 +88,15 @@ def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     """Return the failure of starts in a namespace that lacks these."""
     lacking = tuple(lacking)
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)
-    what = "does not exist" if lacking == (_NO_NAMESPACE,) else f"lacks {', '.join(lacking)}"
+    problem = "does not exist" if lacking == (_NO_NAMESPACE,) else f"lacks {', '.join(lacking)}"
     if is_equipment:
         # `kelvin cluster tenant` prints neither secrets nor config maps. Run without its earlier options, it would
         # print other objects than those that exist.
         return StartFailed(
-            f"the namespace {namespace} {what}; an operator has to create what is missing", "missing_secret"
+            f"the namespace {namespace} {problem}; an operator has to create what is missing", "missing_secret"
         )
     source = f"what `kelvin cluster tenant {tenant}` prints" if tenant else "`manifests/components/pools`"
-    return StartFailed(f"the namespace {namespace} {what}; an operator has to apply {source}", "refused_object")
+    return StartFailed(f"the namespace {namespace} {problem}; an operator has to apply {source}", "refused_object")
 
 
 def denies_all(policy: Mapping[str, Any]) -> bool:
@@ -111,8 +111,8 @@ def opens_replicas(policy: Mapping[str, Any]) -> bool:
     """Return whether a NetworkPolicy selects replicas and admits some ingress."""
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
-    chosen = selector.get("matchLabels") or {}
-    return chosen.items() <= RUNTIME.items() and not selector.get("matchExpressions") and bool(spec.get("ingress"))
+    labels = selector.get("matchLabels") or {}
+    return labels.items() <= RUNTIME.items() and not selector.get("matchExpressions") and bool(spec.get("ingress"))
 
 
 def store_port(url: str | None) -> int:
@@ -138,7 +138,7 @@ def render_namespace(
     labels = {**PART_OF, TENANT: tenant}
     warned = {} if level == "privileged" else {"pod-security.kubernetes.io/warn": level}
     security = {ENFORCE: level, f"{ENFORCE}-version": "latest", **warned}
-    about = {"name": namespace, "labels": {**labels, **security}, "annotations": KEEP_ANNOTATIONS}
+    metadata = {"name": namespace, "labels": {**labels, **security}, "annotations": KEEP_ANNOTATIONS}
 
     def head(api_version: str, kind: str, name: str) -> Json:
         return {
@@ -153,7 +153,7 @@ def render_namespace(
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": installation}],
     }
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": about},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
         {**head("networking.k8s.io/v1", "NetworkPolicy", "nobody"), "spec": closed},
         {**head("networking.k8s.io/v1", "NetworkPolicy", "runtimes"), "spec": _runtimes(installation, store_port)},
         {**head(f"{_RBAC}/v1", "RoleBinding", "controlplane"), **binding},

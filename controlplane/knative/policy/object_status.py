@@ -90,21 +90,21 @@ class SlicePods:
 
 def parse_service(obj: Json) -> Service | None:
     """Parse a Knative Service. Return None if its labels don't name a version."""
-    about = obj["metadata"]
-    labels, notes = about.get("labels") or {}, about.get("annotations") or {}
-    if not (labels.get(TENANT) and labels.get(MODEL) and notes.get(VERSION)):
+    metadata = obj["metadata"]
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if not (labels.get(TENANT) and labels.get(MODEL) and annotations.get(VERSION)):
         return None
     status = obj.get("status") or {}
     latest_created = status.get("latestCreatedRevisionName") or ""
     ready = condition(obj, "Ready")
     refused = "" if latest_created or ready.get("status") != "False" else str(ready.get("reason") or "Unknown")
     return Service(
-        VersionKey(labels[TENANT], labels[MODEL], notes[VERSION]),
-        _count(notes.get(STREAMS)),
+        VersionKey(labels[TENANT], labels[MODEL], annotations[VERSION]),
+        _count(annotations.get(STREAMS)),
         latest_created,
         status.get("latestReadyRevisionName") or "",
         refused,
-        "deletionTimestamp" in about,
+        "deletionTimestamp" in metadata,
     )
 
 
@@ -134,8 +134,8 @@ def parse_slice_pods(obj: Json) -> SlicePods | None:
 
 def condition(obj: Json, kind: str) -> Json:
     """Return the status condition of that type; empty if there is none."""
-    of = (obj.get("status") or {}).get("conditions") or ()
-    return next((each for each in of if each.get("type") == kind), {})
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), {})
 
 
 def describe_reason(reason: str) -> str:
@@ -163,8 +163,10 @@ def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
     """Return the revision for which Knative's autoscaler takes reports; None if there is none, or not for long."""
     if service.is_going or not service.serving:
         return None
-    of = service.of
-    return RevisionRow(tenant=of.tenant, model=of.model, version=of.version, namespace=place[0], name=service.serving)
+    key = service.of
+    return RevisionRow(
+        tenant=key.tenant, model=key.model, version=key.version, namespace=place[0], name=service.serving
+    )
 
 
 def replica_row(service: Service, pod: Pod) -> ReplicaRow:
@@ -188,10 +190,10 @@ def _pods(endpoints: Any, port: int) -> Iterator[Pod]:
         target = each.get("targetRef") or {}
         if target.get("kind") != "Pod" or not target.get("name") or not each.get("addresses"):
             continue
-        is_so = each.get("conditions") or {}
+        states = each.get("conditions") or {}
         address = each["addresses"][0]
         host = f"[{address}]" if ":" in address else address
         # Missing readiness means true (EndpointConditions, k8s.io/api/discovery/v1).
         yield Pod(
-            target["name"], f"http://{host}:{port}", is_so.get("ready") is not False, is_so.get("terminating") is True
+            target["name"], f"http://{host}:{port}", states.get("ready") is not False, states.get("terminating") is True
         )

@@ -117,12 +117,12 @@ class PodWaits:
             self._pods[place] = found
             self._pods_by_service.setdefault((place[0], found.service), {})[place] = None
             self._learn(place, before, found)
-        waited, waits = (each is not None and _is_waiting(each) for each in (before, found))
-        if waited == waits:
+        was_waiting, is_waiting = (each is not None and _is_waiting(each) for each in (before, found))
+        if was_waiting == is_waiting:
             return None
-        of = found or before
-        assert of is not None
-        return place[0], of.service
+        observed = found or before
+        assert observed is not None
+        return place[0], observed.service
 
     def forget(self) -> None:
         """Forget all pods, but not the measured times."""
@@ -220,8 +220,8 @@ class PodWaits:
 
 def parse_pod(obj: Json) -> ObservedPod | None:
     """Parse a Pod; None if it is no replica of a Service."""
-    about, spec = obj["metadata"], obj.get("spec") or {}
-    service = (about.get("labels") or {}).get("serving.knative.dev/service")
+    metadata, spec = obj["metadata"], obj.get("spec") or {}
+    service = (metadata.get("labels") or {}).get("serving.knative.dev/service")
     if not service:
         return None
     scheduled, ready = condition(obj, "PodScheduled"), condition(obj, "Ready")
@@ -229,10 +229,10 @@ def parse_pod(obj: Json) -> ObservedPod | None:
     return ObservedPod(
         service,
         node_of(spec),
-        unschedulable_since_s=_condition_time_s(scheduled, about) if is_waiting else None,
-        placed_s=_condition_time_s(scheduled, about) if scheduled.get("status") == "True" else None,
-        ready_s=_condition_time_s(ready, about) if ready.get("status") == "True" else None,
-        is_leaving="deletionTimestamp" in about,
+        unschedulable_since_s=_condition_time_s(scheduled, metadata) if is_waiting else None,
+        placed_s=_condition_time_s(scheduled, metadata) if scheduled.get("status") == "True" else None,
+        ready_s=_condition_time_s(ready, metadata) if ready.get("status") == "True" else None,
+        is_leaving="deletionTimestamp" in metadata,
         problem=_parse_problem(obj),
         is_container_waiting=any((each.get("state") or {}).get("waiting") for each in _containers(obj)),
     )
@@ -260,17 +260,17 @@ def _parse_problem(obj: Json) -> PodProblem | None:
 
 def node_of(spec: Mapping[str, Any]) -> NodeClass:
     """Return the node class that a pod's spec needs, from resources, node selector and tolerations as we write them."""
-    asked = {
+    devices = {
         name
         for container in spec.get("containers") or ()
         for name in ((container.get("resources") or {}).get("limits") or {})
         if name.startswith(_DEVICES)
     }
-    chosen = spec.get("nodeSelector") or {}
-    borne = {each.get("key") for each in spec.get("tolerations") or ()}
-    is_only = any(chosen.get(key) == value for key, value in _SPOT.items())
-    spot = "only" if is_only else "may" if borne & _SPOT.keys() else "no"
-    return NodeClass(min(asked, default="cpu").removeprefix(_DEVICES), chosen.get(_ZONE) or ANY_ZONE, spot)
+    node_selector = spec.get("nodeSelector") or {}
+    tolerated_keys = {each.get("key") for each in spec.get("tolerations") or ()}
+    is_only = any(node_selector.get(key) == value for key, value in _SPOT.items())
+    spot = "only" if is_only else "may" if tolerated_keys & _SPOT.keys() else "no"
+    return NodeClass(min(devices, default="cpu").removeprefix(_DEVICES), node_selector.get(_ZONE) or ANY_ZONE, spot)
 
 
 def _is_waiting(seen: ObservedPod) -> bool:
@@ -294,9 +294,9 @@ def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, most: i
         means.popitem(last=False)
 
 
-def _condition_time_s(of: Json, about: Json) -> float | None:
+def _condition_time_s(of: Json, metadata: Json) -> float | None:
     """Return when a condition changed last; if it does not say, when the object was created."""
-    for said in (of.get("lastTransitionTime"), about.get("creationTimestamp")):
+    for text in (of.get("lastTransitionTime"), metadata.get("creationTimestamp")):
         with suppress(ValueError):
-            return datetime.fromisoformat(str(said)).timestamp()
+            return datetime.fromisoformat(str(text)).timestamp()
     return None

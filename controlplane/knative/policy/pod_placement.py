@@ -71,5 +71,5 @@ def pool_concurrency(
 
 
 def _fits(pattern: str, tenant: str, model: str) -> bool:
-    whose, _, which = pattern.partition("/")
-    return whose in (WILDCARD, tenant) and which in (WILDCARD, model)
+    tenant_pattern, _, model_pattern = pattern.partition("/")
+    return tenant_pattern in (WILDCARD, tenant) and model_pattern in (WILDCARD, model)

@@ -156,8 +156,8 @@ def _since_s(of: Json, now_s: float) -> float:
 
 def rendering_of(obj: Json) -> str | None:
     """Return the digest of a Service's rendering; None if it was written by a build without digests."""
-    noted = (obj["metadata"].get("annotations") or {}).get(RENDERING)
-    return None if noted is None else str(noted)
+    digest = (obj["metadata"].get("annotations") or {}).get(RENDERING)
+    return None if digest is None else str(digest)
 
 
 def template_annotations(obj: Json) -> Mapping[str, str]:
@@ -181,8 +181,8 @@ def with_template_annotations(obj: Json, annotations: Mapping[str, str | None]) 
     spec = obj.get("spec") or {}
     template = spec.get("template") or {}
     merged = {name: value for name, value in {**template_annotations(obj), **annotations}.items() if value is not None}
-    about = {**(template.get("metadata") or {}), "annotations": merged}
-    return {**obj, "spec": {**spec, "template": {**template, "metadata": about}}}
+    metadata = {**(template.get("metadata") or {}), "annotations": merged}
+    return {**obj, "spec": {**spec, "template": {**template, "metadata": metadata}}}
 
 
 def hold_rendering(part: dict[str, Any], wanted: Json, initial_scale: str | None) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def hold_rendering(part: dict[str, Any], wanted: Json, initial_scale: str | None
     if scale_annotations(part) == scale:
         return part
     found = with_template_annotations(part, {**dict.fromkeys(SCALE), **scale, INITIAL_SCALE: initial_scale})
-    about = found["metadata"]
-    annotations = {name: value for name, value in (about.get("annotations") or {}).items() if name != APPLIED}
-    return {**found, "metadata": {**about, "annotations": annotations}}
+    metadata = found["metadata"]
+    annotations = {name: value for name, value in (metadata.get("annotations") or {}).items() if name != APPLIED}
+    return {**found, "metadata": {**metadata, "annotations": annotations}}
 
 
 def keep_annotations(wanted: dict[str, Any], seen: Json, initial_scale: str | None) -> dict[str, Any]:
@@ -204,9 +204,9 @@ def keep_annotations(wanted: dict[str, Any], seen: Json, initial_scale: str | No
 
     Other annotations would make Knative start another Revision. `initial_scale` counts only if the scale changes.
     """
-    noted, attempts = template_annotations(seen), attempts_of(seen)
+    annotations, attempts = template_annotations(seen), attempts_of(seen)
     if scale_annotations(seen) == scale_annotations(wanted):
-        initial_scale = "0" if noted.get(INITIAL_SCALE) == "0" else None
+        initial_scale = "0" if annotations.get(INITIAL_SCALE) == "0" else None
     attempt = str(attempts) if attempts > 1 else None
     if initial_scale is None and attempt is None:
         return wanted

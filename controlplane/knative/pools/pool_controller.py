@@ -178,12 +178,12 @@ class PoolController:
             self._slices[place] = owner, found
         if not self._knows_slices:
             return  # a slice that was not seen yet may have more pods
-        for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
-            self._update_pods(whose)
+        for slice_owner in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
+            self._update_pods(slice_owner)
 
     def _update_pods(self, owner: NamespacedName) -> None:
         spec, namespace = self._specs[owner], owner[0]
-        pods = [pod for whose, found in self._slices.values() if whose == owner for pod in found.pods]
+        pods = [pod for slice_owner, found in self._slices.values() if slice_owner == owner for pod in found.pods]
         every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
         for known in self.pods:
             # After its node has rebooted, a pod keeps its name but has another address.
@@ -299,9 +299,9 @@ class PoolController:
         cost = _deletion_cost(pod)
         if pod.written_deletion_cost == cost or pod.is_ending:
             return
-        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: cost}}
+        metadata = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: cost}}
         try:
-            await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
+            await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
         except ClusterError as error:
             pod.refusals += 1
             if should_log(pod.refusals):

@@ -102,6 +102,6 @@ class NodeForecasts:
         service, left_s = self._service_at(place), self._pod_waits.forecast_ready_s(place, self._clock.wall_s())
         if service is None or left_s is None:
             return
-        of = service.of
-        row = Forecast(tenant=of.tenant, model=of.model, version=of.version, ready_in_ms=round(left_s * 1000))
+        key = service.of
+        row = Forecast(tenant=key.tenant, model=key.model, version=key.version, ready_in_ms=round(left_s * 1000))
         self._feed.publish(Feed(forecasts=(row,)))

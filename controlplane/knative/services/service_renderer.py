@@ -118,14 +118,14 @@ class ServiceRenderer:
         return pod, service(pod, self.cluster)
 
     def _pod(self, model: Model, version: Version, has_no_minimum: bool, most: int) -> PodVersion:
-        of, scale = version.registration, model.scale
+        registration, scale = version.registration, model.scale
         return PodVersion(
-            tenant=of.tenant,
-            model=of.model,
-            version=of.version,
-            weight_bytes=of.total_bytes,
+            tenant=registration.tenant,
+            model=registration.model,
+            version=registration.version,
+            weight_bytes=registration.total_bytes,
             kv_bytes=self.kv_bytes,
-            max_streams=of.limits.max_streams,
+            max_streams=registration.limits.max_streams,
             min_scale=0 if has_no_minimum else scale.min,
             max_scale=most,
             target=scale.target,

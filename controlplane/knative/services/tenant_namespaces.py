@@ -147,9 +147,9 @@ class TenantNamespaces:
     async def _probe(self, namespace: str, uid: str) -> None:
         """Probe one namespace. If the cluster does not answer, keep the last result."""
         absent, may_write = [], True
-        named = [("Secret", "the secret", each) for each in self._requirements.secrets]
-        named += [("ConfigMap", "the config map", each) for each in self._requirements.config_maps]
-        for kind, what, name in named:
+        objects = [("Secret", "the secret", each) for each in self._requirements.secrets]
+        objects += [("ConfigMap", "the config map", each) for each in self._requirements.config_maps]
+        for kind, what, name in objects:
             try:
                 if not await self._api.exists(Ref("v1", kind, namespace, name)):
                     absent.append(f"{what} {name}")
@@ -174,10 +174,11 @@ class TenantNamespaces:
             self._namespaces.pop(name, None)
             self._probes.pop(name, None)
         else:
-            about = obj["metadata"]
-            labels = about.get("labels")
+            metadata = obj["metadata"]
+            labels = metadata.get("labels")
             # Labels that can't be read count as none, so nothing starts there.
-            self._namespaces[name] = _Namespace(str(about.get("uid", "")), labels if isinstance(labels, dict) else {})
+            labels = labels if isinstance(labels, dict) else {}
+            self._namespaces[name] = _Namespace(str(metadata.get("uid", "")), labels)
         if name in self._wanted:
             self._probe_due.set()
             self._notify()

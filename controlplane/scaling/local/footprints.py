@@ -27,7 +27,7 @@ class Footprint:
 
 def footprint_of(rollup: str) -> Footprint:
     """Parse the text of `smaps_rollup`. Raises ValueError if a line is missing."""
-    found = {name: rest for name, _, rest in (line.partition(":") for line in rollup.splitlines())}
+    found = {name: value for name, _, value in (line.partition(":") for line in rollup.splitlines())}
     try:
         pss, clean, dirty = (int(found[name].split()[0]) * 1024 for name in ("Pss", "Private_Clean", "Private_Dirty"))
     except KeyError as missing:

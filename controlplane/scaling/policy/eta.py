@@ -148,7 +148,7 @@ class RestoreHistory(Generic[K]):
             if size
             else EstimateBasis.GUESS
         )
-        bind, tail = (self._mean(key, total_bytes, which) for which in ("bind", "tail"))
+        bind, tail = (self._mean(key, total_bytes, mean_name) for mean_name in ("bind", "tail"))
         bind_s = tail.value if bytes_s and tail.count else bind.value
         steps = StageTimes(found.lease.value, bind_s, found.answer.value)
         return RestoreEstimate(process.value, bytes_s, steps, known)
@@ -248,11 +248,11 @@ class RestoreHistory(Generic[K]):
         found[tier] = found.get(tier, RunningMean(0.0)).with_sample(seconds)
         self._versions[key] = replace(version, fetches=tuple(found.items()))
 
-    def _mean(self, key: K, total_bytes: int, which: str) -> RunningMean:
+    def _mean(self, key: K, total_bytes: int, mean_name: str) -> RunningMean:
         """Return the version's own mean if it has samples, otherwise that of its size class, otherwise the guess."""
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
-        means: list[RunningMean] = [getattr(steps, which) for steps in (version and version.steps, size) if steps]
-        return next((each for each in means if each.count), getattr(_StageMeans(), which))
+        means: list[RunningMean] = [getattr(steps, mean_name) for steps in (version and version.steps, size) if steps]
+        return next((each for each in means if each.count), getattr(_StageMeans(), mean_name))
 
     def _update(self, key: K, total_bytes: int, with_new_samples: Callable[[_StageMeans], _StageMeans]) -> None:
         size = size_class(total_bytes)

@@ -45,18 +45,18 @@ def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int
     )
     surplus = max(0, starts + len(live) - wanted)
     given_up = min(starts, surplus)
-    gone, left = live[: surplus - given_up], live[surplus - given_up :]
+    leaving, staying = live[: surplus - given_up], live[surplus - given_up :]
     # (2)
     relieved = [each for each in replicas if each.state is ReplicaState.RELIEVED]
-    serving = len(relieved) + sum(each.state is ReplicaState.READY for each in left)
-    gone += relieved[: max(0, serving - wanted)]
+    serving = len(relieved) + sum(each.state is ReplicaState.READY for each in staying)
+    leaving += relieved[: max(0, serving - wanted)]
     # (3)
     if wanted == 0:
-        gone += [each for each in replicas if each.state in SLEEPING or each.state is ReplicaState.DOZING]
+        leaving += [each for each in replicas if each.state in SLEEPING or each.state is ReplicaState.DOZING]
     return ScaleDownPlan(
         given_up,
-        tuple(each.runtime_id for each in gone if each.state in _DRAINED),
-        tuple(each.runtime_id for each in gone if each.state not in _DRAINED),
+        tuple(each.runtime_id for each in leaving if each.state in _DRAINED),
+        tuple(each.runtime_id for each in leaving if each.state not in _DRAINED),
     )
 
 
