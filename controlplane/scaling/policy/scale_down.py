@@ -31,9 +31,9 @@ class ScaleDownPlan:
 
 
 def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int) -> ScaleDownPlan:
-    """Return the starts and replicas that must go until `wanted` remain. `replicas` are in the order of their addition.
+    """Return the starts and replicas to end so that `wanted` remain. `replicas` are in the order of their addition.
 
-    1. Above `wanted`, starts leave first, then restoring replicas, then serving ones. Of these the youngest leave,
+    1. Above `wanted`, starts leave first, then restoring replicas, then serving ones. In each group the youngest leave,
        because the oldest has the warmest caches.
     2. A RELIEVED replica serves until its replacement does. The oldest of them leave once enough others serve.
     3. At zero, sleeping replicas and those that fall asleep leave as well.
