@@ -228,8 +228,9 @@ def charge_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[st
     written = rendered_size(value)
     charge_text(written)
     match name:
-        case "replace" if len(args) >= 2:
-            _charge_replacement(str(value), str(args[0]), str(args[1]))
+        case "replace":
+            named = dict(zip(("old", "new"), args, strict=False)) | dict(kwargs)
+            _charge_replacement(str(value), str(named.get("old", "")), str(named.get("new", "")))
         case "join":
             charge_text(size(value) * max(map(size, every), default=0))
         case "format":

@@ -7,7 +7,7 @@ import pytest
 
 from kelvin.contracts.errors import InvalidRequest, Refused
 from runtime.text.chat_template import MAX_SOURCE, ChatTemplate
-from runtime.text.template_budget import MAX_UNITS
+from runtime.text.template_budget import MAX_UNITS, TemplateBudgetExceeded, budget, charge_filter
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -140,6 +140,20 @@ def test_endless_template_is_refused(source: str) -> None:
     assert isinstance(refused.value.failure, InvalidRequest)
     assert "the model's chat template" in refused.value.failure.message
     assert time.process_time() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        pytest.param(["a", "b" * 9000], {}, id="by position"),
+        pytest.param([], {"new": "b" * 9000, "old": "a"}, id="by name"),
+        pytest.param(["a"], {"new": "b" * 9000}, id="half by name"),
+    ],
+)
+def test_replacement_is_paid_before_it_is_made(args: list[str], kwargs: dict[str, str]) -> None:
+    """However its arguments are given: what is paid for afterwards has taken its memory."""
+    with budget(), pytest.raises(TemplateBudgetExceeded):
+        charge_filter("replace", "a" * 9000, args, kwargs)
 
 
 def test_whatever_a_template_raises_is_its_own_fault() -> None:
