@@ -1,7 +1,6 @@
-"""What exists, what should run, and what it cost: the registry, the scaler, the ledger and the admin API.
+"""Decide what exists, what runs and what it costs: the registry, the autoscaler, the ledger and the admin API.
 
-Model bytes are elsewhere: `snapshotter` takes them in, `weightcache` serves them. Requests of callers go to
-`activator`. Begin with `app/app.py`, which opens the database and builds the control plane. It builds one of two
-backends: `app/machine_backend.py` (processes of this machine, `scaling/`) or `app/cluster_backend.py` (Knative,
-`knative/`).
+Model bytes are elsewhere: `snapshotter` stores them, `weightcache` serves them. `activator` serves callers' requests.
+Begin with `app/app.py`, which opens the database and builds the control plane on one of two backends:
+`app/machine_backend.py` (processes of this machine, `scaling/`) or `app/cluster_backend.py` (Knative, `knative/`).
 """

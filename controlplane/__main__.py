@@ -1,4 +1,4 @@
-"""`python -m controlplane`."""
+"""Run the control plane: `python -m controlplane`."""
 
 import sqlite3
 import sys
@@ -16,7 +16,7 @@ from kelvin.process.startup import only_checks, refusing_bad_settings
 
 
 def main() -> None:
-    """Exits with 0 when it was told to stop, with 2 for a bad setting."""
+    """Read the settings and run until a stop signal. Exits with 0 after a stop, with 2 for a bad setting."""
     protect_memory()
     with refusing_bad_settings():
         configure_logging("controlplane", log_level())
@@ -26,7 +26,7 @@ def main() -> None:
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))
             return
-        from controlplane.app.app import run  # a check needs none of it
+        from controlplane.app.app import run  # slow to import, and a check of the settings does not need it
 
         run_service(partial(run, settings), settings.lifeline_fd)
 

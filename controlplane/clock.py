@@ -1,30 +1,30 @@
-"""Clocks for the parts that decide by time. Policies take `now` as an argument; tests bring their own clock."""
+"""Provide clocks to code that decides by time. Policies take `now` as an argument; tests bring their own clock."""
 
 import asyncio
 import time
 from typing import Final, Protocol
 
-MIN_STEP_US: Final = 60_000_000  # what is less is no step: a clock is set right by and by
+MIN_STEP_US: Final = 60_000_000  # smaller differences are no step, because time synchronization slews the clock
 
 
 class Clock(Protocol):
-    """Two clocks and a way to wait."""
+    """A monotonic clock, a wall clock, and a way to sleep."""
 
     def monotonic_us(self) -> int:
-        """Microseconds on a clock that never steps."""
+        """Return microseconds on a clock that never steps."""
         ...
 
     def wall_s(self) -> int:
-        """Whole seconds since 1970, for what people read."""
+        """Return whole seconds since 1970, for times that people read."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after that long."""
+        """Wait for that many seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's own."""
+    """The clocks of this machine."""
 
     def monotonic_us(self) -> int:
         return time.monotonic_ns() // 1000
@@ -37,9 +37,9 @@ class SystemClock:
 
 
 class ClockStepDetector:
-    """Finds steps of the wall clock, by the clock that never steps.
+    """Detects steps of the wall clock by comparing it with the monotonic clock.
 
-    What a clock that is wrong for a while must not undo, such as removing what is old, waits after a step.
+    After a step, wait before you do anything that a wrong clock must not cause, such as deleting old data.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -47,11 +47,10 @@ class ClockStepDetector:
         self._wall_before_us = self._wall_offset_us()
 
     def stepped_us(self) -> int:
-        """Return by how much the wall clock has stepped since the last call; 0 for none."""
+        """Return by how much the wall clock has stepped since the last call. Return 0 for no step."""
         before_us, self._wall_before_us = self._wall_before_us, self._wall_offset_us()
         by_us = self._wall_before_us - before_us
         return by_us if abs(by_us) > MIN_STEP_US else 0
 
     def _wall_offset_us(self) -> int:
-        """Return wall clock minus monotonic clock."""
         return self._clock.wall_s() * 1_000_000 - self._clock.monotonic_us()

@@ -1,4 +1,4 @@
-"""What the control plane depends on. A test takes each away."""
+"""List what the control plane depends on, as in `docs/operations/outages.md`. Each entry has an outage test."""
 
 from typing import Final
 
@@ -126,8 +126,8 @@ LEASE: Final = Dependency(
     "kelvin_up",
 )
 
-STATEMENT_S: Final = 30.0  # of one statement in PostgreSQL, and of a transaction of which nothing is heard
-CONNECT_S: Final = 0.0  # of a Unix socket: one that listens takes it at once, or its backlog is full
+STATEMENT_S: Final = 30.0  # limit of one PostgreSQL statement, and of a transaction that sends nothing
+CONNECT_S: Final = 0.0  # for a Unix socket: a listening one accepts at once, or its backlog is full
 
 DEPENDENCIES: Final = (
     ZYGOTE, RESTORE, ORDERS, REPORTS, ADOPTION, SLEEP, SIBLINGS, EVICTION, EXAMINATION, READERS, DATABASE,

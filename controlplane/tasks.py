@@ -1,4 +1,4 @@
-"""Owns background tasks and loops: whoever starts one has somebody to end it. What they do is not its concern."""
+"""Own background tasks and loops, so that a scope ends each one. The tasks themselves are defined elsewhere."""
 
 import asyncio
 import contextvars
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """An `async with` block that ends every task and loop still running when it is left.
+    """A scope (`async with`) that ends every task and loop still running when the block is left.
 
-    A task ends by itself; `start_loop` is for what runs until then. A task that raises is a defect: it is logged and
-    stays alone, since one version's trouble must not end the others.
+    A task ends by itself; use `start_loop` for work that runs until the scope ends. A task that raises is a defect. It
+    is logged and does not end other tasks, because one version's trouble must not stop the others.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,11 @@ class Tasks:
             await asyncio.wait(self._running)
 
     def start(self, work: Coroutine[Any, Any, None], name: str, *, detached: bool = False) -> None:
-        """Run `work` until it ends or the block is left; after that it is not begun.
+        """Run `work` as a task until it ends or the block is left. Once the block has been left, `work` is closed
+        unstarted.
 
-        `detached`: it is not done for the request that the caller works for, though that may have set it off.
+        With `detached`, the task does not inherit the caller's context, such as its trace: it does not work for that
+        request.
         """
         if self._closed:
             work.close()
@@ -57,11 +59,11 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     def start_loop(self, name: str, body: Body) -> None:
-        """Run `body` until the block is left, again after each unexpected error. See `Loops.start`."""
+        """Run `body` until the block is left, and restart it after each unexpected error. See `Loops.start`."""
         self._loops.start(name, body)
 
     async def wait_idle(self) -> None:
-        """Wait until no task runs, tasks started meanwhile included. Loops go on."""
+        """Wait until no task runs, also none that was started meanwhile. Does not wait for loops."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -72,14 +74,14 @@ class Tasks:
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels them, and returns once all are done. Raises CancelledError then, where the caller was told to end."""
+    """Cancel the tasks and return once all are done. If the caller is cancelled meanwhile, raise CancelledError."""
     for each in tasks:
         each.cancel()
-    told: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     while not all(each.done() for each in tasks):
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError as cancelled:
-            told = cancelled
-    if told is not None:
-        raise told
+            cancellation = cancelled
+    if cancellation is not None:
+        raise cancellation

@@ -1,4 +1,4 @@
-"""The routes of tenants, keys and grants. An admin sees the own tenant; an operator names any with `?tenant=`."""
+"""Serve the routes of tenants, keys and grants. An admin sees the own tenant; an operator names any with `?tenant=`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -45,14 +45,14 @@ TenantQuery = Annotated[str | None, Query(alias="tenant")]
 
 @dataclass(frozen=True, slots=True)
 class AccessStores:
-    """Who may do what: the stores."""
+    """The stores of tenants and keys."""
 
     tenants: TenantStore
     keys: KeyStore
 
 
 def internal_routes(access: AccessStores) -> list[Route]:
-    """What activators tell of keys, and what the snapshotter asks of tenants."""
+    """Return the internal routes: activators report the use of keys, the snapshotter reads a tenant's limits."""
 
     async def uses(request: Request) -> Response:
         await access.keys.record_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
@@ -68,7 +68,7 @@ def internal_routes(access: AccessStores) -> list[Route]:
 
 
 def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog) -> APIRouter:
-    """Routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
+    """Return the routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys
 
@@ -144,9 +144,10 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
 
 
 def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail: AuditLog) -> APIRouter:
-    """Routes of grants: an owner lets other tenants call a model. An operator names any owner with `?tenant=`.
+    """Return the routes of grants: an owner lets other tenants call a model. An operator names any owner with
+    `?tenant=`.
 
-    Who has a grant learns whose model it is and what it is called, and nothing else.
+    A grantee learns the owner and the name of the model, and nothing else.
     """
     routes = APIRouter(prefix="/admin/v1")
 

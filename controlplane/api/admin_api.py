@@ -1,6 +1,7 @@
-"""The admin API: an admin's view of one tenant, and the few things they change. The activator authenticates them.
+"""Serve the admin API: an admin's view of one tenant, and the changes that an admin makes. The activator authenticates
+callers.
 
-What one machine alone can say of a model is in `machine_api`.
+Routes that only one machine can answer are in `machine_api.py`.
 """
 
 from typing import Final
@@ -32,12 +33,12 @@ from kelvin.ipc.http_bodies import answer
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin
 
-NO_MODEL: Final = (NotFound, ModelNotFound)  # of a name that is none, and of one that nobody has
+NO_MODEL: Final = (NotFound, ModelNotFound)  # for a malformed name, and for an unknown model
 
 
 def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock: Clock) -> APIRouter:
-    """Routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except that
-    `/status` also shows the installation to operators.
+    """Return the routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except
+    that `/status` also shows the installation to operators.
     """
     routes = APIRouter(prefix="/admin/v1")
     actor_of = ActorOf(Scope.ADMIN)
@@ -91,7 +92,7 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
     async def delete(request: Request, model: str, version: str) -> Response:
         principal = actor_of(request)
         key = await registry.delete(principal, principal.tenant, model, version, clock.wall_s(), replicas.is_present)
-        if replicas.is_present(key):  # asked for while the row was being written
+        if replicas.is_present(key):  # a request started it while the row was being written
             decider.stop((key,))
         return answer(Deleted(model=key.model, version=key.version))
 

@@ -1,4 +1,4 @@
-"""The routes of the audit. An admin reads the own tenant's; an operator any, the installation's own as `?tenant=`."""
+"""Serve the audit log. An admin reads the own tenant's; an operator any, and the installation's as `?tenant=`."""
 
 import time
 from typing import Annotated, Final
@@ -23,20 +23,20 @@ from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin, require_scope
 
 MAX_EVENTS: Final = 1000
-MAX_SEQUENCE: Final = (1 << 63) - 1  # what a column holds
+MAX_SEQUENCE: Final = (1 << 63) - 1  # the largest BIGINT
 Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
 TenantQuery = Annotated[str | None, Query(alias="tenant")]
 _operator_of: Final = require_scope(Scope.OPERATOR)
 
 
 class Audit(Wire, frozen=True):
-    """`GET /admin/v1/audit`."""
+    """Answer of `GET /admin/v1/audit`."""
 
     events: tuple[Event, ...]
 
 
 def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter:
-    """Routes under `/admin/v1/audit`. How long entries are kept is the operators' to say."""
+    """Return the routes under `/admin/v1/audit`. Only operators may change how long entries are kept."""
     routes = APIRouter(prefix="/admin/v1/audit")
 
     @routes.get("", **route_docs(Audit, NotFound, Conflict))

@@ -1,4 +1,4 @@
-"""The routes of the bill: a tenant sees its own, checks it, and closes its months."""
+"""Serve the routes of bills: a tenant reads its own bill, checks it, and closes its months."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ from kelvin.ipc.http_bodies import answer
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_scope
 
-MAX_WAITING_REPORTS: Final = 64  # reports of one tenant
+MAX_WAITING_REPORTS: Final = 64  # per tenant
 
 
 class _ReportLocks:
@@ -48,7 +48,7 @@ class _ReportLocks:
 
     @asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for the tenant's turn, and keep it until the block ends. Raises Refused(Overloaded)."""
+        """Hold the tenant's lock until the block ends. Raises Refused(Overloaded) if too many reports wait for it."""
         if self._waiting[tenant] >= MAX_WAITING_REPORTS:
             raise Refused(Overloaded("the line of this tenant's reports", MAX_WAITING_REPORTS, 1.0))
         self._waiting[tenant] += 1
@@ -69,7 +69,9 @@ def router(
     live_runtimes: Callable[[], Collection[str]] | None = None,
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> APIRouter:
-    """`live_runtimes` tells who has not died: without it the loss of a source's last lifetime record goes unnoticed."""
+    """Return the routes. Without `live_runtimes`, which returns those alive, a lost last lifetime record goes
+    unnoticed.
+    """
     routes = APIRouter()
     locks = _ReportLocks()
 
@@ -82,27 +84,27 @@ def router(
         month: Annotated[str, Query()],
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
-        whose, alive = _own_tenant(principal, tenant), live()
+        owner, alive = _own_tenant(principal, tenant), live()
         month_bounds_us(month)
-        async with locks.of(whose):  # until it is read: who leaves meanwhile does not make room for another
+        async with locks.of(owner):  # held until the read ends, even if the caller disconnects meanwhile
             found = await ledger.database.read(
-                lambda connection: billing_report(connection, book, whose, month, live=alive, now_us=wall_us())
+                lambda connection: billing_report(connection, book, owner, month, live=alive, now_us=wall_us())
             )
         return answer(found)
 
     @routes.post("/admin/v1/billing/close", **route_docs(ClosingReport, NotFound, Conflict, request_body=CloseMonth))
     async def close(by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))], request: Request) -> Response:
-        asked = await read(request, CloseMonth)
-        whose, alive, now_us = _own_tenant(by, asked.tenant), live(), wall_us()
+        body = await read(request, CloseMonth)
+        owner, alive, now_us = _own_tenant(by, body.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
-            with refuse_unreadable(f"month {asked.month}", "kelvin billing verify"):
-                was_open = closed_report(connection, whose, asked.month) is None
-                closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
+            with refuse_unreadable(f"month {body.month}", "kelvin billing verify"):
+                was_open = closed_report(connection, owner, body.month) is None
+                closing = close_month(connection, book, owner, body.month, live=alive, now_us=now_us)
             if was_open:
                 changed = made(total_micros=closing.report.total_micros, chain=closing.chain)
                 record(
-                    connection, by, now_us // 1_000_000, whose, AuditAction.MONTH_CLOSED, asked.month, changed=changed
+                    connection, by, now_us // 1_000_000, owner, AuditAction.MONTH_CLOSED, body.month, changed=changed
                 )
             return closing
 
@@ -111,12 +113,12 @@ def router(
     async def examined(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None
     ) -> Response:
-        """The report, or 202 and how far it is."""
-        whose, alive = _own_tenant(principal, tenant), live()
+        """Answer with the report, or with 202 and the progress."""
+        owner, alive = _own_tenant(principal, tenant), live()
         if month is not None:
             month_bounds_us(month)
         living = None if alive is None else tuple(sorted(alive))
-        order = CheckRequest(kind=kind, tenant=whose, month=month, live=living, now_us=wall_us(), book=book)
+        order = CheckRequest(kind=kind, tenant=owner, month=month, live=living, now_us=wall_us(), book=book)
         found = await examiner.answer(order)
         if isinstance(found, Examining):
             return answer(found, 202)
@@ -148,8 +150,8 @@ def router(
 
 
 def _own_tenant(principal: Principal, tenant: str | None) -> str:
-    """Another's looks like one that does not exist."""
-    whose = tenant or principal.tenant
-    if whose != principal.tenant:
-        raise Refused(NotFound("tenant", whose[:63]))
-    return whose
+    """Return the tenant's name. Raises Refused(NotFound) for another tenant, so that it looks like a missing one."""
+    owner = tenant or principal.tenant
+    if owner != principal.tenant:
+        raise Refused(NotFound("tenant", owner[:63]))
+    return owner

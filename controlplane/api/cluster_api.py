@@ -1,5 +1,6 @@
-"""The admin API's routes where a cluster runs the versions: the same paths as one machine's. What only a machine could
-answer is refused, with what is done instead.
+"""Serve the admin API's machine routes where a cluster runs the versions.
+
+The paths are those of `machine_api.py`. Routes that only a machine can answer are refused, with the alternative.
 """
 
 from typing import Final
@@ -29,7 +30,7 @@ REFUSED: Final = (
 
 
 def router(telemetry: Telemetry) -> APIRouter:
-    """Routes under `/admin/v1`. `/metrics` needs the scope `operator`, the others need `admin`."""
+    """Return the routes under `/admin/v1`. `/metrics` needs the scope `operator`, the others need `admin`."""
     routes = APIRouter(prefix="/admin/v1")
     operator_of = require_scope(Scope.OPERATOR)
 

@@ -1,6 +1,6 @@
-"""What the other processes of the installation call: the feed, reports, registrations, jobs, usage, backups.
+"""Serve the routes that other processes of the installation call: feed, reports, registrations, jobs, usage, backups.
 
-Plain routes rather than FastAPI's: a report that wakes a version at zero is on the path of its cold start.
+They are plain Starlette routes because FastAPI's cost time: a report that wakes a version is part of its cold start.
 """
 
 import asyncio
@@ -41,30 +41,30 @@ from kelvin.ipc.engine_jobs import job_routes
 from kelvin.ipc.http_bodies import LARGE_BYTES, answer, empty_response, read_body
 from kelvin.process.race import disconnected
 
-LINE_WRITE_LIMIT_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
+LINE_WRITE_LIMIT_S: Final = dependencies.READERS.timeout_s  # limit for writing one line to a reader of the feed
 _READER: Final = READER_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class InternalServices:
-    """What the routes act on."""
+    """The services behind the internal routes."""
 
     feed: FeedHub
-    timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # tenant and request that ended; raises Refused
+    timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # by tenant and id of an ended request; raises Refused
     registry: Registry
     running: ReplicaBackend
     clock: Clock
 
 
 class FeedStream:
-    """`GET /internal/v1/feed` as a plain ASGI application: one line a write, for as long as the reader reads."""
+    """`GET /internal/v1/feed` as a plain ASGI application. Sends one line per write until the reader disconnects."""
 
     def __init__(self, feed: FeedHub, write_s: float = LINE_WRITE_LIMIT_S) -> None:
         self._feed = feed
         self._write_s = write_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ends without a last chunk where the reader falls behind: its socket takes nothing, and it must start anew."""
+        """Stream the feed. If the reader falls behind, end without a last chunk: the reader has to subscribe again."""
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         leaving = asyncio.ensure_future(disconnected(receive))
@@ -92,13 +92,13 @@ class FeedStream:
 
 
 def _reader(scope: Scope) -> str:
-    """The name that it gives itself; none for one that says nothing of it."""
+    """Return the name from the reader's header; "" without one."""
     given: Iterable[tuple[bytes, bytes]] = scope.get("headers", ())
     return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
 
 
 def routes(internals: InternalServices) -> list[Route]:
-    """The hot one first: they are matched in order."""
+    """Return the internal routes, the most frequent first, because they are matched in order."""
 
     async def stats(request: Request) -> Response:
         internals.running.decider.observe(await read(request, Stats, LARGE_BYTES))
@@ -143,9 +143,10 @@ def usage_routes(
     on_lifetimes: Callable[[tuple[LifetimeRecord, ...]], None],
     clock: Clock,
 ) -> list[Route]:
-    """Where the ledger is handed records of requests and lifetimes, and where replicas of pods say how they have lived
-    so far. 204 means durable. Repeats are harmless. A batch is one transaction, and then `on_requests` or
-    `on_lifetimes`.
+    """Return the routes that receive usage records and lifetimes, and reports of running pods' replicas.
+
+    204 means durable. Repeats are harmless. A batch is one transaction; after it `on_requests` or `on_lifetimes` is
+    called.
     """
 
     async def requests(request: Request) -> Response:
@@ -176,9 +177,9 @@ def usage_routes(
 
 
 def backup_routes(backups: Backups) -> list[Route]:
-    """The backup as the command line takes it: from the socket alone, as it holds the installation's secrets.
+    """Return the route of a backup for the command line. Only the socket serves it, as a backup holds secrets.
 
-    An answer that is cut short is no backup: it lacks its index.
+    A truncated answer is not a backup, because it lacks its index.
     """
 
     async def backup(_: Request) -> Response:

@@ -1,8 +1,7 @@
-"""The admin API's routes about one machine: its processes, devices and cache, why a model is as warm as it is, restarts
-of a model's replicas, and all processes' metrics as one page, for a scraper that has a key and no way to the sockets.
+"""Serve the admin API's routes about one machine: its cache, start forecasts, idle levels, restarts and metrics.
 
-What is the whole installation's (its processes, its devices, its cache) is shown to operators alone; of `/status`
-`admin_api` sees to that.
+`/metrics` merges the pages of all processes, for a scraper that has a key but no access to the sockets. Only operators
+see data of the whole installation; `admin_api.py` enforces that for `/status`.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ from kelvin.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class MachineServices:
-    """What the routes look at."""
+    """The services behind the machine routes."""
 
     registry: Registry
     table: ReplicaTable
@@ -65,12 +64,12 @@ class MachineServices:
 
 
 async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]) -> Status:
-    """The machine's processes, devices and cache, with these models."""
+    """Return the status of the machine: its processes, devices and cache, and these models."""
     peers, table, pool = shown.peers, shown.table, shown.pool
     processes, exits, cache, disk = await asyncio.gather(
         peers.statuses(), peers.replica_exits(), peers.try_cache_status(), peers.disk()
     )
-    await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
+    await pool.footprints.refresh()  # after the call to the zygote, which makes its pid known
     device = DeviceStatus(
         slots=table.slots,
         held=table.held,
@@ -78,7 +77,7 @@ async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]
         pools=(pool_status(pool),),
         zygote=memory(pool.footprints.zygote),
     )
-    # Nobody knows how long: a slot comes free when another version leaves it.
+    # The wait is unknown: it ends when another version frees a slot.
     row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=shown.autoscaler.pending)
     return Status(
         processes=processes,
@@ -92,13 +91,13 @@ async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]
 
 
 def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> APIRouter:
-    """Routes under `/admin/v1`. `GET /cache`, `POST /cache/check` and `GET /metrics`, which shows the pages of all
-    processes, need the scope `operator`. The others need `admin` and are about the caller's tenant only.
+    """Return the routes under `/admin/v1`. `/cache`, `/cache/check` and `/metrics` need the scope `operator`. The
+    others need `admin` and are about the caller's tenant only.
     """
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = require_scope(Scope.OPERATOR), ActorOf(Scope.ADMIN)
     registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
-    turn = asyncio.Lock()  # no other restart begins between an entry and its own
+    restart_lock = asyncio.Lock()  # no other restart begins between an audit entry and the restart it announces
 
     @routes.get("/models/{model}/starts", **route_docs(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
@@ -121,8 +120,8 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
     async def restart(request: Request, model: str) -> Response:
         by = actor_of(request)
         found = registry.model(by.tenant, model)
-        async with turn:
-            replacement.check(found)  # what is refused has no entry
+        async with restart_lock:
+            replacement.check(found)  # a refused restart gets no audit entry
             await trail.add_entry(by, by.tenant, AuditAction.MODEL_RESTARTED, model)
             return answer(replacement.begin(found), status=202)
 

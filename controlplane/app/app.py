@@ -1,4 +1,4 @@
-"""The composition root of the control plane: what there is, in the order in which it lives and dies."""
+"""Composition root of the control plane: its parts in the order in which they are opened; they close in reverse."""
 
 import asyncio
 import logging
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
 DRAIN_S = 2
-DECISION_LOCK_LIMIT_S = 10.0  # an activator that stands in lets go of its decision sooner
+DECISION_LOCK_LIMIT_S = 10.0  # an activator's fallback scaler releases the lock sooner
 
 
 async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
-    """Be the control plane of `settings.data` until `stop`. Runtimes live on afterwards.
+    """Run the control plane of `settings.data` until `stop`. Runtimes live on afterwards.
 
-    Adoption comes before the socket: the first snapshot of the feed already names what serves. Raises BadSetting.
+    Replicas are adopted before the socket opens, so the first snapshot of the feed already has them. Raises BadSetting.
     """
     clock = clock or SystemClock()
     book = read_price_book(settings.price_book)
@@ -75,18 +75,17 @@ async def _serve(
         if (opened := await open_when_available(settings.database, stop, health.wait_for)) is None:
             return
         database = stack.enter_context(closing(opened))
-        database.on_fenced = stop.set  # whoever starts it again has it read anew what there is
+        database.on_fenced = stop.set  # the supervisor restarts this process, which then reads the database again
         directory = stack.enter_context(closing(SocketDirectory(settings.run)))
-        health.waiting_for = "what there is"
+        health.waiting_for = "its data"
         peer_settings = replace(settings.peer_settings, health=None)  # `health` has that port
         inner = await stack.enter_async_context(
             open_internal_server(directory, peer_settings, Role.CONTROLPLANE, LISTEN)
         )
         describe_certificates(telemetry.page, inner.ends)
-        stack.enter_context(
-            closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S))
-        )  # no activator decides from now on
-        machine = None  # by which an activator that stands in starts replicas: on this machine alone
+        # From here on no activator's fallback scaler decides.
+        stack.enter_context(closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S)))
+        machine = None  # lets activators' fallback scalers start replicas on this machine
         if cluster is None:
             machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
         services = await open_services(stack, settings, clock, book, telemetry, directory, database, machine)
@@ -96,7 +95,7 @@ async def _serve(
             health.waiting_for = "the cluster"
             running = await on_cluster(stack, services, settings.cluster, cluster, inner.connector_factory, stop)
             if stop.is_set():
-                return  # before all was seen: nobody is told that it is all
+                return  # not all pods were seen, so activators must not get a snapshot
         if settings.postgres is not None:
             services.tasks.start_loop("writing session", lambda: watch_write_session(database, clock))
         services.tasks.start_loop("spending", services.spending.run)
@@ -113,13 +112,13 @@ async def _serve(
 
 
 async def _end_feed_on(feed: FeedHub, stop: asyncio.Event) -> None:
-    """The feed never ends by itself, and the server would wait for it."""
+    """End the feed on `stop`. The server waits for open responses, and the feed never ends by itself."""
     await stop.wait()
     feed.end()
 
 
 def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: Backups) -> ASGIApp:
-    """The routes as one application. Internal ones are matched first."""
+    """Return all routes as one application. Internal routes are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     registry, access, ledger, clock, trail = (

@@ -1,4 +1,4 @@
-"""The versions of an installation run as Knative Services: they are written and watched here, and Knative decides."""
+"""Build the backend of a cluster: versions run as Knative Services, written and watched here. Knative scales them."""
 
 import asyncio
 import logging
@@ -46,9 +46,9 @@ STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINI
 
 @asynccontextmanager
 async def connect_cluster(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[KubernetesCluster]":
-    """The cluster, until the block is left; whether it answers is not asked. Raises BadSetting."""
+    """Connect to the cluster until the block is left. Does not check that the cluster answers. Raises BadSetting."""
     try:
-        from controlplane.knative.apply import kubernetes_client  # an extra, which no other installation has to have
+        from controlplane.knative.apply import kubernetes_client  # needs the extra `cluster`
     except ImportError as error:
         raise BadSetting(SCALING, "knative", "needs the extra `cluster`") from error
     load = (
@@ -65,7 +65,7 @@ async def connect_cluster(settings: ClusterSettings, clock: Clock) -> "AsyncIter
 
 
 def role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: Clock) -> RoleLabel | None:
-    """Return the role label of this process's pod; None where it is in none that is known."""
+    """Return the role label of this process's pod; None if the pod is unknown."""
     return None if settings.pod is None else RoleLabel(cluster, settings.namespace, settings.pod, clock)
 
 
@@ -77,7 +77,7 @@ async def on_cluster(
     connector_factory: ConnectorFactory,
     stop: asyncio.Event,
 ) -> ReplicaBackend:
-    """Put the cluster's parts together. On return the feed has what runs already, unless `stop` is set."""
+    """Build the backend of a cluster. On return the feed has all running replicas, unless `stop` is set."""
     jobs = await build_zygote_push_jobs(stack, services)
     pods = PodTable(
         services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
@@ -113,11 +113,11 @@ async def on_cluster(
         },
     )
     page.read(
-        "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", MetricKind.GAUGE,
+        "kelvin_cluster_refused_objects", "Objects that the cluster refuses or changes.", MetricKind.GAUGE,
         ("reason",), lambda: by((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
     )  # fmt: skip
     page.read(
-        "kelvin_cluster_versions_behind", "Versions that run the image, or other settings of Kelvin's own, of before.",
+        "kelvin_cluster_versions_behind", "Versions that run an older image, or older settings of Kelvin's own.",
         MetricKind.GAUGE, ("reason",),
         lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
         BEHIND_REASONS),
@@ -150,11 +150,11 @@ async def on_cluster(
         )
 
     router = cluster_api.router(services.telemetry)
-    # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
+    # No `find_live_replicas`: a pod's container may restart under a new runtime id. Pods report to the ledger instead.
     return ReplicaBackend(
         pods, outcomes, plane, jobs, ready, status, _ignore_requests, None, (router,), plane.find_start_obstacle
     )
 
 
 def _ignore_requests(records: tuple[RequestRecord, ...]) -> None:
-    """Do nothing: on a cluster no time to the first token is foretold, so none is learned."""
+    """Do nothing: on a cluster no time to first token is forecast, so none is learned."""

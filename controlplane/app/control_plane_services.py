@@ -1,4 +1,4 @@
-"""What a control plane has whoever runs its versions: books, names, keys, the trail of who did what, and the feed."""
+"""Open the services that a control plane has with either backend: ledger, registry, keys, audit log and feed."""
 
 from collections.abc import Collection
 from contextlib import AsyncExitStack
@@ -36,7 +36,7 @@ from kelvin.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneServices:
-    """All of it, open. `tasks` are entered by who runs the versions, once what they use is open; left, they end."""
+    """The open services. The backend enters `tasks` after it has opened what they use; leaving `tasks` ends them."""
 
     settings: Settings
     clock: Clock
@@ -65,16 +65,16 @@ async def open_services(
     database: Database,
     machine: Machine | None,
 ) -> ControlPlaneServices:
-    """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
+    """Open the services. On return all stored state is in memory and in the feed. Raises BadSetting."""
     journal = await open_backups(stack, settings.data, settings.backup)
     ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
     try:
         await ledger.write_due_marks()
     except Refused:
-        pass  # a place that is full or away: the next transaction does it before anything else
+        pass  # the backup place is full or away: the next transaction writes the marks before anything else
     except OlderDatabase as older:
         restore = f"kelvin restore {settings.backup} --data {settings.data} --replace"
-        rule = f"{older}. A copy of it must not be put back by hand: run `{restore}`, or begin anew with another place"
+        rule = f"{older}. Don't put a copy of the database back by hand. Run `{restore}`, or choose another place"
         raise BadSetting(SETTING, str(settings.backup), rule) from older
     telemetry.page.read(
         "kelvin_ledger_kept_aside_total",
@@ -111,7 +111,7 @@ async def open_services(
 
 
 def start_backups(services: ControlPlaneServices) -> Backups:
-    """Sweep what an earlier control plane left half done, and begin to back up where that is wanted."""
+    """Remove drafts that an earlier control plane left, and start scheduled backups if there is a place for them."""
     settings = services.settings
     remove_draft_copies(settings.data)
     backups = Backups(settings.data, services.database, services.journal)
@@ -120,13 +120,16 @@ def start_backups(services: ControlPlaneServices) -> Backups:
             backups, services.database, services.journal, settings.backup,
             every_s=settings.backup_s, keep_days=settings.backup_days, clock=services.clock,
         )  # fmt: skip
-        services.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
+        services.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup ended.", keeping.age_s)
         services.tasks.start_loop("backups", keeping.run)
     return backups
 
 
 def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
-    """What comes late for a closed month is on a bill of an open one, at the prices of then. Raises BadSetting."""
+    """Check that the price book has the currency of the closed months. Raises BadSetting.
+
+    Late records of a closed month are adjustments of an open month's bill, at the closed month's prices.
+    """
     if other := sorted(set(closed) - {book.currency}):
         rule = f"its currency is {book.currency}, and there are closed months in {', '.join(other)}"
         raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)

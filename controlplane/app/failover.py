@@ -1,7 +1,8 @@
-"""Run one of several control planes on a cluster. The others wait: alive, with nothing open but a port that says so.
+"""Run one of several control planes on a cluster. The others wait: alive, with nothing open but the health port.
 
-A follower is ready where its pod's label says that it follows, because then the Service sends nobody to it (see
-`role_label`). One that led and lost the lead follows again. It keeps nothing, as what it knew may be wrong by then.
+A follower is ready once its pod's label says that it follows: then the Service sends it no requests (see
+`role_label.py`). A leader that lost the lead becomes a follower. It keeps no state, because that may be outdated by
+then.
 """
 
 import asyncio
@@ -35,16 +36,16 @@ async def lead(
     serve: Callable[[], Awaitable[None]],
     role: RoleLabel | None = None,
 ) -> None:
-    """Run `serve()` to its end while this process leads. If the lead is lost, cancel it, and start it anew once the
-    lead is back.
+    """Run `serve()` to its end while this process leads. If the lead is lost, cancel it, and run it again once the lead
+    is back.
 
-    Return if `stop` is set while others lead. While this one leads, `serve` has to heed `stop`. Raises what `serve`
+    Return if `stop` is set while others lead. While this process leads, `serve` has to heed `stop`. Raises what `serve`
     raises.
     """
     identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
     election = LeaderElection(leases, namespace, LEASE_NAME, identity, clock)
     while True:
-        log.info("waits for the lead", extra={"me": identity})
+        log.info("waiting for the lead", extra={"me": identity})
         async with _as_follower(health, role):
             if not await _wait_for_lead(election, stop):
                 return
@@ -54,16 +55,14 @@ async def lead(
 
 @asynccontextmanager
 async def _as_follower(health: Health, role: RoleLabel | None) -> AsyncIterator[None]:
-    """Be a follower until the block is left. Without a role label the Service can't tell it from the leader, so it is
-    not ready.
-    """
+    """Be a follower until the block is left. Not ready without a role label: the Service would select this pod, too."""
     health.waiting_for = "the lead"
     if role is None:
         yield
         return
 
     async def be_ready_once_labelled() -> None:
-        # The label may still be that of a leader: from before the lead was lost, or before this container started.
+        # The label may still name a leader: from before the lead was lost, or before this container started.
         health.waiting_for = "its pod's label"
         await role.follow()
         health.waiting_for = "the lead"
@@ -87,7 +86,7 @@ async def _serve_as_leader(serve: Callable[[], Awaitable[None]], role: RoleLabel
 
 
 async def _wait_for_lead(election: LeaderElection, stop: asyncio.Event) -> bool:
-    """False where `stop` comes first."""
+    """Return True once this process leads, False if `stop` is set first."""
     winning, stopping = asyncio.create_task(election.win()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((winning, stopping), return_when=asyncio.FIRST_COMPLETED)

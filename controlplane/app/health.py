@@ -1,7 +1,7 @@
-"""Where a control plane says over TCP how it is, it does so from its first moment to its last, at one port.
+"""Answer health probes over TCP from the control plane's first moment to its last, on one port.
 
-To begin may be to wait: for the lead, for the database, for what a cluster has. A kubelet that had no answer meanwhile
-would end what is right to wait, over and over.
+A start may have to wait: for the lead, for the database, for the cluster's objects. Without an answer meanwhile, a
+kubelet would kill a process that is right to wait, again and again.
 """
 
 import asyncio
@@ -18,27 +18,27 @@ from kelvin.ipc.tcp_listener import listen
 
 
 class Health:
-    """An ASGI application for the time before and after this process serves: alive, and not ready. In between
+    """ASGI application that answers probes while this process does not serve: alive, and not ready. In between
     `forward_to` passes requests on.
 
     Set `is_follower` while another control plane leads and this one is prepared to take over: then it is ready, too.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
-        self.waiting_for = "what there is"  # who asks reads it
+        self.waiting_for = "its data"  # shown by /readyz
         self.is_follower = False  # ready, while another control plane leads
         self._stop = stop
         self._app: ASGIApp | None = None
 
     def wait_for(self, what: str) -> None:
-        """Say in readiness what is waited for."""
+        """Set what /readyz says is waited for."""
         self.waiting_for = what
 
     def __repr__(self) -> str:
         return f"<Health {f'waits for {self.waiting_for}' if self._app is None else 'serves'}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP only."""
+        """Answer `/healthz`, `/readyz` and other paths. Takes HTTP requests only."""
         if self._app is not None and not self._stop.is_set():
             await self._app(scope, receive, send)
             return
@@ -49,7 +49,7 @@ class Health:
 
     @contextmanager
     def forward_to(self, app: ASGIApp) -> Iterator[None]:
-        """Pass requests to `app` until the block is left or the process is to end."""
+        """Pass requests to `app` until the block is left or `stop` is set."""
         self._app = app
         try:
             yield
@@ -59,7 +59,7 @@ class Health:
 
 @asynccontextmanager
 async def open_health(peer_settings: PeerSettings, stop: asyncio.Event) -> AsyncIterator[Health]:
-    """Answers, where there is a place for it, until the block is left. Raises BadSetting."""
+    """Answer probes on the health port, if one is set, until the block is left. Raises BadSetting."""
     health = Health(stop)
     if peer_settings.health is None:
         yield health

@@ -1,7 +1,7 @@
-"""One of several control planes leads: who holds a Lease. When it is to be taken is `leadership_policy`'s word.
+"""Elect one of several control planes as the leader: the holder of a Lease. `leadership_policy.py` decides.
 
-Who loses it has stopped before another can have it, if stopping takes less than the difference of `hold_s` and
-`lease_s`, and may stand again; who stops gives it up, so that the next one begins at once.
+A leader that loses the Lease has stopped before another can take it, if stopping takes less than `lease_s` minus
+`hold_s`. It may become a candidate again. A leader that ends releases the Lease, so that the next one leads at once.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ _LOG = logging.getLogger("kelvin.cluster")
 
 
 class LeaseStore(Protocol):
-    """Where Leases are kept. Each call ends within `dependencies.LEASE`, and is safe to cancel."""
+    """Store of Leases. Each call ends within `dependencies.LEASE` and is safe to cancel."""
 
     async def read(self, ref: Ref) -> Json | None:
-        """None where it is not there. Raises ClusterError."""
+        """Return the Lease, or None if there is none. Raises ClusterError."""
         ...
 
     async def create(self, obj: Json) -> Json:
-        """Raises ClusterError: Conflict where it is there already."""
+        """Create the Lease. Raises ClusterError, with Conflict if it exists."""
         ...
 
     async def replace(self, obj: Json) -> Json:
-        """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
+        """Replace the resource version that `obj` names. Raises ClusterError, with Conflict if there is a newer one."""
         ...
 
 
@@ -67,8 +67,8 @@ class LeaderElection:
         self._ref = Ref(*LEASE, namespace, name)
         self._terms = LeaseDurations()
         self._observed: ObservedLease | None = None
-        self._leads_until_s = 0.0  # when we lead no more, unless it is renewed
-        self._losses = 0  # soon after one another
+        self._leads_until_s = 0.0  # we lead until then, or longer after a renewal
+        self._losses = 0  # in quick succession
         self.api_failure: ApiFailure | None = None  # of the last call
 
     def __repr__(self) -> str:
@@ -76,31 +76,31 @@ class LeaderElection:
 
     @property
     def leading(self) -> bool:
-        """Whether nobody else can lead at this moment."""
+        """Whether we lead, so that no other candidate can lead at this moment."""
         return self._now() < self._leads_until_s
 
     @property
     def holder(self) -> str | None:
-        """Who leads, as far as we know; None before the first look, empty for nobody."""
+        """The leader as far as we know. None before the first read, empty if the Lease is free."""
         return None if self._observed is None else self._observed.record.holder
 
     async def win(self) -> None:
-        """Returns once this candidate leads. Who lost it soon after it was won waits longer each time."""
+        """Return once this candidate leads. After quick losses in a row it waits longer each time."""
         if self._losses:
             await self._clock.sleep(pause_s(self._losses, self._terms, self._luck()))
         waiting = await self._try_acquire()
         while not self.leading:
-            # Not all at once, and soon after the holder's time is over.
+            # Spread the candidates' calls. Try soon after the holder's time is over.
             wait_s = self._terms.retry_s * (1 + self._luck() / 5)
             if waiting is not None:
                 wait_s = min(wait_s, max(0.0, waiting.until - self._now()) + 0.2 * self._luck() + 0.001)
             await self._clock.sleep(wait_s)
             waiting = await self._try_acquire()
-        _LOG.info("%s leads", self._identity)
+        _LOG.info("%s is the leader", self._identity)
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Run `work()` to its end and keep the lead meanwhile, then give it up and return True. If the lead is lost,
-        cancel `work()` and return False. Raises what `work` raises, and what a defect in keeping the lead raises.
+        """Run `work()` to its end while renewing the Lease, then release it and return True. If the lead is lost,
+        cancel `work()` and return False. Raises what `work` raises, and any defect in renewing the Lease.
         """
         begun = self._now()
         keeping = asyncio.create_task(self._renew_until_lost(), name="keep the lease")
@@ -113,13 +113,12 @@ class LeaderElection:
                 raise defect
         if not is_ours:
             self._losses = losses_after(self._losses, self._now() - begun)
-            _LOG.warning("%s leads no more: %s", self._identity, self.api_failure or f"{self.holder} does")
+            _LOG.warning("%s lost the lead: %s", self._identity, self.api_failure or f"{self.holder} leads")
         return is_ours
 
     async def _renew_until_lost(self) -> None:
-        """Renew it until it is lost."""
         while True:
-            # Over, not on, the edge: clocks round, and would be looked at for ever without being there.
+            # Sleep at least a millisecond. Clocks round, so a sleep to the exact end could return early for ever.
             await self._clock.sleep(min(self._terms.retry_s, max(0.001, self._leads_until_s - self._now())))
             if not self.leading:
                 return
@@ -130,14 +129,12 @@ class LeaderElection:
             finally:
                 await cancel_and_wait(timer, renewal)
             if not renewal.cancelled() and renewal.result() is not None:
-                _LOG.warning("%s has the lease", self.holder)
+                _LOG.warning("%s holds the lease", self.holder)
                 self._leads_until_s = 0.0
                 return
 
     async def _try_acquire(self) -> AwaitHolder | None:
-        """Look, and take or renew it if we may: `_leads_until_s` is later then. Gives until when it is
-        another's, if it is.
-        """
+        """Read the Lease. Take or renew it if allowed, which moves `_leads_until_s`; else return AwaitHolder."""
         begun = self._now()
         try:
             found = await self._leases.read(self._ref)
@@ -148,12 +145,12 @@ class LeaderElection:
             answer = await self._write(found)
         except ClusterError as error:
             if self.api_failure is None and not isinstance(error.api_failure, Conflict):
-                _LOG.warning("the lease is not to be had: %s", error)
+                _LOG.warning("the lease can't be taken or renewed: %s", error)
             self.api_failure = error.api_failure
             return None
-        except Exception:  # a defect, or a malformed Lease: the lead expires unless a later try renews it
+        except Exception:  # a defect, or a malformed Lease: the lead expires unless a later call renews it
             PROCESS_HEALTH.errors["lease"] += 1
-            _LOG.exception("the lease could not be looked at")
+            _LOG.exception("the lease could not be read")
             return None
         self.api_failure = None
         self._observed = observe(self._observed, read(answer, self._terms), self._now())
@@ -161,53 +158,53 @@ class LeaderElection:
         return None
 
     async def _write(self, found: Json | None) -> Json:
-        at = self._at()
+        now = self._timestamp()
         if found is None:
             head = {"name": self._ref.name, "namespace": self._ref.namespace}
-            spec = acquired_spec(None, self._identity, at, self._terms)
+            spec = acquired_spec(None, self._identity, now, self._terms)
             return await self._leases.create({"apiVersion": LEASE[0], "kind": LEASE[1], "metadata": head, "spec": spec})
         return await self._leases.replace(
-            {**found, "spec": acquired_spec(found.get("spec"), self._identity, at, self._terms)}
+            {**found, "spec": acquired_spec(found.get("spec"), self._identity, now, self._terms)}
         )
 
     async def _release(self) -> None:
-        """What is ours no more is left alone; and if it can't be given up, others wait for their time."""
+        """Release the Lease if it is still ours. If that fails, the other candidates wait for its duration."""
         self._leads_until_s = 0.0
         try:
             async with asyncio.timeout(dependencies.LEASE.timeout_s):
                 found = await self._leases.read(self._ref)
                 if found is not None and read(found, self._terms).holder == self._identity:
-                    await self._leases.replace({**found, "spec": released_spec(found["spec"], self._at())})
+                    await self._leases.replace({**found, "spec": released_spec(found["spec"], self._timestamp())})
         except (ClusterError, TimeoutError) as error:
-            _LOG.info("the lease is not given up: %s", error)
+            _LOG.info("the lease could not be released: %s", error)
         except Exception:
             PROCESS_HEALTH.errors["lease"] += 1
-            _LOG.exception("the lease could not be given up")
+            _LOG.exception("the lease could not be released")
 
     def _now(self) -> float:
         return self._clock.monotonic_us() / _US
 
-    def _at(self) -> str:
-        """With microseconds: the cluster takes no other form. They are those of a clock that does not step, so that
-        each renewal changes the Lease, whatever the wall clock says.
+    def _timestamp(self) -> str:
+        """Return the wall clock time in the cluster's format. Its microseconds come from the clock that does not step,
+        so that each renewal changes the Lease even if the wall clock stands still.
         """
         return timestamp(self._clock.wall_s()).replace("Z", f".{self._clock.monotonic_us() % _US:06d}Z")
 
 
 async def _run_while_leading(work: Callable[[], Awaitable[None]], keeping: asyncio.Task[None]) -> bool:
-    """To its end, or that of `keeping`: False."""
+    """Run `work` to its end and return True. If `keeping` ends first, cancel `work` and return False."""
     try:
-        async with asyncio.timeout(None) as kept:  # which cancels this task, and tells it from who else does
+        async with asyncio.timeout(None) as leading:  # it can tell its own cancellation from any other
 
-            def over(_: object) -> None:
-                kept.reschedule(0.0)
+            def cancel_work(_: object) -> None:
+                leading.reschedule(0.0)
 
-            keeping.add_done_callback(over)
+            keeping.add_done_callback(cancel_work)
             try:
-                await work()  # not as a task of its own: whoever cancels us ends it, however often
+                await work()  # not as a task of its own: each cancellation of the caller has to reach it
             finally:
-                keeping.remove_done_callback(over)
+                keeping.remove_done_callback(cancel_work)
     except TimeoutError:
-        if not kept.expired():
+        if not leading.expired():
             raise
-    return not kept.expired()
+    return not leading.expired()

@@ -1,8 +1,8 @@
-"""Who leads, by a Lease that candidates renew in turn. Pure; asking the cluster is `lease`'s work.
+"""Decide who leads by a Lease that its holder renews. Pure; `leader_election.py` calls the cluster.
 
-As client-go's leaderelection: nobody's wall clock is believed. A candidate waits for the holder's duration from when it
-saw the Lease change for the last time, on its own clock; the holder stops leading earlier than that after the last
-renewal that it began. Times are seconds of a clock that does not step.
+Follows client-go's `leaderelection`: wall clocks of other machines are not trusted. A candidate waits for the holder's
+duration after it last saw the Lease change, on its own clock. The holder stops leading earlier than that: it counts
+from the start of its last successful renewal. Times are seconds of a clock that does not step.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from kelvin.contracts.backoff import ExponentialBackoff
 
 @dataclass(frozen=True, slots=True)
 class LeaseDurations:
-    """`lease_s`: how long others wait. `hold_s`: how long a leader leads without a renewal. `retry_s`: how often."""
+    """Other candidates wait for `lease_s`. A leader leads for `hold_s` without a renewal. Calls are `retry_s` apart."""
 
     lease_s: int = 15
     hold_s: float = 10.0
@@ -28,7 +28,7 @@ class LeaseDurations:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says. An empty holder has given it up."""
+    """Contents of a Lease. An empty holder means that the Lease was released."""
 
     holder: str
     duration_s: float
@@ -39,7 +39,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease, and since when it has been as it is, by our own clock."""
+    """A Lease, and the time on our clock since when it has not changed."""
 
     record: LeaseRecord
     since: float
@@ -47,29 +47,29 @@ class ObservedLease:
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease:
-    """It is free, or ours."""
+    """Take the Lease: it is free, expired, or ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitHolder:
-    """It is another's, until then at least."""
+    """Another candidate holds the Lease, at least until that time."""
 
     until: float
 
 
 FREE: Final = ""
-LOSS_PAUSE_MAX_S: Final = 60.0  # before one that lost it stands again
+LOSS_PAUSE_MAX_S: Final = 60.0  # longest pause before a candidate that lost the lead tries again
 
 
 def observe(before: ObservedLease | None, record: LeaseRecord | None, now: float) -> ObservedLease | None:
-    """What is known after a look. A Lease that somebody deleted counts as it was: its holder may not know of it."""
+    """Return the Lease after a read. A deleted Lease counts as unchanged: its holder may not know of the deletion."""
     if record is None:
         return before
     return before if before is not None and before.record == record else ObservedLease(record, now)
 
 
 def decide(observed: ObservedLease | None, identity: str, now: float) -> AcquireLease | AwaitHolder:
-    """Whether to write ourselves in."""
+    """Decide whether to write ourselves into the Lease."""
     if observed is None or observed.record.holder in (FREE, identity):
         return AcquireLease()
     until = observed.since + observed.record.duration_s
@@ -77,22 +77,22 @@ def decide(observed: ObservedLease | None, identity: str, now: float) -> Acquire
 
 
 def leads_until(begun: float, terms: LeaseDurations) -> float:
-    """Of a renewal that was begun then and succeeded: others may have seen it at once, not before."""
+    """Return until when a renewal begun at `begun` holds. Others saw it at that time at the earliest."""
     return begun + terms.hold_s
 
 
 def losses_after(losses: int, led_s: float) -> int:
-    """How many soon after one another, with one more, after a lead of that long."""
+    """Return the number of losses in quick succession, after one more loss that ended a lead of `led_s` seconds."""
     return 1 if led_s > LOSS_PAUSE_MAX_S else losses + 1
 
 
 def pause_s(losses: int, terms: LeaseDurations, luck: float) -> float:
-    """Return the pause before it stands again, shortened by up to half by `luck` in [0, 1)."""
+    """Return the pause before the next candidacy, shortened by up to half by `luck` in [0, 1)."""
     return ExponentialBackoff(terms.retry_s, LOSS_PAUSE_MAX_S).after(losses, luck)
 
 
 def read(obj: Mapping[str, Any], terms: LeaseDurations) -> LeaseRecord:
-    """A Lease as the cluster has it; what it does not say is as ours."""
+    """Return the contents of a Lease object. Fields that it lacks are ours."""
     spec = obj.get("spec") or {}
     return LeaseRecord(
         holder=spec.get("holderIdentity") or FREE,
@@ -103,19 +103,19 @@ def read(obj: Mapping[str, Any], terms: LeaseDurations) -> LeaseRecord:
     )
 
 
-def acquired_spec(before: Mapping[str, Any] | None, identity: str, at: str, terms: LeaseDurations) -> dict[str, Any]:
-    """The spec with which we take or renew it. `at` is the wall clock's second, for people, with any microseconds."""
+def acquired_spec(before: Mapping[str, Any] | None, identity: str, now: str, terms: LeaseDurations) -> dict[str, Any]:
+    """Return the spec that takes or renews the Lease. `now` is wall clock time for people, with any microseconds."""
     record = before or {}
     mine = record.get("holderIdentity") == identity
     return {
         "holderIdentity": identity,
         "leaseDurationSeconds": terms.lease_s,
-        "acquireTime": record.get("acquireTime", at) if mine else at,
-        "renewTime": at,
+        "acquireTime": record.get("acquireTime", now) if mine else now,
+        "renewTime": now,
         "leaseTransitions": int(record.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),
     }
 
 
-def released_spec(before: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """The spec with which we leave it to whoever comes first."""
-    return {**before, "holderIdentity": FREE, "leaseDurationSeconds": 1, "renewTime": at}
+def released_spec(before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    """Return the spec that releases the Lease, so that the next candidate takes it at once."""
+    return {**before, "holderIdentity": FREE, "leaseDurationSeconds": 1, "renewTime": now}

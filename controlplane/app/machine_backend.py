@@ -1,4 +1,4 @@
-"""The versions of one machine run as processes that are forked here, and how many there are is decided here."""
+"""Build the backend of one machine: replicas are processes forked here, and the autoscaler decides how many run."""
 
 from contextlib import AsyncExitStack
 from functools import partial
@@ -29,7 +29,7 @@ from kelvin.ipc.zygote_client import ZygoteClient
 
 
 async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> ReplicaBackend:
-    """Put the control plane of one machine together. On return living replicas are adopted and in the feed."""
+    """Build the backend of one machine. On return live replicas are adopted and in the feed."""
     settings, clock, registry, feed, tasks = (
         services.settings,
         services.clock,
@@ -46,7 +46,7 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
 
     fleet = Fleet(directory, zygote, table, clock, tasks)
     stack.push_async_callback(fleet.close)
-    await stack.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    await stack.enter_async_context(tasks)  # left before the fleet closes what the tasks use
     pool = StandbyPool(fleet, settings.sizing, Footprints(fleet, lambda: zygote.pid), settings.cores)
     register_pool_metrics(telemetry.page, pool)
     actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s, settings.term_s)

@@ -1,8 +1,9 @@
-"""Standbys of the fleet's for the jobs of a push: one that has computed for one tenant takes nothing of another, so it
-ends with its job, whatever came of that. Starts come first.
+"""Run the jobs of a push on standbys of the fleet. Starts of versions come first.
 
-Where a cluster runs the versions, a push has its engine from a zygote that shares the control plane's run directory, if
-there is one. A standby is born for each job. None is parked, because no version starts here.
+A standby that has computed for one tenant must not work for another, so it ends with its job, whatever the result.
+
+On a cluster, a push gets its engine from a zygote that shares the control plane's run directory, if there is one. A
+standby is forked for each job. None is parked, because no version starts here.
 """
 
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ NO_ENGINE: Final = OneMachineOnly(
 
 
 def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunner:
-    """Return a desk whose jobs run on standbys of this pool. Its calls raise Unavailable if no standby comes."""
+    """Return a runner whose jobs run on standbys of the pool. Its calls raise Unavailable if none comes in time."""
 
     @asynccontextmanager
     async def standby() -> AsyncIterator[RuntimeProcess]:
@@ -53,7 +54,7 @@ def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunner:
 
 
 class ZygotePushJobs:
-    """Jobs, as long as there is a zygote: `socket` is its own. One that is just starting is waited for."""
+    """Push jobs, while there is a zygote. `socket` is the zygote's. Waits for a zygote that is just starting."""
 
     def __init__(self, socket: Path, desk: PushJobs, clock: Clock) -> None:
         self._socket = socket
@@ -64,12 +65,12 @@ class ZygotePushJobs:
         return f"<ZygotePushJobs {self._desk!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """See `JobRunner`. Raises Refused(OneMachineOnly) without a zygote."""
+        """Run a gate job. Raises as `JobRunner.gate`, and Refused(OneMachineOnly) without a zygote."""
         await self._wait_for_zygote()
         return await self._desk.gate(job)
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """See `JobRunner`. Raises Refused(OneMachineOnly) without a zygote."""
+        """Run a seal job. Raises as `JobRunner.seal`, and Refused(OneMachineOnly) without a zygote."""
         await self._wait_for_zygote()
         return await self._desk.seal(job)
 
@@ -82,12 +83,12 @@ class ZygotePushJobs:
 
 
 async def build_zygote_push_jobs(stack: AsyncExitStack, services: ControlPlaneServices) -> ZygotePushJobs:
-    """Enters the installation's tasks. Standbys that an earlier control plane left are ended by and by."""
+    """Build the push jobs and enter the installation's tasks. A loop ends standbys of an earlier control plane."""
     settings, clock, tasks = services.settings, services.clock, services.tasks
     zygote = ZygoteClient(services.directory)
     fleet = Fleet(services.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
     stack.push_async_callback(fleet.close)
-    await stack.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    await stack.enter_async_context(tasks)  # left before the fleet closes what the tasks use
     pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
     device = CpuShare(settings.cores, settings.threads_cap, settings.kv_bytes)
     actuator = LocalActuator(fleet, pool, services.feed, device, settings.drain_s, settings.term_s)

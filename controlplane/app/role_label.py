@@ -1,7 +1,7 @@
 """Show in the label `kelvin.dev/role` which of the control plane's pods leads.
 
 The control plane's Service selects `kelvin.dev/role=leader`, so requests reach the leader while every follower is
-Ready. Who leads is decided by the Lease alone (`lease`); the label follows it.
+Ready. The Lease alone decides who leads (`leader_election.py`); the label follows it.
 """
 
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
-LABEL_POLL_S: Final = 5.0  # how often the leader looks for labels that others wrote
+LABEL_POLL_S: Final = 5.0  # interval at which the leader looks for other pods with its label
 BACKOFF: Final = ExponentialBackoff(0.5, 10.0)
 
 log = logging.getLogger("kelvin.cluster")
@@ -83,7 +83,7 @@ class RoleLabel:
         log.info("pod %s is labelled %s=%s", pod, ROLE, role)
 
     async def _try_to(self, write: Callable[[], Awaitable[None]]) -> bool:
-        """Return whether the write succeeded."""
+        """Run the write. Return whether it succeeded."""
         try:
             await write()
         except ClusterError as error:

@@ -1,4 +1,4 @@
-"""The control plane's settings: the only file of the package that reads the environment."""
+"""Read the control plane's settings. No other file of the package reads the environment."""
 
 import os
 from collections.abc import Mapping
@@ -20,26 +20,26 @@ LISTEN: Final = "KELVIN_CONTROL_LISTEN"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one control plane decides by."""
+    """Settings of one control plane."""
 
     data: Path
     lifeline_fd: int | None
-    standbys: int  # the least; 0: none at all
+    standbys: int  # minimum; 0: no standbys at all
     device_slots: int
     cores: int
     threads_cap: int
     kv_bytes: int
-    drain_s: float  # of a replica that is scaled down
+    drain_s: float  # for a replica that is scaled down
     price_book: Path | None
-    runtime_drain_s: float = 30.0  # of a runtime that is told to end
-    memory_price: float = 1.0  # micro-units of currency for a GiB of host memory a second
+    runtime_drain_s: float = 30.0  # for a runtime after SIGTERM
+    memory_price: float = 1.0  # micro-units of currency per GiB of host memory and second
     standby_target: float = 0.99
     standby_share: float = 0.15
     standby_bytes: int = 1 << 30
     backup: Path | None = None
     backup_s: float = 240.0
     backup_days: int = 30
-    filters: bool = False  # whether their process runs
+    filters: bool = False  # whether the filter process runs
     postgres: PostgresUrl | None = None
     telemetry: TelemetrySettings = NO_TRACES
     peer_settings: PeerSettings = LOCAL_ONLY
@@ -47,33 +47,33 @@ class Settings:
 
     @property
     def run(self) -> Path:
-        """Where the sockets are."""
+        """The directory of the sockets."""
         return self.data / "run"
 
     @property
     def database(self) -> Path | PostgresUrl:
-        """The SQLite file, or where PostgreSQL is."""
+        """The SQLite file, or the URL of PostgreSQL."""
         return self.data / "kelvin.db" if self.postgres is None else self.postgres
 
     @property
     def spools(self) -> Path:
-        """Where records wait for the ledger."""
+        """The directory in which usage records wait for the ledger."""
         return self.data / "spool"
 
     @property
     def term_s(self) -> float:
-        """Seconds that a runtime has after SIGTERM: it drains once more, then writes its last records."""
+        """Seconds that a runtime has after SIGTERM: the drain time, then time to write its last records."""
         return self.runtime_drain_s + 10.0
 
     @property
     def sizing(self) -> PoolSizing:
-        """Of the pool of standbys. Each takes a device slot in the end: more of them than slots are of no use."""
+        """Sizing of the standby pool. More standbys than device slots are of no use, since each start takes a slot."""
         most = max(self.standbys, self.device_slots)
         return PoolSizing(self.standbys, most, self.standby_target, self.standby_share, self.standby_bytes)
 
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
-    """Raises BadSetting naming variable, value and rule."""
+    """Read all settings. Raises BadSetting with variable, value and rule."""
     lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     return Settings(
         data=Path(setting_parser.text(env, "KELVIN_DATA")).absolute(),
@@ -102,7 +102,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
 
 
 def _postgres(env: Mapping[str, str]) -> PostgresUrl | None:
-    """No error shows more of a URL than its beginning."""
+    """Return the URL of PostgreSQL. Errors show only the URL's scheme, because the rest may hold a password."""
     url, file = env.get("KELVIN_DATABASE"), env.get("KELVIN_DATABASE_PASSWORD_FILE")
     if not url:
         return None

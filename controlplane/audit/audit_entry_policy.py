@@ -1,8 +1,8 @@
-"""The audit trail: what was done, for how long that is kept, and the chain that it hangs in.
+"""Define audit entries, how long they are kept, and how a chain of them is verified. Pure.
 
-A tenant's entries are numbered and chained. A digest stands for what an entry says, and the chain is over the digests,
-with what stays of each: so an entry's words can go, and the chain still shows that it was there and when. The words
-have a random salt with them, as a digest of few words could be guessed.
+A tenant's entries are numbered and chained. An entry's body has a digest, and the chain covers the digests and the
+fields that are never deleted. So a body can expire, and the chain still shows that the entry existed and when. Each
+body has a random salt, because a digest of few words could be guessed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ MAX_DAYS: Final = 36_500
 
 
 class AuditAction(StrEnum):
-    """What was done. The word before the point says in which window it is kept."""
+    """Actions that are recorded. The word before the dot decides in which retention window an entry falls."""
 
     TENANT_CREATED = "tenant.created"
     TENANT_SUSPENDED = "tenant.suspended"
@@ -55,14 +55,14 @@ class AuditAction(StrEnum):
 
 
 class AuditWindow(StrEnum):
-    """For how long what is said is kept, by what it is about."""
+    """Retention windows: how long bodies are kept, by the subject of the entries."""
 
-    ACCESS = "access"  # who looked at what, request by request: the only one that can be zero
+    ACCESS = "access"  # reads of a tenant's data, one entry per request: the only window that can be zero
     KEYS = "keys"
     MODELS = "models"
     TENANTS = "tenants"
     BILLING = "billing"
-    TRAIL = "trail"  # what was done to the trail itself: for ever, as the rest is judged by it
+    TRAIL = "trail"  # changes of the audit log itself: kept for ever, because they explain missing bodies
 
 
 DEFAULT_DAYS: Final[Mapping[AuditWindow, int]] = {
@@ -77,18 +77,18 @@ _WINDOWS: Final = {
 
 
 def window_of(action: str) -> AuditWindow:
-    """Raises KeyError for what is no action."""
+    """Return the window of an action. Raises KeyError for an unknown action."""
     return _WINDOWS[action.partition(".")[0]]
 
 
 def min_days(window: AuditWindow) -> int:
-    """What a window can be set to at least."""
+    """Return the smallest number of days that the window can be set to."""
     return 0 if window is AuditWindow.ACCESS else 1
 
 
 @dataclass(frozen=True, slots=True)
 class EntryBody:
-    """What an entry says, and what goes when it expires."""
+    """The part of an entry that is deleted when it expires."""
 
     actor_tenant: str
     actor: str
@@ -100,14 +100,14 @@ class EntryBody:
     salt: str
 
     def digest(self) -> str:
-        """SHA-256 of its canonical bytes, in hexadecimal digits."""
+        """Return the SHA-256 of the body's canonical bytes, in hexadecimal digits."""
         fields = [getattr(self, name) for name in self.__dataclass_fields__]
         return hashlib.sha256(msgspec.json.encode([AUDIT, *fields])).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A link of a tenant's chain. `body` is None where it expired."""
+    """A link of a tenant's chain. `body` is None if it has expired."""
 
     link: int
     at_s: int
@@ -119,16 +119,16 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChainCheck:
-    """A chain that was read: how many links hold, the last one's digest, and what is wrong behind it, if anything."""
+    """Result of reading a chain: how many links hold, the last one's digest, and the first difference after it."""
 
     links: int
     chain: str
-    expired: int  # of the links, whose words are gone
+    expired: int  # links whose body has expired
     difference: str | None
 
 
 def chained_values(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...]:
-    """Return what the chain covers of an entry: what stays of it when its words go."""
+    """Return the fields of an entry that the chain covers. They stay when its body expires."""
     return link, at_s, window, digest
 
 
@@ -140,9 +140,8 @@ def verify(
 ) -> ChainCheck:
     """Read a chain in the order of its links, up to the first difference.
 
-    A text in `entries` stands for an entry that can't be read, and says why. `written` is the chain's end as kept
-    beside it. `expired_before_s` has for each window the second before which entries were let go, as entries of this
-    chain say.
+    A text in `entries` stands for an entry that can't be read, and says why. `written` is the stored end of the chain.
+    `expired_before_s` has, for each window, the second before which bodies expired according to entries of this chain.
     """
     start = genesis(AUDIT, tenant)
     chain, expired = ChainReader(start), 0
@@ -163,23 +162,23 @@ def verify(
 
 def _body_problem(entry: AuditEntry, expired_before_s: Mapping[str, int]) -> str | None:
     if entry.body is not None and entry.body.digest() != entry.digest:
-        return f"link {entry.link} ({entry.body.action}): what it says is not what was written"
+        return f"link {entry.link} ({entry.body.action}): its body is not what was written"
     if entry.body is None and not _is_before(entry.at_s, expired_before_s.get(entry.window, 0)):
-        return f"link {entry.link}: its words are gone, and nothing says that they expired"
+        return f"link {entry.link}: its body is gone, and no entry says that it expired"
     return None
 
 
 def _is_before(at_s: object, end_s: int) -> bool:
-    """Return whether an entry's time is before that. SQLite keeps a text in a column of numbers, too."""
+    """Return whether the entry's time is before `end_s`. SQLite may hold a text in a column of numbers."""
     return isinstance(at_s, int) and at_s < end_s
 
 
 def changed_fields(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
-    """The fields that changed, with what they were and are."""
+    """Return the fields that changed, each with its old and its new value."""
     names = sorted(before.keys() | after.keys())
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def made(**fields: Value) -> dict[str, tuple[Value, Value]]:
-    """Of something new: what it has, without what it lacks."""
+    """Return the fields of something new, without empty ones, as changes from None."""
     return {name: (None, value) for name, value in fields.items() if value not in (None, (), {})}

@@ -1,4 +1,4 @@
-"""The audit as its routes and its clock use it: notes what has no row of its own, expires, and sets windows."""
+"""The audit log as routes and loops use it: record entries that belong to no row, set windows, expire old bodies."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ RETRY_S: Final = 60.0
 
 
 class AuditLog:
-    """Over the database. What changes a row records itself, in that row's transaction."""
+    """The audit log in the database. Changes of rows are not recorded here but in the row's own transaction."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -57,7 +57,7 @@ class AuditLog:
         changed: Changed | None = None,
         detail: str = "",
     ) -> None:
-        """Durable on return; call it before what is noted is done, and only where that is not refused any more."""
+        """Record an entry; durable on return. Call it before the action, once the action can't be refused any more."""
         now_s = self._clock.wall_s()
         await self._database.write(
             lambda connection: record(connection, by, now_s, tenant, action, subject, detail, changed)
@@ -67,8 +67,8 @@ class AuditLog:
     async def record_around(
         self, by: Actor, tenant: str, action: AuditAction, subject: str, changed: Changed
     ) -> AsyncIterator[None]:
-        """Around what somebody else does, or refuses: noted before it is asked for, so that nothing is done that is
-        not here; and where it is refused, a second entry says so, by the failure's code.
+        """Record an action of another service that may refuse it. The entry is written first, so that nothing happens
+        unrecorded. If the block raises Refused, a second entry has the failure's code.
         """
         await self.add_entry(by, tenant, action, subject, changed)
         try:
@@ -78,7 +78,7 @@ class AuditLog:
             raise
 
     async def record_access(self, by: Actor, tenant: str, action: AuditAction) -> None:
-        """An operator reads what is another tenant's: that tenant's to know."""
+        """Record in the tenant's chain that an operator read its data. Does nothing for the reader's own tenant."""
         if by.tenant != tenant and tenant:
             now_s = self._clock.wall_s()
 
@@ -89,11 +89,11 @@ class AuditLog:
             await self._database.write(write)
 
     async def events(self, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
-        """As `audit.events`."""
+        """Return the tenant's latest entries. See `audit_rows.events`."""
         return await self._database.read(lambda connection: events(connection, tenant, reader, limit, before))
 
     async def windows(self, tenant: str) -> AuditWindows:
-        """Raises Refused(NotFound)."""
+        """Return the tenant's retention windows. Raises Refused(NotFound)."""
 
         def read(connection: Connection) -> AuditWindows:
             if tenant:
@@ -103,7 +103,7 @@ class AuditLog:
         return await self._database.read(read)
 
     async def keep(self, by: Actor, tenant: str, days: dict[str, int | None]) -> AuditWindows:
-        """Set them; what is over then goes with the next expiry. Raises Refused: NotFound, InvalidRequest."""
+        """Set retention windows. The next expiry empties older bodies. Raises Refused: NotFound, InvalidRequest."""
         now_s = self._clock.wall_s()
 
         def write(connection: Connection) -> AuditWindows:
@@ -119,11 +119,11 @@ class AuditLog:
         return await self._database.write(write)
 
     async def expire(self, by: Actor = INSTALLATION_ACTOR, tenant: str | None = None) -> dict[str, int]:
-        """Empty expired entries of one tenant, or of all, each tenant in a transaction of its own. Their digests stay.
-        Return how many were emptied, by tenant, without zeros.
+        """Empty expired entries of one tenant, or of all, with one transaction per tenant. Their digests stay. Return
+        how many were emptied, by tenant, without zeros.
 
-        An unexpected error of one tenant does not stop the others if all are expired. Raises Refused: NotFound for a
-        tenant that never was.
+        If all are expired, an unexpected error of one tenant does not stop the others. Raises Refused(NotFound) for a
+        tenant that never existed.
         """
         if tenant and not await self._database.read(lambda connection: _is_known(connection, tenant)):
             raise Refused(NotFound("tenant", tenant[:63]))
@@ -148,7 +148,7 @@ class AuditLog:
         return found
 
     async def record_prices(self, book: PriceBook) -> None:
-        """What the installation charges from now on, where it is not what it charged."""
+        """Record the installation's price book if it differs from the last recorded one."""
         digest = sha256(json.encode(book, order="deterministic")).hexdigest()[:16]
         c, now_s = schema.audit.c, self._clock.wall_s()
         query = (
@@ -166,27 +166,27 @@ class AuditLog:
         await self._database.write(write)
 
     async def run(self) -> None:
-        """Expire every hour. Ends by being cancelled.
+        """Expire old bodies every hour, until cancelled.
 
-        What is let go is gone. So the first time is after an hour, as is the next one after a step of the clock: it may
-        be wrong until it is set.
+        An expired body can't be brought back, and the clock may be wrong until it is set. So the first expiry comes
+        after an hour, and after a step of the clock the next one does, too.
         """
         steps, wait_s = ClockStepDetector(self._clock), EXPIRY_INTERVAL_S
         while True:
             await self._clock.sleep(wait_s)
             wait_s = EXPIRY_INTERVAL_S
             if by_us := steps.stepped_us():
-                log.warning("the clock stepped; nothing of the audit expires for an hour", extra={"by_us": by_us})
+                log.warning("the clock stepped; no audit entry expires for an hour", extra={"by_us": by_us})
                 continue
             try:
                 await self.expire()
             except Refused as refused:  # a full disk, a lock that another process holds
-                log.error("the audit's old entries are still there", extra={"error": str(refused)})
+                log.error("old audit entries could not expire", extra={"error": str(refused)})
                 wait_s = RETRY_S
 
 
 def _is_known(connection: Connection, tenant: str) -> bool:
-    """Return whether there is such a tenant, or was one."""
+    """Return whether the tenant exists or existed."""
     query = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == tenant)
     return connection.execute(query).first() is not None
 

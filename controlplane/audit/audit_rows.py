@@ -1,9 +1,9 @@
-"""The audit: who changed what of a tenant or of the installation, by which request, and when.
+"""Audit entries as rows: who changed what of a tenant or of the installation, by which request, and when.
 
-Entries are added in the change's own transaction, by `record` alone; the database takes none back and changes none.
-When an entry's window is over its words go: its digest stays, and with it the chain. That they go is an entry itself,
-written first: the database refuses to empty an entry that none of these covers, and `verify_audit` finds one that was
-emptied without. What is the installation's own is the tenant's "".
+`record` adds entries in the change's own transaction. The database refuses to delete or change them. When an entry's
+window is over, its body is emptied; its digest stays, and so does the chain. An expiry is recorded as an entry first.
+The database refuses to empty an entry that no such record covers, and `verify_audit` reports one that was emptied
+without. Entries of the installation itself have the tenant "".
 """
 
 import secrets
@@ -40,28 +40,28 @@ from kelvin.contracts.serving.control_messages import Principal, Scope, scope_al
 from kelvin.contracts.wire import BadJson, Decoder, Wire, decoder
 from kelvin.ipc.principal import require_scope
 
-ALL_TENANTS: Final = "*"  # no tenant's name
+ALL_TENANTS: Final = "*"  # not a valid tenant name
 _BODY_FIELDS: Final = tuple(EntryBody.__dataclass_fields__)
 _ROWS: Final = 2_000
 
 
 class Actor(Principal, frozen=True, omit_defaults=True):
-    """Who asks for a change, and the id of that request."""
+    """The caller who asks for a change, and the id of that request."""
 
     request_id: str = ""
 
 
-INSTALLATION_ACTOR: Final = Actor(key_id="", tenant="", scopes=())  # what no key asked for
+INSTALLATION_ACTOR: Final = Actor(key_id="", tenant="", scopes=())  # for changes that no key asked for
 
 
 class ActorOf:
-    """A dependency of every route that changes something: the caller, whose key must allow `scope`."""
+    """FastAPI dependency of every route that changes something: the caller, whose key must allow `scope`."""
 
     def __init__(self, scope: Scope) -> None:
         self._holder = require_scope(scope)
 
     def __call__(self, request: Request) -> Actor:
-        """Raises as `require_scope`."""
+        """Return the caller. Raises as `require_scope`."""
         who = self._holder(request)
         return Actor(
             key_id=who.key_id,
@@ -73,7 +73,7 @@ class ActorOf:
 
 
 class Event(Wire, frozen=True):
-    """One entry, as it is told. `actor` is the id of the key that asked, or what that is to the reader."""
+    """One entry as the API shows it. `actor` is the id of the key that asked, or "operator" or "installation"."""
 
     sequence: int
     at_s: int
@@ -87,7 +87,7 @@ class Event(Wire, frozen=True):
     window: str
     link: int  # its number in the tenant's chain
     chain: str
-    expired: bool  # its words are gone; a digest is left
+    expired: bool  # its body is gone; only the digest is left
 
 
 def record(
@@ -100,8 +100,8 @@ def record(
     detail: str = "",
     changed: Changed | None = None,
 ) -> None:
-    """Add an entry to the tenant's chain; it stands or falls with the transaction. What is kept for no time is not
-    written. Never give it a secret, nor anything of a request to a model.
+    """Add an entry to the tenant's chain, as part of the transaction. An access entry is not written if its window is 0
+    days. Never pass a secret, or anything of a request to a model.
     """
     window = window_of(action)
     if window is AuditWindow.ACCESS and window_days(connection, tenant)[window] == 0:
@@ -134,10 +134,10 @@ def record(
 
 
 def events(connection: Connection, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
-    """The tenant's latest entries before a sequence number, the newest first.
+    """Return the tenant's latest entries before a sequence number, the newest first.
 
-    Keys and requests of another tenant than the reader's are named to operators alone. Raises Refused(Conflict) if an
-    entry can't be read.
+    Only operators see which key and request of another tenant than the reader's made a change. Raises Refused(Conflict)
+    if an entry can't be read.
     """
     table = schema.audit
     wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
@@ -177,7 +177,8 @@ def _actor(key_id: str, *, named: bool) -> str:
 
 
 def window_days(connection: Connection, tenant: str) -> dict[AuditWindow, int]:
-    """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours.
+    """Return for how many days bodies are kept, by window: the tenant's setting, else the installation's, else the
+    default.
 
     Windows of a newer program are left out.
     """
@@ -190,8 +191,8 @@ def window_days(connection: Connection, tenant: str) -> dict[AuditWindow, int]:
 
 
 def set_window_days(connection: Connection, tenant: str, days: dict[str, int | None]) -> None:
-    """Set windows of a tenant, or (as "") of every tenant without. None is the installation's again (of the
-    installation: ours). Raises Refused(InvalidRequest).
+    """Set windows of a tenant, or with "" those of all tenants that have no setting. None removes the setting. Raises
+    Refused(InvalidRequest).
     """
     table = schema.audit_windows
     for name, value in days.items():
@@ -207,7 +208,7 @@ def set_window_days(connection: Connection, tenant: str, days: dict[str, int | N
 
 
 def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
-    """Empty the tenant's entries that are older than their window. Return how many."""
+    """Empty the tenant's entries that are older than their window. Return their number."""
     return sum(
         _expire(connection, by, tenant, window, days, now_s) for window, days in window_days(connection, tenant).items()
     )
@@ -224,14 +225,14 @@ def _expire(connection: Connection, by: Actor, tenant: str, window: AuditWindow,
     )
     count = int(connection.execute(select(func.count()).select_from(table).where(*old)).scalar_one())
     if count:
-        told = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
-        record(connection, by, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=told)
+        changed = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
+        record(connection, by, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=changed)
         connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_BODY_FIELDS, "")))
     return count
 
 
 def audited_tenants(connection: Connection) -> list[str]:
-    """Return every tenant of which there is a trail, deleted ones and the installation's own ("") included."""
+    """Return every tenant with audit entries, deleted ones and the installation's own ("") included."""
     names = (distinct_texts(connection, table.c.tenant) for table in (schema.audit, schema.audit_chains))
     return sorted({tenant for each in names for tenant in each})
 
@@ -247,7 +248,7 @@ def count_entries(connection: Connection, tenant: str) -> int:
 
 
 def verify_audit(connection: Connection, tenant: str, on_progress: OnProgress = lambda rows: None) -> AuditReport:
-    """Recompute the tenant's chain, or every one that there is, from its rows."""
+    """Recompute from its rows the chain of the tenant, or every chain."""
     tenants = audited_tenants(connection) if tenant == ALL_TENANTS else [tenant]
     found = tuple(verify_chain(connection, each, on_progress) for each in tenants)
     return AuditReport(sound=all(each.difference is None for each in found), chains=found)
@@ -271,8 +272,8 @@ def verify_chain(connection: Connection, tenant: str, on_progress: OnProgress = 
 
 
 def _expired_before_s(connection: Connection, tenant: str) -> dict[str, int]:
-    """Return by window before which second entries were let go. An entry that was forged may say anything: one that
-    can't be read lets nothing go, and its link says that it was changed.
+    """Return, by window, the second before which bodies expired. A forged record may say anything: an unreadable one is
+    left out, and verifying the chain reports its link.
     """
     c = schema.audit.c
     query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(AuditAction.AUDIT_EXPIRED))

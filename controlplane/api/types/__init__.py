@@ -1,5 +1,4 @@
-"""What bodies of the admin API hold, as types. The routes that send them are in `api/`; rendering is the command
-line's.
+"""Define the bodies of the admin API. The routes are in `api/`; the command line renders the answers.
 
 Begin with `admin_types.py`.
 """

@@ -1,4 +1,4 @@
-"""What the routes of tenants and keys take and answer. Rendering is the command line's."""
+"""Define the bodies of the routes of tenants and keys. The command line renders them."""
 
 from typing import Annotated
 
@@ -20,35 +20,35 @@ class NewTenant(Wire, frozen=True):
 
 
 class StatedLimits(TenantLimits, frozen=True, omit_defaults=False):
-    """All of a tenant's limits: null is the installation's setting."""
+    """All of a tenant's limits. Null means the installation's setting."""
 
 
 class TenantStatus(Wire, frozen=True):
-    """A tenant, its state and how much it has."""
+    """A tenant, its state, and how many models and keys it has."""
 
     tenant: str
     state: str  # "active" or "suspended"
     created_at_s: int
     models: int
-    keys: int  # good ones
+    keys: int  # active ones
     limits: StatedLimits
 
 
 SetLimits = patch_of(
     TenantLimits,
     "SetLimits",
-    "Body of `PUT /admin/v1/tenants/T/limits`: what is not given stays, null is the installation's setting.",
+    "Body of `PUT /admin/v1/tenants/T/limits`. Omitted limits stay. Null means the installation's setting.",
 )
 
 
 class Tenants(Wire, frozen=True):
-    """`GET /admin/v1/tenants`."""
+    """Answer of `GET /admin/v1/tenants`."""
 
     tenants: tuple[TenantStatus, ...]
 
 
 class NewKey(Wire, frozen=True):
-    """Body of `POST /admin/v1/keys`. Without `models` all may be called; without `expires_in_s` it stays good."""
+    """Body of `POST /admin/v1/keys`. Without `models` the key may call all; without `expires_in_s` it never expires."""
 
     name: str
     scopes: tuple[Scope, ...]
@@ -57,7 +57,7 @@ class NewKey(Wire, frozen=True):
 
 
 class Rotate(Wire, frozen=True):
-    """Body of `POST /admin/v1/keys/ID/rotate`: for how long the old one stays good."""
+    """Body of `POST /admin/v1/keys/ID/rotate`: for how many seconds the old key stays valid."""
 
     overlap_s: OverlapS
 
@@ -79,13 +79,13 @@ class KeyStatus(Wire, frozen=True):
 
 
 class Keys(Wire, frozen=True):
-    """`GET /admin/v1/keys`."""
+    """Answer of `GET /admin/v1/keys`."""
 
     keys: tuple[KeyStatus, ...]
 
 
 class MadeKey(Wire, frozen=True):
-    """A new key; `secret` is its text, told this once. `old` is the key that it follows."""
+    """A new key. `secret` is its text and is shown only once. `old` is the key that it replaces."""
 
     key: KeyStatus
     secret: str
@@ -93,7 +93,7 @@ class MadeKey(Wire, frozen=True):
 
 
 class RevokedKey(Wire, frozen=True):
-    """`told`: every activator that follows the feed was told before this was said."""
+    """A revoked key. `told`: every activator that follows the feed knew of it before this answer."""
 
     key: KeyStatus
     told: bool

@@ -1,4 +1,4 @@
-"""What the admin API answers with, and what it takes. Rendering is the command line's."""
+"""Define the bodies of the admin API's routes of models and status. The command line renders them."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ from kelvin.process.exit_log import ProcessExits
 
 
 class Deploy(Wire, frozen=True):
-    """Body of `POST /admin/v1/models/M/deploy`: 12 or more hex digits of the version."""
+    """Body of `POST /admin/v1/models/M/deploy`. `version` is 12 or more hex digits of the version."""
 
     version: str
 
@@ -28,8 +28,9 @@ class Deployed(Wire, frozen=True):
 
 
 class Split(Wire, frozen=True):
-    """Body of `PUT /admin/v1/models/M/split`, by 12 or more hex digits of each version, and its answer, by all of them:
-    the versions that share what is asked of `prod`, by weight. Empty: it has all.
+    """Body of `PUT /admin/v1/models/M/split`, and its answer: the versions that share requests to `prod`, by weight.
+
+    The body names each version by 12 or more hex digits, the answer by all digits. Empty: `prod` gets all requests.
     """
 
     weights: Annotated[dict[str, Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=16)]
@@ -43,17 +44,18 @@ class Deleted(Wire, frozen=True):
 
 
 class DeletedModel(Wire, frozen=True):
-    """The model that is gone, and the versions that it had."""
+    """The deleted model, and the versions that it had."""
 
     model: str
     versions: tuple[str, ...]
 
 
 class Renewal(Wire, frozen=True):
-    """An order to replace all replicas of a model: the last one since the control plane began, else `none`.
+    """An order to replace all replicas of a model: the last one since the control plane started, else `none`.
 
-    `replicas` were there when it came, `replaced` are gone, each after another one served in its place, but for those
-    that slept or were no longer wanted. `reason` is why it failed: who was not replaced serves on.
+    `replicas` is how many there were when the order came, `replaced` how many of them are gone. Each was replaced after
+    a new one served, except sleeping and surplus ones. `reason` tells why the order failed; replicas not replaced serve
+    on.
     """
 
     order: str
@@ -68,13 +70,13 @@ class ReplicaStatus(Wire, frozen=True):
 
     runtime_id: str
     pid: int
-    state: str  # as in policy/replica_life
+    state: str  # as in controlplane/scaling/policy/replica_lifecycle.py
     device_class: str
     max_streams: int
 
 
 class RestoreStatus(Wire, frozen=True):
-    """How the last restore went: its spans in microseconds after it was asked for, or why it failed."""
+    """Result of the last restore: its stages in microseconds since the request for it, or why it failed."""
 
     spans: tuple[StageSpan, ...]
     failure_code: str | None = None
@@ -82,7 +84,7 @@ class RestoreStatus(Wire, frozen=True):
 
 
 class ReplicaDeath(Wire, frozen=True):
-    """A replica that ended although nobody had told it to. `exit_status` is as in `Popen.returncode`."""
+    """A replica that ended without an order to end. `exit_status` is as in `Popen.returncode`."""
 
     runtime_id: str
     at_s: int  # Unix time
@@ -90,7 +92,7 @@ class ReplicaDeath(Wire, frozen=True):
 
 
 class VersionStatus(Wire, frozen=True):
-    """A version and what runs of it."""
+    """A version and its replicas."""
 
     version: str
     aliases: tuple[str, ...]
@@ -104,13 +106,13 @@ class VersionStatus(Wire, frozen=True):
     kv_bytes_per_token: int
     replicas: tuple[ReplicaStatus, ...]
     last_restore: RestoreStatus | None
-    start_problem: StartProblem | None = None  # why no replica comes, where one is wanted
+    start_problem: StartProblem | None = None  # why no replica starts although one is wanted
     last_death: ReplicaDeath | None = None  # since the control plane started
     image_behind: ImageBehind | None = None
 
 
 class ModelStatus(Wire, frozen=True):
-    """A model; `version`, `state` and `last_restore` are those of its alias `prod`."""
+    """A model. `version`, `state` and `last_restore` are those of its alias `prod`."""
 
     model: str
     aliases: dict[str, str]
@@ -122,14 +124,14 @@ class ModelStatus(Wire, frozen=True):
     last_restore: RestoreStatus | None
     versions: tuple[VersionStatus, ...]
     grantees: tuple[str, ...]  # other tenants that may call it
-    split: dict[str, int]  # versions that share what is asked of `prod`, by weight
-    ladder: tuple[DegradationStep, ...]  # what it gives up before it refuses
-    plan_ladders: dict[str, tuple[DegradationStep, ...]]  # in its place, by the plan of who asks
-    meanwhile: dict[str, str]  # version that was only just named -> the one before it, which answers what it can't yet
+    split: dict[str, int]  # versions that share requests to `prod`, by weight
+    ladder: tuple[DegradationStep, ...]  # degradation steps, tried before a request is refused
+    plan_ladders: dict[str, tuple[DegradationStep, ...]]  # by the caller's plan, instead of `ladder`
+    meanwhile: dict[str, str]  # newly named version -> its predecessor, which answers until the new one can
 
 
 class ModelGrant(Wire, frozen=True):
-    """A tenant's model, and another tenant that may call it. `told`: every activator that follows the feed knows."""
+    """A tenant's model and another tenant that may call it. `told`: every activator that follows the feed knows it."""
 
     owner: str
     model: str
@@ -138,31 +140,31 @@ class ModelGrant(Wire, frozen=True):
 
 
 class ModelGrants(Wire, frozen=True):
-    """`GET /admin/v1/grants`: what the tenant gave, and what it was given."""
+    """Answer of `GET /admin/v1/grants`: grants that the tenant gave, and grants that it has."""
 
     given: tuple[ModelGrant, ...]
     had: tuple[ModelGrant, ...]
 
 
 class Models(Wire, frozen=True):
-    """`GET /admin/v1/models`."""
+    """Answer of `GET /admin/v1/models`."""
 
     models: tuple[ModelStatus, ...]
 
 
 class ProcessStatus(Wire, frozen=True):
-    """A process of the installation: whether it answers, and whether it can do its work."""
+    """A process of the installation: whether it answers, and whether it is ready to work."""
 
     name: str
     healthy: bool
     ready: bool
-    exits: int = 0  # how often it ended since the installation began
+    exits: int = 0  # since the installation started
     last_exit_at_s: int | None = None  # Unix time
     last_exit: str | None = None  # such as `killed by signal 9: it did not answer for 18 s`
 
 
 class Memory(Wire, frozen=True):
-    """What processes take, in bytes: `pss` with their part of what they share, `private` what is theirs alone."""
+    """Memory of processes in bytes. `pss` includes their share of shared pages, `private` excludes shared pages."""
 
     pss: int
     private: int
@@ -173,22 +175,22 @@ class PoolStatus(Wire, frozen=True):
 
     device: str
     wanted: int
-    why: str  # off, least, rate, bursts, share; or the bound that cut it: most, budget
-    kept: int  # follows `wanted`, down with a delay
+    why: str  # off, least, rate, bursts, share; or the limit that capped it: most, budget
+    kept: int  # follows `wanted`; goes down with a delay
     parked: int
     forking: int
     target: float
-    probability: float  # that the next start finds one, with as many as are wanted
+    probability: float  # that the next start finds a parked standby if `wanted` are parked
     starts_per_s: float  # jobs included
     replaced_in_s: float
-    hits: int  # starts that found one, since the control plane began
+    hits: int  # starts that found a parked standby, since the control plane started
     misses: int
     memory: Memory
-    budget_bytes: int  # for their private memory
+    budget_bytes: int  # limit of their private memory
 
 
 class DeviceStatus(Wire, frozen=True):
-    """Device slots and parked standbys of this machine. Zygote and standbys are the platform's cost, no tenant's."""
+    """Device slots and standbys of this machine. The platform pays for zygote and standbys, no tenant does."""
 
     slots: int
     held: int
@@ -198,7 +200,7 @@ class DeviceStatus(Wire, frozen=True):
 
 
 class CacheDamage(msgspec.Struct, frozen=True):
-    """A chunk in memory that was found wrong, and the processes that have it mapped."""
+    """A damaged chunk in memory, and the processes that have it mapped."""
 
     tenant: str
     chunk: str
@@ -206,10 +208,12 @@ class CacheDamage(msgspec.Struct, frozen=True):
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
-    """What the weight cache found faulty since it started, of all that it says of itself: by tier and kind; healed by
-    the tier that had a good copy, refused by the failure's code. Unverified: loads of versions without a trusted
-    signature, where one is asked for. Chunks that were hashed anew by tier, passes over all of them, and the wrong ones
-    in memory that living processes have mapped.
+    """Faults that the weight cache has found since it started.
+
+    Faults of chunks, manifests and attestations are counted by tier and kind. `healed_*` are counted by the tier that
+    had a good copy, `refused_chunks` by the failure's code. `unverified_versions`: loads without a trusted signature
+    while one is required. `examined_chunks` were hashed again, by tier, in `sweeps` passes over all of them. `damaged`:
+    wrong chunks in memory that live processes have mapped.
     """
 
     chunk_faults: dict[str, dict[str, int]]
@@ -225,7 +229,7 @@ class CacheStatus(msgspec.Struct, frozen=True):
 
 
 class CacheFault(Wire, frozen=True):
-    """A chunk that a tier kept and that was wrong; it was dropped."""
+    """A damaged chunk of a tier. The tier has dropped it."""
 
     tier: str
     tenant: str
@@ -234,9 +238,7 @@ class CacheFault(Wire, frozen=True):
 
 
 class CacheCheck(Wire, frozen=True):
-    """What the weight cache saw when it hashed all that it keeps: chunks and bytes by tier, the first 1000 faults and
-    contradictions.
-    """
+    """Result of hashing all of the weight cache: chunks and bytes by tier, the first 1000 faults and contradictions."""
 
     chunks: dict[str, int]
     bytes: dict[str, int]
@@ -245,25 +247,23 @@ class CacheCheck(Wire, frozen=True):
 
 
 class PendingReplicas(Wire, frozen=True):
-    """Replicas of one class that are wanted and have no node, or no device slot of this machine.
+    """Wanted replicas of one class that have no node, or no device slot of this machine.
 
-    `device` is what they ask for: `cpu`, `gpu` or a slice (`mig-1g.10gb`) of a cluster's nodes, a device class of a
-    machine. `zone` is one, or `any`. `spot`: `only` for capacity that may be taken away, `may`, or `no`.
+    `device` is `cpu`, `gpu` or a slice (`mig-1g.10gb`) of a cluster's nodes, or a device class of a machine. `zone` is
+    one zone, or `any`. `spot` is `only` (for capacity that may be taken away), `may`, or `no`.
     """
 
     device: str
     zone: str
     spot: str
     replicas: int
-    waited_s: float | None = None  # the longest; null where nobody knows
-    node_s: float | None = None  # what such a wait is expected to last in all
-    measured: int = 0  # waits that say so; 0: a guess
+    waited_s: float | None = None  # the longest wait; null if unknown
+    node_s: float | None = None  # expected length of the whole wait
+    measured: int = 0  # waits that `node_s` is computed from; 0: it is a guess
 
 
 class PodPool(Wire, frozen=True):
-    """Pods of a cluster that versions share. `wanted` is what Knative's autoscaler is told of them; `pods` how many
-    there are, by state.
-    """
+    """Pods that versions share. Knative's autoscaler wants `wanted` of them; `pods` counts existing ones by state."""
 
     name: str
     wanted: int
@@ -271,7 +271,7 @@ class PodPool(Wire, frozen=True):
 
 
 class DiskStatus(Wire, frozen=True):
-    """The disk of the data directory. `free_inodes` is null where the file system counts none."""
+    """The disk of the data directory. `free_inodes` is null if the file system does not count inodes."""
 
     free_bytes: int
     total_bytes: int
@@ -279,11 +279,11 @@ class DiskStatus(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
+    """Answer of `GET /admin/v1/status`. All but the models describes the installation, and only operators see it.
 
-    `cache`, `device` and `disk` are null on a cluster; `cache` also while the cache does not answer. `pools` are of a
-    cluster alone.
-    `replica_exits` counts replicas and standbys that were killed because they hung; null if there were none.
+    `cache`, `device` and `disk` are null on a cluster; `cache` also while the cache does not answer. `pools` exist only
+    on a cluster. `replica_exits` counts replicas and standbys that were killed because they hung; null if there were
+    none.
     """
 
     processes: tuple[ProcessStatus, ...]

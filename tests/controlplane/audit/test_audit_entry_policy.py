@@ -56,7 +56,7 @@ def _emptied(entries: Entries, *links: int) -> Entries:
     ("change", "link", "says"),
     [
         pytest.param(lambda e: e, None, "", id="as it was written"),
-        pytest.param(_flipped, 3, "what it says is not what was written", id="a word is another"),
+        pytest.param(_flipped, 3, "its body is not what was written", id="a word is another"),
         pytest.param(lambda e: [*e[:2], *e[3:]], 3, "a row is missing", id="an entry was taken out"),
         pytest.param(_swapped, 2, "the row, or one before it, is not", id="two entries changed places"),
         pytest.param(lambda e: e[:4], 5, "5 links were written", id="the last entry was taken off"),
@@ -66,7 +66,7 @@ def _emptied(entries: Entries, *links: int) -> Entries:
         pytest.param(lambda e: [replace(e[0], at_s=9), *e[1:]], 1, "is not what was written", id="another time"),
         pytest.param(lambda e: [replace(e[0], window="models"), *e[1:]], 1, "is not", id="another window"),
         pytest.param(lambda e: _emptied(e, 1, 2), None, "", id="what expired before the second 3"),
-        pytest.param(lambda e: _emptied(e, 3), 3, "nothing says that they expired", id="emptied before its time"),
+        pytest.param(lambda e: _emptied(e, 3), 3, "no entry says that it expired", id="emptied before its time"),
         pytest.param(
             lambda e: [replace(_emptied(e, 1)[0], digest="0" * 64), *e[1:]], 1, "is not what", id="another digest left"
         ),

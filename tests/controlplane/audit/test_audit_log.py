@@ -164,7 +164,7 @@ def test_the_database_only_adds(engine: Engine, statement: str) -> None:
             id="two rows in another order",
         ),
         pytest.param(
-            ("UPDATE audit SET actor='', salt='', expired_at_s=9 WHERE link = 4",), 3, "nothing says", id="emptied"
+            ("UPDATE audit SET actor='', salt='', expired_at_s=9 WHERE link = 4",), 3, "no entry says", id="emptied"
         ),
     ],
 )
