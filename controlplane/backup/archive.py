@@ -1,8 +1,8 @@
-"""The bytes of a backup: a plain tar of regular files that any tar lists, and that is read again more strictly.
+"""Write and read the archive of a backup: a plain tar of regular files, which is read more strictly than by `tar`.
 
-The last two members are `index.json`, which has size and SHA-256 of every other, and `index.sha256`, its own digest.
-Headers are a function of name and size, padding is zero, nothing follows the end: no bit can change unseen, and a file
-that was cut has no index. A digest is no signature: who can write the file can write another one.
+The last two members are `index.json`, which has the size and SHA-256 of all others, and `index.sha256`, its digest.
+Headers depend on name and size alone, padding is zero, and nothing follows the end. So every changed bit is found, and
+a truncated file has no index. A digest is no signature: a person who can write the file can write another one.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _MAX_INDEX_BYTES: Final = 64 << 20  # an index, at most
 
 
 class BadBackup(Exception):
-    """The file is no whole backup, or not as it was written; the text says what is wrong with it."""
+    """The file is not a whole backup, or was changed. The text is the reason."""
 
 
 def _header(name: str, size: int) -> bytes:
@@ -41,12 +41,12 @@ def _padding(size: int) -> bytes:
 
 @dataclass(slots=True)
 class ArchiveWriter:
-    """An archive as it is being made: every piece goes out as it comes; `members` grows."""
+    """Writes an archive as a stream of pieces. `members` grows with each written file."""
 
     members: list[BackupMember] = field(default_factory=list)
 
     def file(self, name: str, source: BinaryIO, size: int) -> Iterator[bytes]:
-        """A member of exactly `size` bytes of `source`. Raises BadBackup where there are fewer."""
+        """Yield a member with exactly `size` bytes of `source`. Raises BadBackup if there are fewer."""
         yield _header(name, size)
         digest, left = hashlib.sha256(), size
         while left:
@@ -60,12 +60,12 @@ class ArchiveWriter:
         self.members.append(BackupMember(name=name, size=size, sha256=digest.hexdigest()))
 
     def content(self, name: str, content: bytes) -> Iterator[bytes]:
-        """A member from memory."""
+        """Yield a member with this content."""
         yield _header(name, len(content)) + content + _padding(len(content))
         self.members.append(BackupMember(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
 
     def end(self, index: BackupIndex) -> Iterator[bytes]:
-        """The index, its seal, and the end."""
+        """Yield the index, its digest, and the end of the archive."""
         raw = encode(index)
         yield from self.content(INDEX, raw)
         yield from self.content(SEAL, hashlib.sha256(raw).hexdigest().encode())
@@ -73,9 +73,9 @@ class ArchiveWriter:
 
 
 def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
-    """Write the members to the files that `into` names, and compare everything. Raises BadBackup.
+    """Write the members to the files that `into` names, and verify everything. Raises BadBackup.
 
-    `into` is all that may be in an archive; what is there is overwritten. On an error the files are worth nothing.
+    `into` lists all allowed members. Existing files are overwritten. After an error the files are worthless.
     """
     found: list[BackupMember] = []
     raw = seal = None
@@ -130,7 +130,7 @@ def _decode_index(raw: bytes) -> BackupIndex:
 
 
 def _read_header(archive: BinaryIO) -> tuple[str, int]:
-    """Name and size of the next member."""
+    """Return name and size of the next member. Raises BadBackup."""
     raw = archive.read(_BLOCK)
     if len(raw) < _BLOCK:
         raise BadBackup("it was cut short")

@@ -1,9 +1,11 @@
-"""The place of scheduled backups: whose it is, which backups lie there, and how one gets there whole.
+"""Manage the directory of scheduled backups: its owner, the names of its backups, and how a backup is written whole.
 
-A file is named by when its backup began and by a number that grows with each: `kelvin-20261121T160000Z-17.backup`. The
-number says which is newer, as clocks step. Files of older programs have none, and are older than all that have one.
+A file name has the time when its backup began and a growing number: `kelvin-20261121T160000Z-17.backup`. The number
+tells which backup is newer, because clocks step. Files of older programs have no number, and count as older than all
+that have one.
 
-A place belongs to one installation: another one, or a fresh one on a new disk, would thin out what the first needs.
+A directory belongs to one installation. Another installation, or a fresh one on a new disk, would remove backups that
+the first one needs.
 """
 
 import re
@@ -28,12 +30,14 @@ _NAME: Final = re.compile(rf"{_PREFIX}([0-9]{{8}}T[0-9]{{6}}Z)(?:-([0-9]{{1,18}}
 
 
 def claim_backup_directory(place: Path, data: Path) -> None:
-    """Make the place, and let it and `data` name one another. Raises BadSetting where it is another one's."""
+    """Create the directory and write the same installation name into it and into `data`. Raises BadSetting if the
+    directory belongs to another installation.
+    """
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = _try_read(data / INSTALLATION_FILE), _try_read(place / INSTALLATION_FILE)
         if theirs is not None and theirs != ours:
-            rule = "holds the backups of another installation: `kelvin restore` brings them back, or choose another"
+            rule = "holds the backups of another installation: run `kelvin restore`, or choose another directory"
             raise BadSetting(SETTING, str(place), rule)
         if ours is None:
             ours = secrets.token_hex(16)
@@ -47,14 +51,12 @@ def claim_backup_directory(place: Path, data: Path) -> None:
 
 
 def list_backups(place: Path) -> Sequence[tuple[int, Path]]:
-    """Return the time (whole seconds since 1970) and file of each backup, the newest last. Foreign entries are left
-    out.
-    """
+    """Return the time (whole seconds since 1970) and file of each backup, the newest last. Other files are left out."""
     return [(moment, path) for _, moment, path in _ordered(place)]
 
 
 def next_backup_name(place: Path, moment_s: int) -> str:
-    """Return the file name of a backup that begins at `moment_s` and is newer than all in the place."""
+    """Return the file name of a backup that begins at `moment_s` and counts as newer than all existing ones."""
     return backup_name(moment_s, 1 + max((number for number, _, _ in _ordered(place)), default=0))
 
 
@@ -65,7 +67,7 @@ def backup_name(moment_s: int, number: int = 0) -> str:
 
 
 def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write the file, whole and durable or not at all; its size. Raises OSError and what `pieces` raise."""
+    """Write the file durably, whole or not at all. Return its size in bytes. Raises OSError, and as `pieces`."""
     with pending_file(path, _MODE) as draft:
         size = sum(draft.file.write(piece) for piece in pieces)
         draft.commit()
@@ -85,13 +87,13 @@ def _ordered(place: Path) -> list[tuple[int, int, Path]]:
 
 
 def _try_read(path: Path) -> str | None:
-    """Return the installation's name, None without the file. Raises BadSetting if the file holds no name."""
+    """Return the installation's name; None without the file. Raises BadSetting if the file holds no name."""
     try:
         name = path.read_text("latin-1").strip()
     except FileNotFoundError:
         return None
     if _INSTALLATION_NAME.fullmatch(name) is None:
-        what = f"{path} holds no name of an installation: copy that file from the data directory, its place or a backup"
+        what = f"{path} holds no installation name: copy the file from the data directory, the backup place or a backup"
         raise BadSetting(SETTING, str(path.parent), what)
     return name
 

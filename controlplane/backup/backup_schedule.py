@@ -1,4 +1,4 @@
-"""Backups at an interval: each whole before older ones go, and before the journal lets go of what is in it."""
+"""Make backups at an interval. Old backups and journal entries are removed only after the new backup is whole."""
 
 import asyncio
 import logging
@@ -28,11 +28,11 @@ from kelvin.contracts.setting_parser import BadSetting
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
-RETENTION_PAUSE_US: Final = 3_600_000_000  # in which a clock that may be wrong removes nothing
+RETENTION_PAUSE_US: Final = 3_600_000_000  # no backup is removed for so long after the clock may have been wrong
 
 
 class BackupLoop:
-    """Owns the backups in `place`. `run` ends by being cancelled; what it was writing is removed."""
+    """Owns the backups in `place`. `run` ends by being cancelled, and then removes an unfinished backup."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class BackupLoop:
         self._keep_days = keep_days
         self._clock = clock
         self._stop = threading.Event()
-        self._state: tuple[object, ...] = ()  # of what is backed up, when the newest backup began
+        self._state: tuple[object, ...] = ()  # of database and files when the newest backup began
         there = list_backups(place)
         self._steps = ClockStepDetector(clock)
         self._retention_from_us = 0  # by the clock that never steps
         if there and clock.wall_s() - there[-1][0] > DAY_S:
-            self._suspend_retention()  # it was off for that long, or the clock is ahead
+            self._suspend_retention()  # the installation was off for a day, or the clock is ahead
         written = (path.stat().st_mtime for _, path in there)
         self.done_at_s: float = max((at_s for at_s in written if at_s <= time.time()), default=0.0)
 
@@ -66,16 +66,16 @@ class BackupLoop:
         return f"<BackupLoop {self._place} every_s={self._every_s}>"
 
     def age_s(self) -> float:
-        """Seconds since the newest backup was whole, or was found to be true still."""
+        """Return seconds since the newest backup was finished, or was last found to be up to date."""
         return time.time() - self.done_at_s
 
     async def run(self) -> None:
         """Make backups until cancelled.
 
-        After a failure, and while files of the installation are missing, the next one follows after RETRY_S, then after
-        twice as long each time, up to the interval.
+        After a failure, and while files of the installation are missing, the next backup follows after RETRY_S, then
+        after twice as long each time, up to the interval.
         """
-        self._stop.clear()  # of a run that ended by an error
+        self._stop.clear()  # may be set by an earlier run that ended with an error
         pauses, retries = ExponentialBackoff(RETRY_S, self._every_s), 0
         try:
             while True:
@@ -86,7 +86,7 @@ class BackupLoop:
                 except (Refused, OSError) as error:
                     log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
                     is_done = False
-                # At the first start the activator makes its CA meanwhile. Where it has none it never will.
+                # At the first start the activator is still making its CA. Without a CA, files stay missing for good.
                 retries = 0 if is_done and self._backups.has_all_files() else retries + 1
                 wait_s = pauses.after(retries) if retries else self._every_s
                 spent_s = (self._clock.monotonic_us() - began_us) / 1e6
@@ -95,14 +95,12 @@ class BackupLoop:
             self._stop.set()
 
     async def make_backup(self) -> Path | None:
-        """Make a backup and return its file. Return None if nothing was written since the newest one, or if `run` ends.
-        Raises Refused, OSError.
-        """
+        """Make a backup. Return its file; None if nothing has changed or `run` is ending. Raises Refused, OSError."""
         if self._current_state() == self._state and await asyncio.to_thread(self._touch_newest):
             self.done_at_s = time.time()
             return None
         moment = await self._backups.begin()
-        state = self._current_state()  # what is written from here on may be missing
+        state = self._current_state()  # later writes may be missing from the backup
         try:
             path, size = await asyncio.to_thread(self._write, moment)
         except BackupCancelled:
@@ -110,13 +108,13 @@ class BackupLoop:
         self._state, self.done_at_s = state, time.time()
         try:
             await asyncio.to_thread(self._apply_retention)
-        except OSError as error:  # the backup is whole, and the next one thins again
+        except OSError as error:  # the backup is whole, and the next one tries again
             log.warning("the journal can't be trimmed", extra={"place": str(self._place), "error": repr(error)})
         log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
         return path
 
     def _touch_newest(self) -> bool:
-        """Renew the newest backup's age, because it is still up to date. Return whether there is a backup."""
+        """Set the newest backup's time to now, because it is still up to date. Return whether there is a backup."""
         there = list_backups(self._place)
         if there:
             there[-1][1].touch()
@@ -133,9 +131,10 @@ class BackupLoop:
         self._retention_from_us = self._clock.monotonic_us() + RETENTION_PAUSE_US
 
     def _apply_retention(self) -> None:
-        """Remove old backups, but never the NEWEST ones, and trim the journal to the oldest of those.
+        """Remove old backups, but never the newest MIN_BACKUPS, and trim the journal to the oldest of those.
 
-        By a clock that is years ahead all others would be old. So none is removed until it has run evenly for an hour.
+        To a clock that is years ahead, all others would look old. So none is removed until the clock has not stepped
+        for an hour.
         """
         if by_us := self._steps.stepped_us():
             log.warning("the clock stepped; no backup is removed for an hour", extra={"by_us": by_us})
@@ -156,9 +155,7 @@ class BackupLoop:
 
 
 def _journal_after(path: Path) -> int:
-    """Return the last journal entry that the backup contains; 0 if that can't be read, so that all of the journal is
-    kept.
-    """
+    """Return the last journal entry that the backup contains. If unreadable, return 0: the whole journal is kept."""
     try:
         with path.open("rb") as archive:
             return read_index(archive).journal_after or 0
@@ -168,7 +165,7 @@ def _journal_after(path: Path) -> int:
 
 
 async def open_backups(stack: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:
-    """Return the journal of the backup place, closed with the stack; None without a place. Raises BadSetting."""
+    """Return the journal in the backup place; the stack closes it. Return None without a place. Raises BadSetting."""
     if place is None:
         return None
     await asyncio.to_thread(claim_backup_directory, place, data)
@@ -181,5 +178,5 @@ async def open_backups(stack: AsyncExitStack, data: Path, place: Path | None) ->
 
 
 def _last_backed_up_entry(place: Path) -> int:
-    """Return the last journal entry that any backup in the place contains. A lost journal goes on behind it."""
+    """Return the last journal entry that any backup in the place contains. A lost journal continues after it."""
     return max((_journal_after(path) for _, path in list_backups(place)), default=0)

@@ -1,9 +1,9 @@
-"""Read an installation's backup: its parts, in an order in which nothing falls between two of them.
+"""Make backups of an installation, reading its parts in an order in which no record can be missed.
 
-Records move from the spools to the database. So the spools are read first, the journal's end second, the database
-last: a record that was durable when the backup began is in one of the parts. A record in two of them is harmless.
+Records move from the spools to the database. So the spools are read first, the journal's end second, the database last:
+a record that was durable when the backup began is in at least one part. A record in two parts is harmless.
 
-`python -m controlplane.backup.backups DATA` writes a backup of an installation that doesn't run to standard output.
+`python -m controlplane.backup.backups DATA` writes a backup of a stopped installation to standard output.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from kelvin.spool.inspection import unshipped
 DATABASE: Final = "kelvin.db"
 UNSHIPPED: Final = "unshipped"
 INSTALLATION_FILE: Final = "installation"
-# Secrets and identity, beside the database. Those that are not there are left out.
+# Secrets and identity, beside the database. Missing ones are left out.
 FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key", "once.key", INSTALLATION_FILE)
 NAMES: Final = (*FILES, UNSHIPPED, DATABASE)
 DRAFT: Final = ".backup-"
@@ -52,18 +52,18 @@ _LIFETIMES: Final = "supervisor-"  # every other source holds request records
 
 
 def remove_draft_copies(directory: Path) -> None:
-    """Remove the copies that a killed process left half made."""
+    """Remove incomplete copies of a process that was killed."""
     for draft in directory.glob(f"{DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
 class BackupCancelled(Exception):
-    """The process ends; the backup is not finished."""
+    """The process is ending, and the backup was not finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSnapshot:
-    """The first part of a backup: what had to be asked on the event loop."""
+    """The first part of a backup: the data that has to be read on the event loop."""
 
     made_at_us: int
     unshipped: bytes  # frames, as in a journal
@@ -72,7 +72,7 @@ class BackupSnapshot:
 
 
 class Backups:
-    """Makes archives of one data directory while it is used."""
+    """Makes backups of one data directory while it is in use."""
 
     def __init__(self, data: Path, database: Database, journal: LedgerJournal | None) -> None:
         self._data = data
@@ -88,15 +88,15 @@ class Backups:
         return self._data
 
     def has_all_files(self) -> bool:
-        """Return whether all of FILES are there, so that a later backup adds none."""
+        """Return whether all of FILES exist, so that a later backup adds none."""
         return all((self._data / name).is_file() for name in FILES)
 
     def files_state(self) -> tuple[object, ...]:
-        """Return a value that changes when any of FILES does."""
+        """Return a value that changes when any of FILES changes."""
         return tuple(_changed_ns(self._data / name) for name in FILES)
 
     def check(self) -> None:
-        """Raise Refused(Conflict) if the database is a PostgreSQL, which is backed up by its own means."""
+        """Raise Refused(Conflict) if the database is PostgreSQL, which has its own means of backup."""
         self._database.check_copied()
 
     async def begin(self) -> BackupSnapshot:
@@ -105,7 +105,7 @@ class Backups:
         """
         made_at_us = time.time_ns() // 1000
         waiting = await asyncio.to_thread(_read_spools, self._data / "spool")
-        # On the writer's thread no transaction is half way: what the journal has is in the database, too.
+        # On the writer thread no transaction is half done: entries of the journal are in the database, too.
         after = await self._database.write(self._journal_end)
         found = await self._database.read(lambda connection: connection.execute(_VERSIONS).all())
         versions = tuple(BackupVersion(tenant=t, model=m, version=v, total_bytes=b) for t, m, v, b in found)
@@ -115,10 +115,10 @@ class Backups:
         c = journal_position.c
         known = {row.id: row.position for row in connection.execute(select(c.id, c.position))}
         if self._journal is None:
-            # Nothing runs, or runs without a journal: then none is in use.
+            # The installation is stopped, or has no journal. Return the position in the last used journal, if any.
             in_use = known.get(IN_USE, 0)
             return known.get(in_use) if in_use else None
-        position = known.get(self._journal.number, None if IN_USE in known else 0)  # see `Ledger._journalize`
+        position = known.get(self._journal.number, None if IN_USE in known else 0)  # as `Ledger._append_to_journal`
         if position is not None:
             try:
                 self._journal.check(position)
@@ -129,17 +129,17 @@ class Backups:
     def pieces(self, snapshot: BackupSnapshot, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
         """Yield the archive. Blocking. `scratch` needs room for a copy of the database, which is removed at the end.
 
-        Raises Stopped, and OSError: if there is no room for the copy, before the first piece. Close the iterator if it
-        is not read to its end.
+        Raises BackupCancelled once `stop` is set, and OSError; if there is no room for the copy, before the first
+        piece. Close the iterator if you do not read it to its end.
         """
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=scratch) as draft:
-            # The copy is what may find no room. It comes before the first piece, so that the answer can still say so.
+            # The copy may find no room. Make it before the first piece, so that the answer can still be an error.
             copy = Path(draft) / DATABASE
             self._database.copy(copy)
             yield from self.archive(snapshot, copy, stop)
 
     def archive(self, snapshot: BackupSnapshot, copy: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
-        """Yield the archive with this copy of the database. Raises Stopped, OSError."""
+        """Yield the archive with this copy of the database. Raises BackupCancelled once `stop` is set, and OSError."""
         packing = ArchiveWriter()
         for name in FILES:
             path = self._data / name
@@ -190,8 +190,8 @@ def _read_spools(spools: Path) -> bytes:
 
 
 def back_up_stopped(data: Path, out: BinaryIO) -> None:
-    """Write a backup of an installation that doesn't run. Its kelvin.db keeps its schema, so that an older program can
-    still use it; a copy is migrated to this program's schema.
+    """Write a backup of a stopped installation. Its kelvin.db keeps its schema, so that an older program can still use
+    it; only a copy is migrated.
 
     Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error, DBAPIError.
     """
@@ -204,7 +204,7 @@ def back_up_stopped(data: Path, out: BinaryIO) -> None:
             check_pages(database, data / DATABASE)
             backups = Backups(data, database, None)
             snapshot = asyncio.run(backups.begin())
-        if copy.with_name(f"{DATABASE}-wal").exists():  # it was not closed to its end
+        if copy.with_name(f"{DATABASE}-wal").exists():  # closing could not write all of the log back
             raise OSError(errno.ENOSPC, "there is no room for a copy of the database", str(data))
         for piece in backups.archive(snapshot, copy):
             out.write(piece)

@@ -1,6 +1,4 @@
-"""What a program of ours that the command line runs says of its work:
-`kelvin/cli/operations/recovery_commands.py` reads it.
-"""
+"""Run a program of ours for the command line. `kelvin/cli/operations/recovery_commands.py` reads its output."""
 
 import sys
 from collections.abc import Callable
@@ -13,23 +11,25 @@ from kelvin.contracts.wire import encode
 
 
 def run_cli_program(work: Callable[[], object], *refusals: type[Exception]) -> int:
-    """Do it. Its report, if it has one, as JSON on standard output and 0; or what is refused, as one line on standard
-    error, and 1. What a database reports, such as a full disk, is refused; a defect is raised.
+    """Run `work`. Write its report, if any, as JSON to standard output, and return 0. For a refusal write one line to
+    standard error, and return 1.
+
+    Refused, `refusals`, OSError and database errors such as a full disk are refusals. A defect is raised.
     """
     refused_by: tuple[type[Exception], ...] = (*refusals, OSError)
     try:
         report = work()
     except Refused as refused:
-        said = refused.failure.message
+        message = refused.failure.message
     except DBAPIError as error:
         if (failure := failure_of(error)) is None:
             raise
-        said = failure.message
+        message = failure.message
     except refused_by as error:
-        said = str(error)
+        message = str(error)
     else:
         if report is not None:
             sys.stdout.write(encode(report).decode() + "\n")
         return 0
-    sys.stderr.write(f"{said}\n")
+    sys.stderr.write(f"{message}\n")
     return 1

@@ -1,9 +1,9 @@
-"""`python -m controlplane.backup.restore_program SOURCE DATA`: a backup, and the journal behind it, as a data directory
-again.
+"""Restore a data directory: `python -m controlplane.backup.restore_program SOURCE DATA`, from a backup and its journal.
 
-All is unpacked, put together and verified beside what is there. Then a mark is set, names are changed, and the mark is
-removed. Cut before it is set, nothing has happened; cut while it is there, `kelvin up` refuses to start, and the same
-command ends it. `restore_target.py` does that, and with `--database` fills an empty database instead.
+Everything is unpacked, put together and verified beside the existing files. Then a mark file is set, files are renamed,
+and the mark is removed. If the program is interrupted before the mark, nothing has changed. If it is interrupted after
+it, `kelvin up` refuses to start, and the same command finishes the restore. `restore_target.py` does that part; with
+`--database` it fills an empty database instead.
 """
 
 import argparse
@@ -70,8 +70,9 @@ def restore(
     accept_unsound: bool,
     database: Path | PostgresUrl | None = None,
 ) -> RestoreReport:
-    """Restore into `data`, or the database alone into an empty `database`; without either only check. `source` is a
-    file, or a place with its journal: then the newest backup that is whole. Raises CannotRestore, OSError.
+    """Restore into `data`, or only the database into an empty `database`; without either only check. `source` is a
+    backup file, or a backup place with its journal, of which the newest whole backup is used. Raises CannotRestore,
+    OSError.
     """
     began_ns = time.monotonic_ns()
     is_checked = data is None and database is None
@@ -83,7 +84,7 @@ def restore(
         taken, index, passed_over = _unpack_newest(source, staging)
         with closing(_open_restored(staging / DATABASE)) as restored:
             _check_pages(restored)
-            # The journal first: it says whether a record that was unshipped came before or after its month was closed.
+            # Replay the journal first. It decides whether an unshipped record came before or after a month was closed.
             if source.is_dir():
                 replayed, missing = _replay_journal(restored, source, index)
             else:
@@ -92,7 +93,7 @@ def restore(
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
             unshipped = replay(restored.engine, waiting) - unreadable
             with restored.engine.begin() as connection:
-                # The backup's is not where the journal is now. Only a new database has no row at all.
+                # The backup's journal position is outdated. Only a new database has no row at all.
                 c = journal_position.c
                 in_use = connection.execute(select(c.position).where(c.id == IN_USE)).scalar_one_or_none()
                 connection.execute(delete(journal_position))
@@ -129,14 +130,14 @@ def restore(
 
 @contextmanager
 def _staging(data: Path | None, database: Path | PostgresUrl | None) -> Iterator[Path]:
-    """An empty directory of ours, gone afterwards: on the disk that the files are for."""
+    """Yield an empty directory on the disk that the files are for. Remove it afterwards."""
     if data is None:
         beside = database.parent if isinstance(database, Path) else None
         with tempfile.TemporaryDirectory(prefix=f"{STAGING}-", dir=beside) as path:
             yield Path(path)
         return
     staging = data / STAGING
-    shutil.rmtree(staging, ignore_errors=True)  # of one that was cut
+    shutil.rmtree(staging, ignore_errors=True)  # left by an interrupted restore
     staging.mkdir(mode=0o700, parents=True)
     try:
         yield staging
@@ -145,8 +146,8 @@ def _staging(data: Path | None, database: Path | PostgresUrl | None) -> Iterator
 
 
 def _unpack_newest(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]]:
-    """The newest file that is whole, what it says, and why newer ones were passed over. Raises CannotRestore, OSError
-    if there is no room for the newest.
+    """Unpack the newest whole backup. Return its file, its index, and why newer files were passed over. Raises
+    CannotRestore, and OSError if there is no room for the newest.
     """
     candidates = [path for _, path in reversed(list_backups(source))] if source.is_dir() else [source]
     passed_over: list[str] = []
@@ -159,7 +160,7 @@ def _unpack_newest(source: Path, staging: Path) -> tuple[Path, BackupIndex, list
             return path, index, passed_over
         except (BadBackup, OSError) as bad:
             if isinstance(bad, OSError) and bad.errno in _NO_ROOM:
-                raise  # an older backup might fit, and lacks what the newest has
+                raise  # an older backup might fit, but lacks newer records
             passed_over.append(f"{path.name}: {bad}")
             for name in NAMES:
                 (staging / name).unlink(missing_ok=True)
@@ -167,7 +168,7 @@ def _unpack_newest(source: Path, staging: Path) -> tuple[Path, BackupIndex, list
 
 
 def _open_restored(path: Path) -> Database:
-    """Migrated to this program's schema, as at any start."""
+    """Open the database and migrate it to this program's schema. Raises CannotRestore."""
     try:
         return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
@@ -194,28 +195,28 @@ def _frames_in(content: bytes) -> Iterator[Frame]:
 
 
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:
-    """How many entries came after the backup, and how many should have and did not."""
+    """Return how many entries after the backup were replayed, and how many are missing from the journal."""
     if index.journal_after is None:
         return 0, 0
     try:
         replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
     except ValueError as error:
-        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
+        raise CannotRestore(f"the journal holds {error}: restore with the version of Kelvin that wrote it") from error
     return replayed, count_lost_after(place, index.journal_after)
 
 
 def _count_newer_entries(file: Path, index: BackupIndex) -> int:
-    """Return how many entries of the journal beside a backup's file come after it. They are not entered."""
+    """Return how many entries of the journal beside a backup file are newer than it. They are not entered."""
     if index.journal_after is None:
         return 0
     return sum(1 for _ in payloads_after(file.parent, index.journal_after))
 
 
 def replay(engine: Engine, entries: Iterable[JournalEntry]) -> int:
-    """Enter again what was entered once, in its order. Return how many entries there were.
+    """Enter the entries again, in their order. Return how many there were.
 
-    What is there already changes nothing, so a journal may reach back further than the database that it is put on.
-    Durable on return, batch by batch; stop at any point and begin again.
+    Entries that are in the database change nothing, so a journal may reach back before the backup. Durable on return,
+    batch by batch. It may be stopped at any point and run again.
     """
     count = 0
     for batch in _batches(entries):
@@ -226,7 +227,7 @@ def replay(engine: Engine, entries: Iterable[JournalEntry]) -> int:
 
 
 def _batches(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
-    """Of one kind each."""
+    """Yield batches of entries, each of one kind."""
     for _, alike in groupby(entries, type):
         batch: list[JournalEntry] = []
         for entry in alike:
@@ -251,7 +252,7 @@ def _append_batch(connection: Connection, batch: list[JournalEntry]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The report as JSON on standard output, or one line on standard error and exit status 1."""
+    """Print the report as JSON on standard output, or one line on standard error. Return the exit status, 0 or 1."""
     protect_memory()
     parser = argparse.ArgumentParser(prog="python -m controlplane.backup.restore_program")
     parser.add_argument("source", type=Path)
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse_database(word: str | None, password_file: Path | None) -> Path | PostgresUrl | None:
-    """The URL of a PostgreSQL, or the name of a file."""
+    """Return a PostgreSQL URL, or the path of a file. Raises CannotRestore for a bad URL."""
     if word is None:
         return None
     if "://" not in word:

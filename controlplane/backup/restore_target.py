@@ -1,6 +1,6 @@
-"""Put what was restored where it is used: in a data directory, or in an empty database.
+"""Put restored files in their place: a data directory, or an empty database.
 
-What was in a data directory is moved aside, never removed. A database in which something is, is refused.
+Existing files of a data directory are moved aside, never removed. A database with any rows is refused.
 """
 
 import time
@@ -29,24 +29,25 @@ STAGING: Final = ".restore"
 IN_PROGRESS_FILE: Final = "restoring"  # `kelvin/supervisor/installation_supervisor.py` knows it, too
 _DATABASE_FILES: Final = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 _IGNORED_NAMES: Final = frozenset({STAGING, IN_PROGRESS_FILE, "lock"})
-_LOST_AND_FOUND: Final = "lost+found"  # of a file system whose root the data directory is
+_LOST_AND_FOUND: Final = "lost+found"  # exists if the data directory is the root of a file system
 TABLES: Final = (*schema.metadata.sorted_tables, *ledger_schema.metadata.sorted_tables)
 _ROWS: Final = 2_000  # at a time
 
 
 class CannotRestore(Exception):
-    """Nothing was put in place; the text says why."""
+    """Nothing was put in place. The text is the reason."""
 
 
 class NotEmpty(OSError):
-    """There is something in the data directory, and nobody said that it may be replaced; or in the database."""
+    """The data directory has files that may not be replaced, or the database has rows."""
 
 
 def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...], str | None]:
-    """The names that were put in place, and the directory with what was there. Raises NotEmpty, OSError.
+    """Put the restored files in place. Return their names, and the directory with the old files, if any. Raises
+    NotEmpty, OSError.
 
-    A mark stands from before the first change until after the last one is durable. Where it stands already, an earlier
-    call was cut, and what lies there is half of each: it may be replaced.
+    A mark file exists from before the first change until the last one is durable. If it exists already, an earlier
+    restore was interrupted: the files are a mix of old and new, and may be replaced.
     """
     check_data(data, replace=replace)
     mark = data / IN_PROGRESS_FILE
@@ -71,14 +72,14 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
 
 
 def check_data(data: Path, *, replace: bool) -> None:
-    """Raise NotEmpty if something is in the data directory that may not be replaced."""
+    """Raise NotEmpty if the data directory has files that may not be replaced."""
     there = sorted({entry.name for entry in data.iterdir()} - _IGNORED_NAMES - {_LOST_AND_FOUND})
     if there and not replace and not (data / IN_PROGRESS_FILE).exists():
-        raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or say --replace")
+        raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or use --replace")
 
 
 def _move_aside(data: Path) -> Path | None:
-    """A database's log must never meet another database: all of what a backup can hold goes."""
+    """Move away all files that a backup can hold. SQLite must never apply an old log to the restored database."""
     there = [name for name in (*_DATABASE_FILES, *FILES) if (data / name).exists()]
     if not there:
         return None
@@ -94,8 +95,8 @@ def _move_aside(data: Path) -> Path | None:
 
 
 def check_empty(database: Path | PostgresUrl) -> None:
-    """Raise NotEmpty if something is in the database. Nothing is made there: a name that was mistyped may be somebody
-    else's database. Raises CannotRestore if it can't be read.
+    """Raise NotEmpty if the database has any content. Creates nothing, since a mistyped name may be another database.
+    Raises CannotRestore if the database can't be read.
     """
     if isinstance(database, Path):
         for path in (database, *(database.with_name(f"{database.name}-{log}") for log in ("wal", "shm"))):
@@ -111,7 +112,7 @@ def check_empty(database: Path | PostgresUrl) -> None:
 
 
 def install_database_file(staging: Path, database: Path) -> None:
-    """Give the restored file that name, on the same disk. Raises NotEmpty, OSError."""
+    """Rename the restored file to `database`, on the same disk. Raises NotEmpty, OSError."""
     _check_closed(staging)
     check_empty(database)
     sync(staging / DATABASE)
@@ -120,8 +121,8 @@ def install_database_file(staging: Path, database: Path) -> None:
 
 
 def copy_into_postgres(restored: Engine, database: PostgresUrl) -> None:
-    """Copy every row of the restored file into the PostgreSQL, in one transaction, which ends only when each was
-    compared as it lies there: cut at any point, nothing has happened. Raises NotEmpty, CannotRestore.
+    """Copy every row of the restored file to PostgreSQL in one transaction. It commits only after every row was read
+    back and compared. Raises NotEmpty, CannotRestore.
     """
     from controlplane.db.postgres import Postgres  # its driver is an extra
 
@@ -139,13 +140,13 @@ def _check_closed(staging: Path) -> None:
 
 @contextmanager
 def _translate_errors(where: str) -> Iterator[None]:
-    """Translate what the database there refuses. No value of a row is in the text."""
+    """Translate errors of the database to CannotRestore, without values of rows."""
     try:
         yield
     except (NewerDatabase, NewerLedger, BadSetting) as refused:
         raise CannotRestore(str(refused)) from refused
     except DBAPIError as error:
-        primary = getattr(getattr(error.orig, "diag", None), "message_primary", None)  # psycopg's: others have values
+        primary = getattr(getattr(error.orig, "diag", None), "message_primary", None)  # its other texts hold values
         why = primary or (str(error.orig).strip().splitlines() or ["it can't be used"])[0]
         raise CannotRestore(f"{where}: {why}") from error
 
@@ -154,31 +155,31 @@ def _check_no_rows(connection: Connection, database: PostgresUrl) -> None:
     there = set(inspect(connection).get_table_names())
     for table in TABLES:
         if table.name in there and connection.execute(select(literal(1)).select_from(table).limit(1)).first():
-            rule = f"{database} is not empty (there are rows in {table.name}): make another database for it"
-            raise NotEmpty(f"{rule}, or drop this one and make it anew")
+            rule = f"{database} is not empty (there are rows in {table.name}): create another database"
+            raise NotEmpty(f"{rule}, or drop and recreate this one")
 
 
 def _copy(source: Connection, database: PostgresUrl, target: Connection) -> None:
     disable_statement_timeout(target)
     target.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))  # while the file is read
-    _check_no_rows(target, database)  # nobody else writes there now
-    # Rows whose words were let go come as they are, which is no way of adding to an audit.
+    _check_no_rows(target, database)  # this session holds the lock, so no other process writes now
+    # The triggers would refuse audit rows that are inserted with an empty body.
     target.execute(text(f"ALTER TABLE {schema.audit.name} DISABLE TRIGGER USER"))
     for table in TABLES:
         with (
             _translate_errors(str(table.name)),
             source.execute(select(table).execution_options(yield_per=_ROWS)) as found,
         ):
-            for some in found.partitions():
-                insert_rows(target, table, [tuple(row) for row in some])
+            for partition in found.partitions():
+                insert_rows(target, table, [tuple(row) for row in partition])
     target.execute(text(f"ALTER TABLE {schema.audit.name} ENABLE TRIGGER USER"))
     for table in TABLES:
         _compare(source, target, table)
 
 
 def _compare(source: Connection, target: Connection, table: Table) -> None:
-    """Compare row by row, in the order of their keys."""
+    """Compare all rows of a table in the order of their primary keys. Raises CannotRestore."""
     query = select(table).order_by(*table.primary_key)
     for one, other in zip_longest(stream_rows(source, query, _ROWS), stream_rows(target, query, _ROWS)):
         if one is None or other is None or tuple(one) != tuple(other):
-            raise CannotRestore(f"{table.name} came out as something else")
+            raise CannotRestore(f"{table.name}: the copy differs from the backup")

@@ -1,15 +1,15 @@
-"""Which backups are kept: all of the last hour, then the newest of each hour for a day, then of each day. Pure."""
+"""Choose which backups are kept: all of the last hour, then the newest of each hour of a day, then of each day."""
 
 from collections.abc import Iterable
 from typing import Final
 
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
-MIN_BACKUPS: Final = 3  # always kept: where the newest is damaged, the journal reaches back to the one before
+MIN_BACKUPS: Final = 3  # always kept: if the newest is damaged, an older one and the journal restore everything
 
 
 def choose_kept_backups(made_at_s: Iterable[int], now_s: int, days: int) -> frozenset[int]:
-    """Of the moments of all backups those that stay; a clock that went back loses none."""
+    """Return the backup times that are kept. Backups with a time in the future, after a clock went back, are kept."""
     ascending = sorted(set(made_at_s))
     kept = set(ascending[-MIN_BACKUPS:])
     buckets: dict[tuple[str, int], int] = {}

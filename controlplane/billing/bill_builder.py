@@ -1,4 +1,4 @@
-"""From a month's totals to its bill: every day at its own price, what came late for a closed month as an adjustment."""
+"""Build a month's bill from its totals: each day at its own prices, late records of closed months as adjustments."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from kelvin.contracts.accounting.billing_reports import Balance, BillingReport, 
 
 
 class Pricing:
-    """What a day's use costs in a month's bill: by the book, or by that of the closed month that it came late for."""
+    """Finds the prices of a day's use: those of the price book, or for a late record those of its closed month."""
 
     def __init__(self, connection: Connection, book: PriceBook, tenant: str, month: str) -> None:
         self._connection = connection
@@ -24,7 +24,7 @@ class Pricing:
         self.currency = book.currency
 
     def of(self, day: int) -> tuple[str, Prices]:
-        """The month that is adjusted, or "", and the prices."""
+        """Return the closed month that is adjusted ("" for none), and the prices of the day. Raises LookupError."""
         own = month_of(day * DAY_US)
         book = self._books.get(own)
         if book is None:
@@ -34,7 +34,7 @@ class Pricing:
 
 @dataclass(slots=True)
 class BillBuilder:
-    """Sums up totals."""
+    """Sums up a month's totals and builds the bill."""
 
     pricing: Pricing
     bill: Bill = field(default_factory=Bill)
@@ -57,7 +57,7 @@ class BillBuilder:
     def add_requests(
         self, day: int, model: str, outcome: str, billable: bool, count: int, prompt: int, cached: int, completion: int
     ) -> None:
-        """A row of request totals."""
+        """Add a row of request totals."""
         adjusts, prices = self.pricing.of(day)
         if not adjusts:
             self.outcomes[outcome] += count
@@ -74,7 +74,7 @@ class BillBuilder:
             )
 
     def add_step(self, day: int, step: str, count: int) -> None:
-        """A row of totals by a ladder's step. No money: what answered is charged as it is."""
+        """Add a row of totals by degradation step. It costs nothing: the model that answered is charged as usual."""
         adjusts, _ = self.pricing.of(day)
         if not adjusts:
             self.steps[step] += count
@@ -82,7 +82,7 @@ class BillBuilder:
     def add_device_time(
         self, day: int, model: str, device_class: str, lives: int, restore_us: int, active_us: int, idle_us: int
     ) -> None:
-        """A row of device totals."""
+        """Add a row of device totals."""
         adjusts, prices = self.pricing.of(day)
         if not adjusts:
             use = self.device.setdefault(device_class, [0, 0, 0, 0])
@@ -106,7 +106,7 @@ class BillBuilder:
         open_runtimes: tuple[str, ...],
         closed_at_us: int | None = None,
     ) -> BillingReport:
-        """The bill."""
+        """Return the bill of the totals that were added."""
         lines = self.bill.lines()
         return BillingReport(
             tenant=tenant,

@@ -1,7 +1,7 @@
-"""A tenant's month out of the ledger: quantities, money, and what does not balance. One snapshot, bounded memory.
+"""Report a tenant's month from the ledger: quantities, amounts, and what does not balance. Memory is bounded.
 
-All comes from totals that are kept with the records, so a month of any size gives a few rows; prices are `rating`'s,
-checks `accounts`'. A closed month's report is what it was when it was closed.
+Everything comes from one snapshot and from totals kept beside the records, so a month of any size gives a few rows.
+`rating.py` computes amounts, `consistency_checks.py` finds imbalances. A closed month's report never changes.
 """
 
 from collections.abc import Collection, Iterable
@@ -27,9 +27,9 @@ from controlplane.ledger.policy.rating import PriceBook
 from kelvin.contracts.accounting.billing_reports import Balance, BillingReport, ClosingReport, Imbalance
 from kelvin.contracts.errors import Conflict, Refused
 
-MAX_PROBLEMS: Final = 200  # listed; the rest is counted
+MAX_PROBLEMS: Final = 200  # listed ones; further ones are counted
 MAX_OPEN_RUNTIMES: Final = 100
-CLOSING_DELAY_US: Final = 3_600_000_000  # records of the last minutes are on their way
+CLOSING_DELAY_US: Final = 3_600_000_000  # records of the last minutes are still arriving
 
 
 def billing_report(
@@ -41,9 +41,9 @@ def billing_report(
     live: Collection[str] | None,
     now_us: int,
 ) -> BillingReport:
-    """`live` are the runtimes that have not died, None where nobody knows; `now_us` is wall clock.
+    """Return the bill of a month. `live` are the live runtimes, None if unknown; `now_us` is wall clock time.
 
-    Raises Refused: InvalidRequest for a month that is none, Conflict if a row that the sums need can't be read.
+    Raises Refused: InvalidRequest for a malformed month, Conflict if a needed row can't be read.
     """
     month_bounds_us(month)
     with refuse_unreadable(f"month {month}", "kelvin billing verify"):
@@ -65,9 +65,9 @@ def _report(
 def close_month(
     connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
 ) -> ClosingReport:
-    """Freeze the prices and the bill of a month. What comes later is an adjustment of an open month. Idempotent.
+    """Freeze prices and bill of a month. Later records become adjustments of an open month. Idempotent.
 
-    Raises Refused: InvalidRequest for what is no month, Conflict for one not over.
+    Raises Refused: InvalidRequest for a malformed month, Conflict until an hour after the month's end.
     """
     _, end_us = month_bounds_us(month)
     if now_us < end_us + CLOSING_DELAY_US:
@@ -98,7 +98,7 @@ def _build_bill(connection: Connection, book: PriceBook, tenant: str, month: str
 
 
 def _totals(table: Table) -> Select[Any]:
-    """Select all other columns of a tenant's month. Built once, because budgets run it for each tenant."""
+    """Return a query of the other columns for a tenant's month. Built once, because budgets run it for each tenant."""
     rest = [column for column in table.c if column.name not in ("tenant", "month")]
     return select(*rest).where(table.c.tenant == bindparam("tenant"), table.c.month == bindparam("month"))
 
@@ -109,7 +109,7 @@ _DEVICES: Final = _totals(device_totals)
 
 
 def _balance(accounts: ConsistencyChecks, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
-    """All that fails, without its size."""
+    """Return all failing discrepancies, without their sizes."""
     listed: list[Imbalance] = []
     found = 0
     parts = (

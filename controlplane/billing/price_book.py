@@ -1,4 +1,4 @@
-"""Reads a price book from TOML, strictly: each error names the field, its value and the rule that it breaks."""
+"""Read a price book from TOML, strictly. Each error names the field, its value and the rule that it breaks."""
 
 import tomllib
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from kelvin.contracts.names import DEVICE_CLASS_RULE, is_device_class
 from kelvin.contracts.setting_parser import BadSetting
 
 MAX_MICROS = 10**15  # a billion per unit
-MAX_FAULT_CHARS = 400  # characters of what is wrong: a value may be long
+MAX_FAULT_CHARS = 400  # of an error message, because a value may be long
 
 
 class BadPriceBook(ValueError):
-    """The file is not a price book; the text says where and why."""
+    """The file is not a valid price book. The text names the place and the reason."""
 
 
 def default_price_book() -> PriceBook:
-    """The book that is shipped."""
+    """Return the price book that Kelvin ships with."""
     return parse_price_book(files("controlplane").joinpath("price_book.toml").read_text(), "price_book.toml")
 
 
 def load_price_book(path: Path) -> PriceBook:
-    """Raises BadPriceBook."""
+    """Read a price book from a file. Raises BadPriceBook."""
     try:
         return parse_price_book(path.read_text(encoding="utf-8"), path.name)
     except OSError as error:
@@ -36,7 +36,7 @@ def load_price_book(path: Path) -> PriceBook:
 
 
 def read_price_book(path: Path | None) -> PriceBook:
-    """Return the prices of a file, or those that are shipped. Raises BadSetting."""
+    """Return the prices of a file, or without one the shipped prices. Raises BadSetting."""
     if path is None:
         return default_price_book()
     try:
@@ -46,12 +46,12 @@ def read_price_book(path: Path | None) -> PriceBook:
 
 
 def parse_price_book(text: str, name: str) -> PriceBook:
-    """Raises BadPriceBook naming `name`, the field, its value and the rule."""
+    """Parse a price book. Raises BadPriceBook with `name`, the field, its value and the rule."""
     try:
         raw = tomllib.loads(text)
     except RecursionError:
         raise BadPriceBook(f"{name}: it is nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError is one, and what int() says of thousands of digits
+    except ValueError as error:  # a TOMLDecodeError, or int()'s error for thousands of digits
         raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT_CHARS]}") from error
     try:
         return _book(raw)
@@ -66,61 +66,61 @@ def _book(raw: dict[str, Any]) -> PriceBook:
         raise ValueError(f"prices={entries!r}: must have at least one entry")
     prices: list[Prices] = []
     for number, entry in enumerate(entries):
-        at = f"prices[{number}]"
-        prices.append(_prices(f"{at}.", _table(at, entry)))
+        field = f"prices[{number}]"
+        prices.append(_prices(f"{field}.", _table(field, entry)))
         if number and prices[-1].from_us <= prices[-2].from_us:
             before = entries[number - 1]["from"]
-            raise ValueError(f"{at}.from={entry['from']}: must be later than that of the entry before, {before}")
+            raise ValueError(f"{field}.from={entry['from']}: must be later than that of the entry before, {before}")
     return PriceBook(_currency(raw["currency"]), tuple(prices))
 
 
-def _prices(at: str, entry: dict[str, Any]) -> Prices:
-    _fields(at, entry, ("from", "per_tokens", "prompt", "cached", "completion", "request", "device"))
-    since, per_tokens, device = entry["from"], entry["per_tokens"], _table(f"{at}device", entry["device"])
+def _prices(prefix: str, entry: dict[str, Any]) -> Prices:
+    _fields(prefix, entry, ("from", "per_tokens", "prompt", "cached", "completion", "request", "device"))
+    since, per_tokens, device = entry["from"], entry["per_tokens"], _table(f"{prefix}device", entry["device"])
     if type(since) is not date:
-        raise ValueError(f"{at}from={since!r}: must be a date, as 2026-01-31")
+        raise ValueError(f"{prefix}from={since!r}: must be a date, as 2026-01-31")
     if type(per_tokens) is not int or per_tokens not in (1_000, 1_000_000):
-        raise ValueError(f"{at}per_tokens={per_tokens!r}: must be 1000 or 1000000")
+        raise ValueError(f"{prefix}per_tokens={per_tokens!r}: must be 1000 or 1000000")
     if ANY_CLASS not in device:
         named = ", ".join(sorted(device)) or "none"
-        raise ValueError(f'{at}device={named}: must have the class "{ANY_CLASS}", for those that are not named')
+        raise ValueError(f'{prefix}device={named}: must have the class "{ANY_CLASS}", for classes that are not named')
     for name in device:
-        if not is_device_class(name):  # no replica can have it: seconds that are meant would cost what "*" does
-            raise ValueError(f"{at}device={name!r}: a class {DEVICE_CLASS_RULE}")
+        if not is_device_class(name):  # no replica can have this class, so the "*" prices would be charged instead
+            raise ValueError(f"{prefix}device={name!r}: a class {DEVICE_CLASS_RULE}")
     return Prices(
         from_us=day_us(since),
         per_tokens=per_tokens,
-        prompt=_micros(f"{at}prompt", entry["prompt"]),
-        cached=_micros(f"{at}cached", entry["cached"]),
-        completion=_micros(f"{at}completion", entry["completion"]),
-        request=_micros(f"{at}request", entry["request"]),
-        device={name: _device(f"{at}device.{name}", prices) for name, prices in device.items()},
+        prompt=_micros(f"{prefix}prompt", entry["prompt"]),
+        cached=_micros(f"{prefix}cached", entry["cached"]),
+        completion=_micros(f"{prefix}completion", entry["completion"]),
+        request=_micros(f"{prefix}request", entry["request"]),
+        device={name: _device(f"{prefix}device.{name}", prices) for name, prices in device.items()},
     )
 
 
-def _device(at: str, raw: object) -> DevicePrices:
-    prices = _table(at, raw)
-    _fields(f"{at}.", prices, ("restore", "active", "idle"))
+def _device(field: str, raw: object) -> DevicePrices:
+    prices = _table(field, raw)
+    _fields(f"{field}.", prices, ("restore", "active", "idle"))
     return DevicePrices(
-        restore=_micros(f"{at}.restore", prices["restore"]),
-        active=_micros(f"{at}.active", prices["active"]),
-        idle=_micros(f"{at}.idle", prices["idle"]),
+        restore=_micros(f"{field}.restore", prices["restore"]),
+        active=_micros(f"{field}.active", prices["active"]),
+        idle=_micros(f"{field}.idle", prices["idle"]),
     )
 
 
-def _table(at: str, raw: object) -> dict[str, Any]:
+def _table(field: str, raw: object) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise ValueError(f"{at}={raw!r}: must be a table")
+        raise ValueError(f"{field}={raw!r}: must be a table")
     return raw
 
 
-def _fields(at: str, raw: dict[str, Any], wanted: Sequence[str]) -> None:
+def _fields(prefix: str, raw: dict[str, Any], wanted: Sequence[str]) -> None:
     for name in wanted:
         if name not in raw:
-            raise ValueError(f"{at}{name}: is required")
+            raise ValueError(f"{prefix}{name}: is required")
     for name, value in raw.items():
         if name not in wanted:
-            raise ValueError(f"{at}{name}={value!r}: is no field; there are {', '.join(wanted)}")
+            raise ValueError(f"{prefix}{name}={value!r}: is no field; there are {', '.join(wanted)}")
 
 
 def _currency(text: object) -> str:

@@ -1,7 +1,7 @@
-"""Tell activators what tenants with a budget have spent of their month: the bill as it stands.
+"""Publish to activators what tenants with a budget have spent of their month: the bill so far.
 
 After a batch of records or a change of a budget, the rows of those tenants are read. Every FULL_READ_INTERVAL_S all
-rows are read, because months and prices begin and replicas end. Rows that have changed are sent.
+rows are read, because months and prices begin and replicas end. Changed rows are published.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from kelvin.process.loops import record_error
 
 log = logging.getLogger(__name__)
 
-PUBLISH_INTERVAL_S: Final = 0.25  # between two tellings
+PUBLISH_INTERVAL_S: Final = 0.25  # between two publications
 FULL_READ_INTERVAL_S: Final = 30.0
 RECENT_US: Final = 3_600_000_000
-RECENT_SOURCES: Final = 64  # activators whose last record may be older: it may have waited in a spool for long
+RECENT_SOURCES: Final = 64  # activators included although their last record is older: it may have waited in a spool
 ACTIVATOR_SOURCES: Final = "activator-"
 
 
@@ -46,28 +46,28 @@ class SpendingFeed:
         self._clock = clock
         self._due = asyncio.Event()
         self._published: dict[str, SpendingRow] = {}
-        self._changed_tenants: set[str] = set()  # tenants with records, or another budget, since the last telling
+        self._changed_tenants: set[str] = set()  # with new records, or another budget, since the last publication
 
     def __repr__(self) -> str:
         return f"<SpendingFeed tenants={len(self._published)}>"
 
     def noted(self, records: Iterable[RequestRecord]) -> None:
-        """Record that the ledger has these records."""
+        """Note that the ledger has entered these records."""
         if tenants := {record.tenant for record in records if record.tenant in self._published}:
             self._changed_tenants |= tenants
             self._due.set()
 
     def on_budget_changed(self, tenant: str) -> None:
-        """Record that the tenant's budget was set or removed."""
+        """Note that the tenant's budget was set or removed."""
         self._changed_tenants.add(tenant)
         self._due.set()
 
     async def publish_spending(self) -> None:
-        """Send the changed rows of all tenants that have a budget. Raises Refused."""
+        """Publish the changed rows of all tenants that have a budget. Raises Refused."""
         await self._publish_changed(None)
 
     async def run(self) -> None:
-        """Send changed rows until cancelled."""
+        """Publish changed rows until cancelled."""
         all_at_us = self._clock.monotonic_us()
         is_away = False
         while True:
@@ -83,21 +83,21 @@ class SpendingFeed:
                 is_away = False
                 if is_all:
                     all_at_us = self._clock.monotonic_us()
-            except Refused as refused:  # the database is another's for a moment, or away for longer
+            except Refused as refused:  # the database is locked or away
                 if not is_away:
-                    log.warning("budgets are not told", extra={"error": str(refused)})
+                    log.warning("budgets can't be published", extra={"error": str(refused)})
                 is_away = True
                 self._due.set()
             except Exception:
-                self._due.set()  # what is due stays so, whatever prevented it
+                self._due.set()  # try again after an unexpected error, too
                 raise
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     async def _publish_changed(self, tenants: Collection[str] | None) -> None:
-        """Read the rows of these tenants (None: of all), and send those that have changed."""
+        """Read the rows of these tenants (None: of all), and publish those that have changed."""
         noted, self._changed_tenants = self._changed_tenants, set()
         now_us = self._clock.wall_s() * 1_000_000
-        # From memory, because each batch of records asks.
+        # Read budgets from memory, because this runs after each batch of records.
         wanted = self._feed.budgets() if tenants is None else sorted(filter(self._feed.has_budget, tenants))
         try:
             rows, failed = await self._database.read(
@@ -113,18 +113,18 @@ class SpendingFeed:
             if tenants is not None
             else {name: self._published[name] for name in failed if name in self._published}
         )
-        told = dict(kept)
-        news = []
+        published = dict(kept)
+        changed_rows = []
         for row in rows:
             last = self._published.get(row.tenant)
             # A new `seen` alone is sent only to tenants that have records in this batch.
             if last is None or (row if row.tenant in noted else replace(row, seen=last.seen)) != last:
-                news.append(row)
+                changed_rows.append(row)
                 last = row
-            told[row.tenant] = last
-        self._published = told
-        if news:
-            self._feed.publish(Feed(spending=tuple(news)))
+            published[row.tenant] = last
+        self._published = published
+        if changed_rows:
+            self._feed.publish(Feed(spending=tuple(changed_rows)))
 
 
 def spending(
@@ -141,7 +141,7 @@ def spending(
     _, ends_at_us = month_bounds_us(month)
     beside = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
     prices = book.at(now_us)
-    told = TokenPrices(
+    token_prices = TokenPrices(
         per_tokens=prices.per_tokens, prompt=prices.prompt, cached=prices.cached, completion=prices.completion,
         request=prices.request,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def spending(
             continue
         rows.append(
             SpendingRow(
-                tenant=tenant, month=month, ends_at_us=ends_at_us, prices=told, seen=seen, spent_micros=spent,
+                tenant=tenant, month=month, ends_at_us=ends_at_us, prices=token_prices, seen=seen, spent_micros=spent,
                 beside=dict(zip(sorted(beside), others, strict=True)),
             )
         )  # fmt: skip

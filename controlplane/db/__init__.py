@@ -1,5 +1,5 @@
-"""Open the database, SQLite or PostgreSQL, and keep its schema: tables, migrations, chained logs.
+"""Open the database, SQLite or PostgreSQL, and keep its schema: tables, migrations, hash chains.
 
-The rows of each subject are read and written in that subject's folder. Begin with `database.py`; the tables are in
-`schema.py` and `ledger_schema.py`.
+Rows are read and written in the folder of their subject. Begin with `database.py`; the tables are in `schema.py` and
+`ledger_schema.py`.
 """

@@ -1,6 +1,6 @@
-"""The migration that chains the audit: columns, the rows that are there, and what the database refuses from then on.
+"""Migrate the audit log to hash chains: new columns, links for existing rows, and triggers that refuse other changes.
 
-Frozen like every step of `migrations`.
+Frozen, like every step in `migrations.py`.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ _IS_NEXT_LINK: Final = (
     "AND NEW.link = 1 + COALESCE((SELECT links FROM audit_chains WHERE tenant = NEW.tenant), 0) "
     "AND NEW.sequence > (SELECT COALESCE(MAX(sequence), 0) FROM audit)"
 )
-# An entry says that others before its `before_s` were let go. Its JSON is read of such entries alone: what is emptied
-# is none. `{before_s}` is written in each database's own way.
+# An `audit.expired` entry covers entries before its `before_s`. The CASE keeps the database from parsing the JSON of
+# other rows: an emptied one has none. Each database has its own expression for `{before_s}`.
 _IS_EXPIRY: Final = " AND ".join(
     (
         "OLD.expired_at_s IS NULL AND NEW.expired_at_s IS NOT NULL",
@@ -45,14 +45,14 @@ _BEFORE_S: Final = {
 }
 _IS_NEXT_CHAIN_END: Final = "NEW.tenant = OLD.tenant AND NEW.links = OLD.links + 1"
 _FORMAT_NAME: Final = "kelvin audit 1"
-_WINDOWS: Final = {  # by the word of an action before its point
+_WINDOWS: Final = {  # by the word of an action before its dot
     "access": "access", "key": "keys", "model": "models", "version": "models", "cache": "models", "tenant": "tenants",
     "month": "billing", "prices": "billing", "audit": "trail",
 }  # fmt: skip
 
 
 class Guard(NamedTuple):
-    """A trigger: of which table, upon what, and what alone is allowed."""
+    """A trigger: its table, its event, and the only change that it allows."""
 
     table: str
     event: str
@@ -65,14 +65,14 @@ GUARDS: Final = {
     "audit_stays": Guard("audit", "DELETE"),
     "audit_chains_grow": Guard("audit_chains", "UPDATE", _IS_NEXT_CHAIN_END),
     "audit_chains_stay": Guard("audit_chains", "DELETE"),
-    # SQLite has no such statement.
+    # PostgreSQL only: SQLite has no TRUNCATE.
     "audit_is_kept": Guard("audit", "TRUNCATE"),
     "audit_chains_are_kept": Guard("audit_chains", "TRUNCATE"),
 }
 
 
 def _trigger_statements(dialect: str) -> Iterator[str]:
-    """The statements that make them. A refusal is of the class of broken constraints in both databases."""
+    """Yield the statements that create the triggers. In both databases a refusal counts as a constraint violation."""
     for name, (table, event, allowed) in GUARDS.items():
         refused = f"({allowed.replace('{before_s}', _BEFORE_S[dialect])}) IS NOT TRUE"
         said, upon = "'the audit is only added to'", f"CREATE TRIGGER {name} BEFORE {event} ON {table}"
@@ -87,7 +87,7 @@ def _trigger_statements(dialect: str) -> Iterator[str]:
 
 
 def chain_audit(connection: Connection) -> None:
-    """The rows that are there are chained as they are, in their order, without a salt: they have none."""
+    """Chain the existing rows in their order. They have no salt."""
     for column in _COLUMNS:
         connection.execute(text(f"ALTER TABLE audit ADD COLUMN {column}"))
     for statement in (

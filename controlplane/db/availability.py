@@ -1,6 +1,6 @@
-"""Open the database when it is there: PostgreSQL may come up later, or be another control plane's until that ends.
+"""Open the database once it is available: PostgreSQL may start later, or another control plane may still write to it.
 
-And stay the one who writes to it: a session that was cut has lost the lock, also where nothing is to be written.
+Then keep the writing session: a session that was cut has lost the lock, even if nothing has to be written.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ READ_ONLY: Final = "25006"  # PostgreSQL's state of a transaction that may not w
 async def open_when_available(
     place: Path | PostgresUrl, stop: asyncio.Event, on_waiting: Callable[[str], None] = lambda _: None
 ) -> Database | None:
-    """Open the database; return None if `stop` comes first. A file is opened at once or not at all. PostgreSQL is
+    """Open the database; return None if `stop` is set first. A file is opened at once or not at all. PostgreSQL is
     waited for. A cancelled call leaves nothing open.
 
-    `on_waiting` is called with what is waited for, in words that name no host and no user. Raises DBAPIError for a
-    defect of PostgreSQL or of this program, and BadSetting for a damaged file or a database of a newer program.
+    `on_waiting` is called with a text about what is waited for, without host and user. Raises DBAPIError for a defect
+    of PostgreSQL or of this program, and BadSetting for a damaged file or a database of a newer program.
     """
     on_waiting("the database")
     if isinstance(place, Path):
         return _open_file(place)
-    told = ""
+    logged_reason = ""
     while not stop.is_set():
         opening = _PendingOpen(place)
         try:
@@ -61,9 +61,9 @@ async def open_when_available(
             if fault_of(error) in (DatabaseFault.DEFECT, DatabaseFault.DAMAGED):
                 raise
             why = str(error.orig).strip()
-            if why != told:
-                log.warning("the database can't be opened; asking again", extra={"database": str(place), "error": why})
-                told = why
+            if why != logged_reason:
+                log.warning("the database can't be opened; retrying", extra={"database": str(place), "error": why})
+                logged_reason = why
             on_waiting(f"the database: {_reason(error)}")
         with suppress(TimeoutError):
             async with asyncio.timeout(RETRY_INTERVAL_S):
@@ -80,16 +80,14 @@ def _open_file(path: Path) -> Database:
         with translate_damage(path):
             return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
-        back = (
-            "restore a backup from before the upgrade (kelvin restore FILE --replace), which lacks all that came later"
-        )
+        back = "restore a backup from before the upgrade (kelvin restore FILE --replace), which lacks later changes"
         rule = f"{newer}: use the newer program again, or {back}"
         raise BadSetting("KELVIN_DATA", str(path.parent), rule) from newer
 
 
 @contextmanager
 def translate_damage(path: Path) -> Iterator[None]:
-    """Translate what SQLite says of a damaged file, or of a copy of it, to a BadSetting of `path`."""
+    """Translate SQLite's errors about a damaged file, or a copy of it, to a BadSetting about `path`."""
     try:
         yield
     except DBAPIError as error:
@@ -105,28 +103,27 @@ def check_pages(copy: Database, path: Path) -> None:
 
 
 def check_file_headers(path: Path) -> None:
-    """Refuse what SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged header,
-    a database whose whole content was in a log that is lost.
-
-    Of a file that is damaged it would drop the log, from which the file may be repaired.
+    """Refuse files that SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged
+    header, a database whose whole content was in a lost log. For a damaged file SQLite would delete the log, which may
+    be needed to repair it.
     """
     log_path = path.with_name(f"{path.name}-wal")
     begins, log_begins = _try_read_header(path), _try_read_header(log_path)
     if log_begins and log_begins[:4] not in _WAL_MAGIC:
-        rest = f"or remove it, which loses what was committed last and is not in {path.name} yet"
+        rest = f"or remove it, which loses the last commits that are not in {path.name} yet"
         raise _damaged(path, f"{log_path.name} is damaged", rest)
     if begins and begins != _MAGIC:
         raise _damaged(path, f"{path.name} is damaged (file is not a database)")
     if log_begins and not begins:
-        raise _damaged(path, f"{path.name} is empty or missing, and its {log_path.name} is there")
+        raise _damaged(path, f"{path.name} is empty or missing, but its {log_path.name} exists")
     # A new installation has no file, and a start that was killed early leaves an empty one. Neither was ever ready.
-    # After a loss, a new database would be backed up, and the next restore would take that backup for the newest.
+    # After a loss, a new database would be backed up, and the next restore would take that backup as the newest.
     if not (path.parent / WAS_READY_FILE).exists():
         return
     if not begins:
         rest = f"or remove `{WAS_READY_FILE}` and `{path.name}` to begin without models, keys and bills"
         raise _damaged(path, f"{path.name} is {'missing' if begins is None else 'empty'}", rest)
-    # In the first minute, all but a header is in the log. Keys are made before a start is ready, and never deleted.
+    # In the first minute, all but a header is in the log. Keys are created before a start is ready, and never deleted.
     if not _has_keys(path):
         what = f"{path.name} has no keys, as its {log_path.name} is empty, missing or cut short"
         rest = (
@@ -141,7 +138,7 @@ def _has_keys(path: Path) -> bool:
         try:
             return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM keys)").fetchone()[0])
         except sqlite3.Error as error:
-            return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # which says that there is no such table
+            return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # SQLITE_ERROR: there is no such table
 
 
 def _try_read_header(path: Path) -> bytes | None:
@@ -174,9 +171,9 @@ def _reason(error: DBAPIError) -> str:
 
 
 class _PendingOpen:
-    """Opens PostgreSQL in a thread that goes on when its caller has left.
+    """Opens PostgreSQL in a thread that goes on after its caller has left.
 
-    A control plane that lost the lead can't wait for a migration to end. So a database that is open by then is closed
+    A control plane that lost the lead can't wait until a migration ends. So a database that is open by then is closed
     at once, or its session would keep the lock from the next leader.
     """
 
@@ -187,7 +184,7 @@ class _PendingOpen:
         self._is_abandoned = False
 
     def run(self) -> Database:
-        """Blocking. Raises as `open_database`."""
+        """Open the database. Blocking. Raises as `open_database`."""
         opened = open_database(self._place)
         with self._lock:
             self._database, is_left = opened, self._is_abandoned
@@ -196,7 +193,7 @@ class _PendingOpen:
         return opened
 
     def abandon(self) -> None:
-        """Close the database, now or once it is open: the caller has left."""
+        """Close the database, now or once it is open, because the caller has left."""
         with self._lock:
             opened, self._is_abandoned = self._database, True
         if opened is not None:
@@ -204,10 +201,9 @@ class _PendingOpen:
 
 
 async def watch_write_session(database: Database, clock: Clock) -> None:
-    """Check the writing session again and again, until cancelled.
+    """Check the writing session at an interval, until cancelled.
 
-    So a session that was cut is replaced soon and takes the lock again, and a control plane that was superseded learns
-    of it.
+    So a session that was cut is soon replaced and takes the lock again, and a fenced control plane learns of it.
     """
     is_away = False
     while True:
@@ -223,4 +219,4 @@ async def watch_write_session(database: Database, clock: Clock) -> None:
 
 
 def _do_nothing(connection: Connection) -> None:
-    """But that there is a transaction."""
+    """Run an empty transaction."""

@@ -1,6 +1,4 @@
-"""The chained logs in the database, the ledger and the audit: rows are linked in memory, and the new ends of their
-chains are written with them.
-"""
+"""Write hash chains of the ledger and the audit log: rows are linked in memory, and the chains' new ends are stored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,27 +10,27 @@ from controlplane.db import hash_chain_policy as chain
 from controlplane.db import ledger_schema, schema
 from controlplane.db.hash_chain_policy import Value
 
-ChainName = tuple[str, ...]  # of a chain: a tenant, for the ledger also a month
-OnProgress = Callable[[int], None]  # that so many more rows are read
+ChainName = tuple[str, ...]  # a tenant, and for the ledger also a month
+OnProgress = Callable[[int], None]  # called with the number of rows read since the last call
 
 
 @dataclass(frozen=True, slots=True)
 class ChainedLog:
-    """Where the ends of a log's chains are, by name, and what the chains begin with."""
+    """A log with hash chains: the table of the chains' ends, and the format that the chains begin with."""
 
     ends: Table
     format_name: str
 
     def genesis(self, name: ChainName) -> bytes:
-        """Return what the first row of that chain follows."""
+        """Return the digest that precedes the first row of the chain."""
         return chain.genesis(self.format_name, *name)
 
     def columns_of(self, name: ChainName) -> dict[str, str]:
-        """Return the name as values of its columns."""
+        """Return the chain's name as values by column."""
         return dict(zip(self.ends.primary_key.columns.keys(), name, strict=True))
 
     def end_of(self, connection: Connection, name: ChainName) -> tuple[int, str] | None:
-        """Return how many links were written and the last one's digest; None before the first."""
+        """Return the stored number of links and the last digest; None for an empty chain."""
         found = connection.execute(select(self.ends).filter_by(**self.columns_of(name))).first()
         return None if found is None else (found.links, found.chain)
 
@@ -42,14 +40,14 @@ AUDIT: Final = ChainedLog(schema.audit_chains, chain.AUDIT)
 
 
 class ChainLink(NamedTuple):
-    """Where a row is: its columns of these names."""
+    """A row's place in its chain. The fields are named as its columns."""
 
     link: int
     chain: str
 
 
 class ChainWriter:
-    """The ends of all chains of a log that one transaction adds to."""
+    """Links the rows that one transaction adds to chains of a log."""
 
     def __init__(self, connection: Connection, log: ChainedLog = LEDGER) -> None:
         self._connection = connection
@@ -58,18 +56,18 @@ class ChainWriter:
         self._new: set[ChainName] = set()
 
     def next_link(self, name: ChainName) -> int:
-        """Return the number that the next row of that chain gets."""
+        """Return the number of the chain's next row."""
         return self._end(name)[0] + 1
 
     def add(self, name: ChainName, values: Sequence[Value]) -> ChainLink:
-        """Link the next row of that chain."""
+        """Link the next row of the chain."""
         links, end = self._end(name)
         links, end = links + 1, chain.digest_of(end, values)
         self._ends[name] = links, end
         return ChainLink(links, end.hex())
 
     def write(self) -> None:
-        """Write the new ends. Call it once, after everything was added."""
+        """Store the new ends. Call it once, after everything was added."""
         ends = self._log.ends
         for name, (links, end) in self._ends.items():
             names, values = self._log.columns_of(name), {"links": links, "chain": end.hex()}

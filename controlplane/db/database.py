@@ -1,8 +1,9 @@
-"""The control plane's database: one engine, one writer thread, a few readers. The stores that use it know its tables.
+"""Run transactions of the control plane's database: one engine, one writer thread, a few readers. Stores know the
+tables.
 
-SQLite in WAL mode with synchronous=FULL, or PostgreSQL: a commit that returned survives a power cut. One thread writes,
-so that no transaction ever waits for another's lock; readers see the last commit and block nobody. The SQL is Core
-throughout.
+The database is SQLite in WAL mode with synchronous=FULL, or PostgreSQL: a commit that returned survives a power cut.
+One thread writes, so no transaction of ours waits for another one's lock. Readers see the last commit and block
+nothing. All SQL is SQLAlchemy Core.
 """
 
 import asyncio
@@ -52,17 +53,15 @@ T = TypeVar("T")
 
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
-DAMAGED_RETRY_AFTER_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
-# Raised by rows that somebody changed.
+DAMAGED_RETRY_AFTER_S: Final = 60.0  # Retry-After while the database is damaged, until an operator repairs it
+# Raised when a row is read that was changed by hand.
 UNREADABLE: Final = (ValueError, TypeError, LookupError, ArithmeticError, DBAPIError)
 _READ_ONLY: Final = "kelvin_read_only"
 
 
 def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
-    """Return an engine over the file (made with mode 0600). Every transaction takes the write lock at its start, except
-    those of `snapshot`.
-
-    Where another process holds the lock, a transaction waits for `busy_ms`.
+    """Return an engine for the file (created with mode 0600). Every transaction takes the write lock at its start,
+    except those of `snapshot`. It waits up to `busy_ms` for a lock of another process.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # WAL and shm files copy its mode
     engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"check_same_thread": False})
@@ -111,7 +110,7 @@ def _refusing_faults() -> Iterator[None]:
 
 
 def failure_of(error: DBAPIError) -> Failure | None:
-    """Return what a caller is told of an error of either database; None for a defect of ours."""
+    """Return the failure that a caller gets for an error of either database; None for a defect of ours."""
     match fault_of(error):
         case DatabaseFault.DEFECT:
             return None
@@ -181,9 +180,9 @@ def distinct_texts(connection: Connection, column: ColumnElement[str]) -> list[s
 
 
 def unreadable(error: Exception) -> str:
-    """Return what to say of rows that raised one of UNREADABLE.
+    """Return a text about the row that raised one of UNREADABLE.
 
-    Raises the error itself if the database is away or damaged: it says nothing of the rows then.
+    Raises the error itself if the database is away or damaged, since then it says nothing about the row.
     """
     if not isinstance(error, DBAPIError):
         return f"one can't be read: {error}"
@@ -207,16 +206,14 @@ def refuse_unreadable(what: str, command: str) -> Iterator[None]:
 
 
 class Database:
-    """Owns the engine and its threads. Constructing it migrates the database, the ledger too. Close it where you opened
-    it.
-    """
+    """Owns the engine and its threads. Constructing it migrates database and ledger. Close it where you opened it."""
 
     def __init__(self, engine: Engine, postgres: "Postgres | None" = None) -> None:
         migrate(engine)
         ensure_ledger(engine)
         self.engine = engine
-        self.writes = 0  # transactions, of a file only those that changed something
-        self.on_fenced: Callable[[], None] = lambda: None  # memory and database differ: the process has to restart
+        self.writes = 0  # write transactions; for SQLite only those that changed something
+        self.on_fenced: Callable[[], None] = lambda: None  # memory and database differ, so the process has to restart
         self._postgres = postgres
         self._reading = engine if postgres is None else postgres.reading
         self._writer = ThreadPoolExecutor(1, "database-writer")
@@ -248,7 +245,7 @@ class Database:
             raise
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` over one consistent snapshot. Raises as `write`."""
+        """Run `work` on one consistent snapshot. Raises as `write`."""
         queued_at_s = time.monotonic()
 
         def transaction() -> T:
@@ -259,7 +256,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)
 
     def copy(self, path: Path) -> None:
-        """Write one consistent state to a new file (mode 0600), beside readers and writers. Blocks: it reads
+        """Write one consistent state to a new file (mode 0600), while others read and write. Blocks: it reads
         everything.
 
         Raises Refused(Conflict) for PostgreSQL, OSError if a disk refuses (ENOSPC if it is full).
@@ -280,13 +277,13 @@ class Database:
         return None if found == "ok" else " ".join(found.split())
 
     def check_copied(self) -> None:
-        """Raise Refused(Conflict) for a database that `copy` can't copy."""
+        """Raise Refused(Conflict) if `copy` can't copy this database."""
         if self._postgres is not None:
-            rule = "the database is the PostgreSQL of KELVIN_DATABASE: pg_dump, or its own archive, backs it up"
+            rule = "the database is the PostgreSQL of KELVIN_DATABASE: back it up with pg_dump, or with its own archive"
             raise Refused(Conflict("backup", rule))
 
     def close(self) -> None:
-        """Wait for commits under way, then close all connections."""
+        """Wait for running commits, then close all connections."""
         self._writer.shutdown()
         self._readers.shutdown()
         self.engine.dispose()
@@ -294,7 +291,7 @@ class Database:
             self._postgres.close()
 
     def _limit_silence(self, limit_s: float, queued_at_s: float) -> AbstractContextManager[None]:
-        """Bound silence of PostgreSQL. SQLite bounds its own waits."""
+        """Limit how long PostgreSQL may be silent. SQLite limits its own waits."""
         return nullcontext() if self._postgres is None else server_silence.limit_silence(limit_s, queued_at_s)
 
     def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:
@@ -341,7 +338,7 @@ def open_database(place: Path | PostgresUrl) -> Database:
 
 
 def reading_engine(place: Path | PostgresUrl) -> Engine:
-    """To read what another process writes. Dispose of it."""
+    """Return an engine for reading what another process writes. Dispose of it."""
     if isinstance(place, Path):
         return sqlite_engine(place)
     from controlplane.db import postgres

@@ -1,4 +1,4 @@
-"""Classify what a database reports, by SQLSTATE for PostgreSQL and by result code for SQLite.
+"""Classify a database's errors, by SQLSTATE for PostgreSQL and by result code for SQLite.
 
 Sources: PostgreSQL, appendix A, "Error Codes"; SQLite, "Result and Error Codes".
 """
@@ -38,7 +38,7 @@ _BY_SQLSTATE: Final = {
     "55P02": DatabaseFault.DEFECT,  # a parameter that can't be changed now
     "55P04": DatabaseFault.DEFECT,  # a new enum value used too early
     "57": DatabaseFault.RETRYABLE,  # operator intervention: a statement was cancelled, the server can't connect now
-    "57P01": DatabaseFault.UNKNOWN,  # the session was ended. A commit may wait for its standby just then
+    "57P01": DatabaseFault.UNKNOWN,  # the session was ended; a commit may have been waiting for its standby
     "57P02": DatabaseFault.UNKNOWN,  # the server crashed
     "58": DatabaseFault.RETRYABLE,  # system error: input or output
     "XX001": DatabaseFault.DAMAGED,
@@ -57,7 +57,7 @@ _BY_RESULT: Final = {
     11: DatabaseFault.DAMAGED,  # CORRUPT
     13: DatabaseFault.FULL,  # FULL
     14: DatabaseFault.RETRYABLE,  # CANTOPEN: no file descriptors, or the directory is away
-    15: DatabaseFault.RETRYABLE,  # PROTOCOL: too many wait for the lock of the log
+    15: DatabaseFault.RETRYABLE,  # PROTOCOL: too many processes wait for the lock of the log
     23: DatabaseFault.REFUSED,  # AUTH
     26: DatabaseFault.DAMAGED,  # NOTADB
     4874: DatabaseFault.FULL,  # IOERR_SHMSIZE: the index of the log can't grow

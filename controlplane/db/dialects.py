@@ -1,4 +1,4 @@
-"""Where SQL for SQLite and for PostgreSQL differs: upserts, texts in the order of their bytes, long statements."""
+"""Hide differences between SQLite's and PostgreSQL's SQL: upserts, collation, statement timeouts, DROP COLUMN."""
 
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
@@ -17,12 +17,12 @@ _OTHER_COLLATIONS: Final = text(
 
 
 def upserts(table: Table, create_statement: Callable[[Insert], Executable]) -> Mapping[str, Executable]:
-    """Return a statement that inserts or changes what is there, by a dialect's name: each has its own construct."""
+    """Return, by the dialect's name, a statement that inserts a row or changes the existing one."""
     return {"sqlite": create_statement(sqlite.insert(table)), "postgresql": create_statement(postgresql.insert(table))}
 
 
 def disable_statement_timeout(connection: Connection) -> None:
-    """A step of a migration takes as long as it takes."""
+    """Let the transaction's statements take any time, as steps of a migration may."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
 
@@ -30,7 +30,7 @@ def disable_statement_timeout(connection: Connection) -> None:
 def drop_columns(connection: Connection, table: str, columns: Collection[str], create_statement: str) -> None:
     """Drop these columns of the table. `create_statement` is its CREATE TABLE without them.
 
-    SQLite before 3.35 can't drop a column, so there the table is made anew, and its rows are put back.
+    SQLite before 3.35 can't drop a column, so there the table is created again and its rows are copied back.
     """
     if connection.dialect.name == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
         for column in columns:
@@ -45,7 +45,7 @@ def drop_columns(connection: Connection, table: str, columns: Collection[str], c
 
 
 def ensure_c_collation(engine: Engine, tables: Collection[str]) -> None:
-    """What sorts by a column of these tables has the same order in every database, whatever its locale."""
+    """Give these tables' text columns the collation "C", so that sorting does not depend on the database's locale."""
     if engine.dialect.name != "postgresql":
         return
     with engine.begin() as connection:

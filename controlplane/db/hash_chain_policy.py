@@ -1,9 +1,9 @@
-"""Hash chains: each row's digest covers the digest of the row before it and the row's own bytes.
+"""Compute and check hash chains: each row's digest covers the digest of the row before it and the row's own bytes.
 
-The ledger has a chain for each month of a tenant, the audit one for each tenant. SHA-256 (FIPS 180-4) is in every
-standard library, so that a chain can be checked without us; at 400 bytes a row it costs less than reading the row.
-Nothing here keeps who owns the database from making a new chain: note its end elsewhere (closing a month and verifying
-the audit print it) where that matters.
+The ledger has a chain for each month of a tenant, the audit log one for each tenant. SHA-256 (FIPS 180-4) is in every
+standard library, so a chain can be checked without Kelvin. At 400 bytes a row it costs less than reading the row.
+Nothing here prevents the owner of the database from making a new chain. Where that matters, keep a chain's end
+elsewhere: closing a month and verifying the audit print it.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ import msgspec
 
 Value = str | int | bool | None
 
-# The formats of the two: another one for any other choice of fields or encoding.
+# Names of the formats. Any other choice of fields or encoding needs a new name.
 LEDGER: Final = "kelvin ledger 1"
 AUDIT: Final = "kelvin audit 1"
 
 
 class RowKind(StrEnum):
-    """What a row of a ledger's chain is; the first of its values."""
+    """Kind of a row in a ledger's chain. It is the first of the row's values."""
 
     REQUEST = "request"
     LIFETIME = "lifetime"
@@ -30,7 +30,7 @@ class RowKind(StrEnum):
 
 
 def genesis(format_name: str, *names: str) -> bytes:
-    """Return what the first row of a chain follows. No two chains have it in common: rows can't change places."""
+    """Return the digest that precedes the first row. It differs for each chain, so rows can't move to another one."""
     return hashlib.sha256(msgspec.json.encode([format_name, *names])).digest()
 
 
@@ -40,11 +40,11 @@ def digest_of(previous: bytes, values: Sequence[Value]) -> bytes:
 
 
 class ChainReader:
-    """Follows a chain link by link, up to the first that is not what was written. Methods return what is wrong."""
+    """Follows a chain link by link, up to the first difference. Methods return the difference as a text, or None."""
 
     def __init__(self, start: bytes) -> None:
-        self.links = 0  # that hold
-        self.end = start  # the digest of the last of them
+        self.links = 0  # links that hold
+        self.end = start  # digest of the last of them
 
     def check_link(self, link: int) -> str | None:
         """Check that this number comes next."""
@@ -53,7 +53,7 @@ class ChainReader:
         return f"link {link} comes after link {self.links}: a row is missing, or one too many"
 
     def advance(self, link: int, values: Sequence[Value], chain: str) -> str | None:
-        """Add the next row, if its values make the digest that is written beside them."""
+        """Add the next row. Its values must give the digest that is stored with them."""
         end = digest_of(self.end, values)
         if end.hex() != chain:
             return f"link {link}: the row, or one before it, is not what was written"
@@ -61,7 +61,7 @@ class ChainReader:
         return None
 
     def check_end(self, links: int, chain: str) -> str | None:
-        """Check that the chain ends where its end was written. Call it after the last row."""
+        """Check that the chain ends at its stored end. Call it after the last row."""
         if (self.links, self.end.hex()) == (links, chain):
             return None
         return f"the chain ends with link {self.links}; {links} links were written, or another last one"

@@ -1,4 +1,4 @@
-"""Read columns that a newer program may have written otherwise: JSON, and words of which there may be more."""
+"""Read columns that a newer program may have written differently: JSON objects, and enums with more words."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -10,14 +10,14 @@ W = TypeVar("W", bound=StrEnum)
 
 
 class UnreadableColumn(Exception):
-    """A column has what this program does not know; the text says which one, and the rule.
+    """A column has a value that this program does not know. The text names the column and the rule.
 
-    A newer program may have written it: a setting or a word that is added is no step of the schema.
+    A newer program may have written it: a new setting or word is not a step of the schema.
     """
 
 
 def read_column(stored: str, kind: type[T], what: str) -> T:
-    """Return the column's value. Raises UnreadableColumn."""
+    """Return the column's decoded value. Raises UnreadableColumn."""
     try:
         return decoder(kind).decode(stored)
     except BadJson as error:
@@ -25,7 +25,7 @@ def read_column(stored: str, kind: type[T], what: str) -> T:
 
 
 def read_enum(stored: str, words: type[W], what: str) -> W:
-    """Return the word of these that the column has. Raises UnreadableColumn."""
+    """Return the column's word as an enum member. Raises UnreadableColumn."""
     try:
         return words(stored)
     except ValueError as error:

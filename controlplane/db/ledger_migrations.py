@@ -1,6 +1,7 @@
-"""Forward migrations of the ledger, with numbers of their own: its tables share a file with the registry, no more.
+"""Migrate the ledger forward. Its steps have numbers of their own, because its tables only share a file with the
+registry.
 
-As in `migrations`: a released step is never edited, runs once, whole or not at all, and a newer ledger is refused.
+As in `migrations.py`, a released step is never edited and runs once, whole or not at all. A newer ledger is refused.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class NewerLedger(RuntimeError):
 
 
 def _records(connection: Connection) -> None:
-    """Records, and which of them arrived."""
+    """Create the tables of records, and of received sequences."""
     for statement in (
         "CREATE TABLE ledger_requests (tenant VARCHAR(63) NOT NULL, request_id VARCHAR(128) NOT NULL, "
         "origin VARCHAR(16) NOT NULL, orphan_of VARCHAR(128) NOT NULL, source VARCHAR(128) NOT NULL, "
@@ -63,7 +64,7 @@ def _records(connection: Connection) -> None:
 
 
 def _chains(connection: Connection) -> None:
-    """Chains and totals, made of the records that are there; closings; indices that reports no longer need go."""
+    """Create chains and totals from existing records, and the table of closings. Drop indices no longer needed."""
     chained = ("month VARCHAR(7) NOT NULL DEFAULT ''", "link BIGINT NOT NULL DEFAULT 0",
                "chain VARCHAR(64) NOT NULL DEFAULT ''")  # fmt: skip
     tables = ("ledger_requests", "ledger_lifetimes", "ledger_conflicts")
@@ -122,7 +123,7 @@ def _chains(connection: Connection) -> None:
 
 
 def _guests(connection: Connection) -> None:
-    """Requests at another tenant's replica; until now there were none."""
+    """Add the owner of a replica that served another tenant. Until now there was no such request."""
     for statement in (
         "ALTER TABLE ledger_runtime_totals ADD COLUMN owner VARCHAR(63)",
         "CREATE INDEX ledger_runtime_totals_of_guests ON ledger_runtime_totals (owner, last_at_us) "
@@ -134,7 +135,7 @@ def _guests(connection: Connection) -> None:
 def _chain(
     connection: Connection, links: ChainWriter, table: Table, kind: RowKind, values: list[str], end: str
 ) -> None:
-    """Link the rows in the order of their ends; as they lie in no chain yet, none is read twice."""
+    """Link the rows in the order of their ends, in batches. Rows with link 0 are not linked yet."""
     names = [column.name for column in table.primary_key]
     same = [table.c[name] == bindparam(f"of_{name}") for name in names]
     place = update(table).where(*same).values(
@@ -159,7 +160,7 @@ def _chain(
 
 
 def _once(connection: Connection) -> None:
-    """Which requests are one for the bill. Those that are there are not: their digests stay as they are."""
+    """Add the idempotency key. Existing records have none, so their digests stay as they are."""
     connection.execute(text("ALTER TABLE ledger_requests ADD COLUMN once VARCHAR(64)"))
     connection.execute(
         text("CREATE INDEX ledger_requests_by_once ON ledger_requests (tenant, once) WHERE once IS NOT NULL")
@@ -167,12 +168,12 @@ def _once(connection: Connection) -> None:
 
 
 def _degraded(connection: Connection) -> None:
-    """What a model's ladder gave up for a request; until now nothing, and digests stay as they are."""
+    """Add the degradation step. Existing records have none, so their digests stay as they are."""
     connection.execute(text("ALTER TABLE ledger_requests ADD COLUMN degraded VARCHAR(160)"))
 
 
 def _open_lives(connection: Connection) -> None:
-    """What replicas of pods say of their lives while they last."""
+    """Create the table of running replicas' last reports."""
     for statement in (
         "CREATE TABLE ledger_open_lives (runtime_id VARCHAR(128) NOT NULL, tenant VARCHAR(63) NOT NULL, "
         "told_at_us BIGINT NOT NULL, died_at_us BIGINT NOT NULL, record TEXT NOT NULL, PRIMARY KEY (runtime_id))",
@@ -182,14 +183,14 @@ def _open_lives(connection: Connection) -> None:
 
 
 def _granted_models(connection: Connection) -> None:
-    """A model of another tenant is OWNER/M: two names and a slash. In SQLite a length is not more than a remark."""
+    """Make room for OWNER/M, the name of another tenant's model. SQLite does not enforce lengths."""
     if connection.dialect.name == "postgresql":
         for table in ("ledger_requests", "ledger_request_totals"):
             connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(127)"))
 
 
 def _step_totals(connection: Connection) -> None:
-    """How many requests got less, by the ladder's step, as far as records say; less what was taken back of them."""
+    """Count degraded requests by step, without those whose charge was taken back."""
     for statement in (
         "CREATE TABLE ledger_step_totals (tenant VARCHAR(63) NOT NULL, month VARCHAR(7) NOT NULL, "
         "day INTEGER NOT NULL, step VARCHAR(16) NOT NULL, requests BIGINT NOT NULL, "
@@ -208,7 +209,7 @@ def _step_totals(connection: Connection) -> None:
 
 
 def _no_empty_totals(connection: Connection) -> None:
-    """Sums that came to nothing had kept their rows, and a sound ledger was called unsound for them."""
+    """Delete totals that are zero. Earlier programs kept such rows, and verification called a sound ledger unsound."""
     for statement in (
         "DELETE FROM ledger_request_totals WHERE requests = 0 AND prompt_tokens = 0 AND cached_tokens = 0 "
         "AND completion_tokens = 0",
@@ -218,7 +219,7 @@ def _no_empty_totals(connection: Connection) -> None:
 
 
 def _journal_position(connection: Connection) -> None:
-    """How far the journal reached when the last transaction committed; unknown until the next one."""
+    """Create the table of the journal's position at the last commit. It is unknown until the next transaction."""
     table = "ledger_journal (id INTEGER NOT NULL, position BIGINT NOT NULL, PRIMARY KEY (id))"
     connection.execute(text(f"CREATE TABLE IF NOT EXISTS {table}"))
 
@@ -238,7 +239,7 @@ STEPS: Final[Sequence[Migration]] = (
 
 
 def ensure_ledger(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
-    """Apply what is missing. Raises NewerLedger."""
+    """Apply missing steps. Raises NewerLedger."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS ledger_schema (number INTEGER PRIMARY KEY)"))
         done = connection.execute(text("SELECT COALESCE(MAX(number), 0) FROM ledger_schema")).scalar_one()

@@ -1,7 +1,7 @@
-"""The ledger's tables: usage records as they came, chained, and the sums that bills are made of.
+"""Define the ledger's tables: usage records as they arrived, chained, and the totals that bills are made of.
 
-A record is never deleted or rewritten, and neither is its place in the chain. What may change while its month is open
-is whether it stands (is charged). How a database came to have these tables is `ledger_migrations`'.
+A record is never deleted or rewritten, and its place in the chain never changes. While its month is open, only its
+columns `stands` (it is charged) and `replaces` may change. `ledger_migrations.py` creates the tables.
 """
 
 from typing import Final
@@ -12,9 +12,9 @@ metadata = MetaData()
 
 
 def _chain_columns() -> list[Column[object]]:
-    """Where a row is in its tenant's chain of a month: rows of all kinds are numbered together."""
+    """Return the columns of a row's place in its tenant's chain of a month. Rows of all kinds are numbered together."""
     return [
-        Column("month", String(7), nullable=False),  # YYYY-MM, in which it is booked
+        Column("month", String(7), nullable=False),  # YYYY-MM in which the row is booked
         Column("link", BigInteger, nullable=False),  # 1, 2, 3, ...
         Column("chain", String(64), nullable=False),  # the digest of this row and all before it
     ]
@@ -26,7 +26,7 @@ request_records = Table(
     Column("tenant", String(63), primary_key=True),
     Column("request_id", String(128), primary_key=True),
     Column("origin", String(16), primary_key=True),
-    Column("orphan_of", String(128), primary_key=True),  # the runtime that wrote it; empty for an activator's
+    Column("orphan_of", String(128), primary_key=True),  # runtime that wrote an orphan record; empty for an activator's
     Column("source", String(128), nullable=False),
     Column("sequence", BigInteger, nullable=False),
     Column("model", String(127), nullable=False),  # M, or OWNER/M
@@ -47,9 +47,9 @@ request_records = Table(
     Column("stands", Boolean, nullable=False),
     Column("billable", Boolean, nullable=False),
     *_chain_columns(),
-    Column("replaces", String(145)),  # "origin:orphan_of" of the record of a closed month whose charge it takes back
-    Column("once", String(64)),  # of the requests that are one for the bill
-    Column("degraded", String(160)),  # what its model's ladder gave up for it
+    Column("replaces", String(145)),  # "origin:orphan_of" of the closed month's record whose charge is taken back
+    Column("once", String(64)),  # idempotency key: requests with the same key are charged once
+    Column("degraded", String(160)),  # degradation step that was applied
     Index("ledger_requests_by_link", "tenant", "month", "link", unique=True),
 )
 _orphans = request_records.c.origin == "orphan"
@@ -95,20 +95,20 @@ lifetime_records = Table(
     Index("ledger_lifetimes_by_link", "tenant", "month", "link", unique=True),
 )
 
-# Replicas of pods that live, or that nobody told the end of: a row goes with the record of the whole life. No record by
-# itself, so it is in no chain.
+# Last reports of running replicas of pods. A row is deleted when the record of the whole life arrives. It is not a
+# usage record, so it is in no chain.
 open_lives = Table(
     "ledger_open_lives",
     metadata,
     Column("runtime_id", String(128), primary_key=True),
     Column("tenant", String(63), nullable=False),
-    Column("told_at_us", BigInteger, nullable=False),  # by our clock
-    Column("died_at_us", BigInteger, nullable=False),  # up to where it counts, by its own
+    Column("told_at_us", BigInteger, nullable=False),  # time of the report, by our clock
+    Column("died_at_us", BigInteger, nullable=False),  # end of the reported time, by the pod's clock
     Column("record", Text, nullable=False),  # JSON of a LifetimeRecord
     Index("ledger_open_lives_by_word", "told_at_us"),
 )
 
-# Which sequences of a source arrived, as ranges: a healthy source has one, however many records it sent.
+# Sequences that arrived from a source, as ranges. A healthy source has one range, however many records it sent.
 received = Table(
     "ledger_received",
     metadata,
@@ -121,14 +121,14 @@ sources = Table(
     "ledger_sources",
     metadata,
     Column("source", String(128), primary_key=True),
-    Column("first_at_us", BigInteger, nullable=False),  # earliest and latest end of what it recorded
+    Column("first_at_us", BigInteger, nullable=False),  # earliest and latest end among its records
     Column("last_at_us", BigInteger, nullable=False),
 )
 
 conflicts = Table(
     "ledger_conflicts",
     metadata,
-    Column("digest", String(64), primary_key=True),  # see `arrivals.Conflicts`: a repeat is not another conflict
+    Column("digest", String(64), primary_key=True),  # of the record, so that a repeat is not another conflict
     Column("tenant", String(63)),
     Column("subject", String(300), nullable=False),
     Column("at_us", BigInteger, nullable=False),
@@ -138,7 +138,7 @@ conflicts = Table(
     Index("ledger_conflicts_by_link", "tenant", "month", "link", unique=True),
 )
 
-# The end of each chain. The platform's own (standbys that died unused) is that of the tenant "".
+# The end of each chain. The platform's own chain (standbys that died unused) has the tenant "".
 chains = Table(
     "ledger_chains",
     metadata,
@@ -148,7 +148,7 @@ chains = Table(
     Column("chain", String(64), nullable=False),
 )
 
-# The last row of a closed month's chain: its prices and its bill, as they are for ever.
+# The last row of a closed month's chain: its frozen prices and bill.
 closings = Table(
     "ledger_closings",
     metadata,
@@ -161,13 +161,13 @@ closings = Table(
     Column("chain", String(64), nullable=False),
 )
 
-# As many rows as a month has days, models and outcomes: what a bill is made of, however many requests there were.
+# Bills are made of these totals: a row per day, model and outcome, however many requests there were.
 request_totals = Table(
     "ledger_request_totals",
     metadata,
     Column("tenant", String(63), primary_key=True),
-    Column("month", String(7), primary_key=True),  # in which it is booked
-    Column("day", Integer, primary_key=True),  # of the requests' end, since 1970 (UTC): prices begin at midnight
+    Column("month", String(7), primary_key=True),  # in which the requests are booked
+    Column("day", Integer, primary_key=True),  # day of their end since 1970 (UTC), because prices change at midnight
     Column("model", String(127), primary_key=True),
     Column("outcome", String(64), primary_key=True),
     Column("billable", Boolean, primary_key=True),
@@ -177,14 +177,14 @@ request_totals = Table(
     Column("completion_tokens", BigInteger, nullable=False),
 )
 
-# Of these requests, those for which a ladder gave something up.
+# Counts of the degraded requests among them.
 step_totals = Table(
     "ledger_step_totals",
     metadata,
     Column("tenant", String(63), primary_key=True),
     Column("month", String(7), primary_key=True),
     Column("day", Integer, primary_key=True),
-    Column("step", String(16), primary_key=True),  # as `contracts/ladder` names it
+    Column("step", String(16), primary_key=True),  # as in kelvin/contracts/serving/degradation_steps.py
     Column("requests", BigInteger, nullable=False),
 )
 
@@ -202,18 +202,18 @@ device_totals = Table(
     Column("idle_us", BigInteger, nullable=False),
 )
 
-# All that a balance asks of a tenant's requests at a replica, whenever they ended.
+# Totals of a tenant's requests at a replica in all months, for comparison with the replica's lifetime record.
 runtime_totals = Table(
     "ledger_runtime_totals",
     metadata,
     Column("runtime_id", String(128), primary_key=True),
     Column("tenant", String(63), primary_key=True),
     Column("requests", BigInteger, nullable=False),
-    Column("answered", BigInteger, nullable=False),  # of these, that cost device time or delivered tokens
+    Column("answered", BigInteger, nullable=False),  # requests that used device time or delivered tokens
     Column("device_us", BigInteger, nullable=False),
     Column("first_at_us", BigInteger, nullable=False),  # earliest and latest end
     Column("last_at_us", BigInteger, nullable=False),
-    Column("owner", String(63)),  # whose replica it is, where it isn't the tenant's
+    Column("owner", String(63)),  # tenant of the replica, if it is another one
     Index("ledger_runtime_totals_by_end", "tenant", "last_at_us"),
 )
 _guests = runtime_totals.c.owner.is_not(None)
@@ -225,16 +225,16 @@ Index(
     postgresql_where=_guests,
 )
 
-IN_USE: Final = 0  # no journal's number: the position in that row is the number of the journal in use, 0 for none
-UNKNOWN: Final = -1  # there: the database was restored from a backup that doesn't say which journal was in use
+IN_USE: Final = 0  # id of the row whose position is the number of the journal in use (0: none); never a journal's id
+UNKNOWN: Final = -1  # number in that row if the restored backup doesn't say which journal was in use
 journal_position = Table(
     "ledger_journal",
     metadata,
     Column("id", Integer, primary_key=True),  # the journal's number, or IN_USE; without a row it is unknown
-    Column("position", BigInteger, nullable=False),  # its last entry when the last transaction with it committed
+    Column("position", BigInteger, nullable=False),  # its last entry at the last committed transaction
 )
 
-# What a digest covers, in this order: a released list is never edited. Of a request `digested_marks` comes last.
+# Columns that a digest covers, in this order. A released list is never edited. A request's `digested_marks` come last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
     "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",
     "started_at_us", "ended_at_us", "queued_us", "outcome", "status", "stream", "prompt_tokens", "cached_tokens",
@@ -254,12 +254,12 @@ CLOSING_VALUES: Final = tuple(column for column in closings.c if column.name in 
 
 
 def digested_marks(once: str | None, degraded: str | None) -> tuple[str | None, ...]:
-    """What the digest of a request covers beyond REQUEST_VALUES: nothing, where it has neither."""
+    """Return the values of a request that its digest covers beyond REQUEST_VALUES. They are empty if it has neither."""
     if degraded is not None:
         return once, degraded
     return () if once is None else (once,)
 
 
 def owned_by(table: Table, tenant: str) -> ColumnElement[bool]:
-    """Rows of that tenant; of the platform where it is ""."""
+    """Select the tenant's rows; for "" those of the platform."""
     return table.c.tenant == tenant if tenant or not table.c.tenant.nullable else table.c.tenant.is_(None)

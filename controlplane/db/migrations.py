@@ -1,7 +1,7 @@
-"""Forward migrations of the database: numbered steps, each applied once, each in a transaction of its own.
+"""Migrate the database forward: numbered steps, each applied once, in a transaction of its own.
 
-A released step is never edited: its DDL is frozen here as text that SQLite and PostgreSQL both take, and a test holds
-the result against `schema`. There is no way back but a backup; a file of a newer program is refused.
+A released step is never edited. Its DDL is frozen here as text for both SQLite and PostgreSQL, and a test compares the
+result with `schema.py`. The only way back is a backup. A database of a newer program is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ _VERSION_TABLE: Final = (
 
 
 class NewerDatabase(RuntimeError):
-    """The file was written by a newer program; reading it with this one could lose what that one added."""
+    """A newer program wrote the database. Reading it with this one could lose what that one added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A step. Numbers start at 1 and have no holes."""
+    """A migration step. Numbers start at 1 and have no gaps."""
 
     number: int
     name: str
@@ -55,7 +55,7 @@ def _registry(connection: Connection) -> None:
 
 
 def _access(connection: Connection) -> None:
-    """Until now there was one tenant with two keys; the one that administered it is the installation's first."""
+    """Add access control. Until now one tenant had two keys; the admin key becomes the first operator key."""
     for statement in (
         "ALTER TABLE tenants ADD COLUMN state VARCHAR(16) DEFAULT 'active' NOT NULL",
         "ALTER TABLE keys ADD COLUMN name VARCHAR(63) DEFAULT '' NOT NULL",
@@ -144,7 +144,7 @@ def _stops(connection: Connection) -> None:
 
 
 def _settings(connection: Connection) -> None:
-    """Until now each setting had a column of its own. From now on all of a tenant or a model are one JSON object."""
+    """Move settings to one JSON object per tenant or model. Until now each setting had a column of its own."""
     limits = (
         "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
         "weight", "priority", "plan", "deadline_max_s",
@@ -205,7 +205,7 @@ STEPS: Final[Sequence[Migration]] = (
 
 
 def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
-    """Apply what is missing, in order; a step that fails leaves the file as it was before it. Raises NewerDatabase."""
+    """Apply missing steps in order. A step that fails changes nothing. Raises NewerDatabase."""
     with engine.begin() as connection:
         connection.execute(text(_VERSION_TABLE))
         done = connection.execute(text("SELECT COALESCE(MAX(number), 0) FROM schema_version")).scalar_one()

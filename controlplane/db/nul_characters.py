@@ -1,4 +1,4 @@
-"""Refuse NUL characters in requests, with either database: PostgreSQL can't store them, SQLite can't compare them.
+"""Refuse NUL characters in requests with either database: PostgreSQL can't store them, SQLite can't compare them.
 
 HTTP headers can't hold one. Paths, queries and bodies are checked where they are read.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 RULE: Final = "must hold no NUL character"
 _ESCAPED: Final = b"\\u0000"
-# An odd number of backslashes: behind an even number `u0000` is text.
+# An odd number of backslashes: after an even number `u0000` is text.
 _ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -49,7 +49,7 @@ def check_json(raw: bytes | bytearray) -> None:
 
 
 async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
-    """Decode a body that is stored. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong."""
+    """Decode a body that will be stored. Raises Refused: BodyTooLarge, or InvalidRequest with the reason."""
     raw = await read_body(request, limit_bytes)
     check_json(raw)
     return decode(raw, kind)

@@ -1,11 +1,12 @@
-"""PostgreSQL as the control plane's database: how it is reached, and that one control plane at a time writes to it.
+"""Use PostgreSQL as the control plane's database, and ensure that one control plane at a time writes to it.
 
-Whoever writes holds an advisory lock in the session that it writes in: with that session both are gone, the lock and
-what was not committed. What another control plane wrote meanwhile shows in the number that each takes at its start.
+The writer holds an advisory lock in the session in which it writes. If that session ends, the lock and all uncommitted
+changes are gone together. Each control plane takes a number at its start, so a higher number shows that another one
+wrote meanwhile.
 
-Each transaction that writes also counts itself, in the row of that number. A new session compares the count with the
-one in memory. So it shows whether a commit without an answer took place, and whether the server has lost commits that
-it answered: a failover to a standby that lagged, or a database that was put back.
+Each writing transaction also increments a commit count in the row of that number. A new session compares the count with
+the one in memory. So it learns whether a commit without an answer took place, and whether the server has lost
+acknowledged commits: after a failover to a standby that lagged, or a restore of the database.
 """
 
 import logging
@@ -33,17 +34,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MIN_SERVER_VERSION: Final = 150_000  # as libpq numbers versions: 15, the oldest that the suite runs with
-LOCK: Final = int.from_bytes(b"kelvin", "big")  # an advisory lock is of one database
+LOCK: Final = int.from_bytes(b"kelvin", "big")  # the scope of an advisory lock is one database
 _WAIT_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 _LOCK_MS: Final = 3000  # less than the silence after which the client gives up, so that the server can say why
 _STATEMENT_MS: Final = int(dependencies.STATEMENT_S * 1000)
 _SESSION: Final = (
-    "default_transaction_isolation=repeatable\\ read",  # whoever reads twice sees one state
+    "default_transaction_isolation=repeatable\\ read",  # two reads in one transaction see the same state
     "synchronous_commit=on",
     f"lock_timeout={_LOCK_MS}",
     f"statement_timeout={_STATEMENT_MS}",
     f"idle_in_transaction_session_timeout={_STATEMENT_MS}",
-    # The server's own: a machine of ours that is gone holds the lock no longer than connections between hosts last.
+    # The server's keepalives: if our machine is gone, its session and the lock end as soon as any connection to it.
     f"tcp_keepalives_idle={KEEPALIVE_IDLE_S}",
     f"tcp_keepalives_interval={KEEPALIVE_INTERVAL_S}",
     f"tcp_keepalives_count={KEEPALIVE_PROBES}",
@@ -51,7 +52,7 @@ _SESSION: Final = (
 _READ_ONLY: Final = "default_transaction_read_only=on"
 _WRITERS: Final = (
     "CREATE TABLE IF NOT EXISTS writers (number BIGINT NOT NULL PRIMARY KEY)",
-    # After a failover that lost writers, their numbers are given again. The token tells them apart.
+    # After a failover that lost rows, their numbers are given again. The token tells the writers apart.
     "ALTER TABLE writers ADD COLUMN IF NOT EXISTS token BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE writers ADD COLUMN IF NOT EXISTS commits BIGINT NOT NULL DEFAULT 0",
 )
@@ -59,7 +60,7 @@ _BEGIN: Final = (
     "INSERT INTO writers (number, token) SELECT COALESCE(MAX(number), 0) + 1, %s FROM writers RETURNING number"
 )
 _NEWEST: Final = "SELECT number, token, commits FROM writers ORDER BY number DESC LIMIT 1"
-# A transaction that has written has an id by now. Others stay without one, and this costs no write.
+# A transaction that has written has an id by now. Others have none, and for them this writes nothing.
 _COUNT: Final = text(
     "UPDATE writers SET commits = commits + 1 "
     "WHERE number = :number AND pg_current_xact_id_if_assigned() IS NOT NULL RETURNING commits"
@@ -83,11 +84,11 @@ class Writer:
         self.commits = 0  # transactions known to be committed
         self.is_fenced = False
         self._token = secrets.randbits(62)
-        self._has_unanswered_commit = False  # one more commit got no answer
-        self._may_lack_changes = False  # and if it took place, memory lacks its changes
+        self._has_unanswered_commit = False  # one more commit was sent and got no answer
+        self._may_lack_changes = False  # if that commit took place, memory lacks its changes
 
     def acquire_lock(self, connection: "psycopg.Connection[Any]") -> None:
-        """Take the lock, which this session holds until it ends. Raises Held, Superseded."""
+        """Take the lock, which this session holds until it ends. Raises WriterLockHeld, WriterFenced."""
         try:
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         except LockNotAvailable:
@@ -120,11 +121,12 @@ class Writer:
         self._has_unanswered_commit, self._may_lack_changes = True, may_lack_changes
 
     def _compare(self, newest: tuple[Any, ...] | None) -> None:
-        """Compare the newest writer in the database with this one. Raises Superseded. The session holds the lock, so no
-        earlier one of ours is still active.
+        """Compare the newest writer in the database with this one. Raises WriterFenced. The session holds the lock, so
+        no earlier session of ours is still active.
 
-        (1) Another control plane wrote. (2) The commit without an answer took place. (3) The server lacks acknowledged
-        commits, or has others.
+        (1) Another control plane wrote.
+        (2) The commit without an answer took place.
+        (3) The server lacks acknowledged commits, or has others.
         """
         number, token, commits = newest or (0, 0, 0)
         # (1)
@@ -133,7 +135,7 @@ class Writer:
         # (2)
         if self._has_unanswered_commit and token == self._token and commits == self.commits + 1:
             if self._may_lack_changes:
-                self._fence("a change of which nobody was told has been committed")
+                self._fence("a change whose caller got an error was committed after all")
             self.commits = commits
         # (3)
         if (number, token, commits) != (self.number, self._token, self.commits):
@@ -142,18 +144,16 @@ class Writer:
 
     def _fence(self, why: str) -> None:
         if not self.is_fenced:
-            log.error("this control plane ends, to begin anew with what the database holds", extra={"why": why})
+            log.error("this control plane ends, so that its successor reads the database again", extra={"why": why})
         self.is_fenced = True
         raise WriterFenced(why)
 
 
 class _Session(psycopg.Connection[Any]):
-    """A session that is closed when the server is silent for longer than the thread's limit. See
-    `server_silence.py`.
-    """
+    """A session that is closed if the server is silent for longer than the thread's limit: see `server_silence.py`."""
 
     def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        """See psycopg. Closes the session and raises OperationalError if the server is silent for too long."""
+        """Wait for the server. If it is silent for too long, close the session and raise OperationalError."""
         try:
             return super().wait(_checking_silence(gen), *arguments, **options)
         except server_silence.ServerSilent as error:
@@ -179,7 +179,7 @@ def _checking_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]
 
 
 class Postgres:
-    """Two engines over one database: a session that writes, and some that read. Close it where you opened it."""
+    """Two engines for one database: one session that writes, and some that read. Close it where you opened it."""
 
     def __init__(self, place: PostgresUrl, readers: int) -> None:
         """Connect. Raises DBAPIError if that fails or another control plane writes; BadSetting for a wrong server."""
@@ -200,8 +200,8 @@ class Postgres:
     def commit(self, work: Callable[[Connection], T], *, repeated: bool) -> T:
         """Run `work` in a transaction of the writing session. If the commit gets no answer, ask the server once.
 
-        Raises DBAPIError: most likely nothing was committed. If it was after all, and `work` is not `repeated` by its
-        caller until it succeeds, the writer is superseded.
+        Raises DBAPIError: most likely nothing was committed. If it was after all, and the caller does not repeat `work`
+        until it succeeds (`repeated`), the writer is fenced.
         """
         with self.writing.connect() as connection:
             transaction = connection.begin()
@@ -232,7 +232,7 @@ class Postgres:
         self.reading.dispose()
 
     def _was_committed(self, repeated: bool) -> bool:
-        """Ask in a new session. Once it has the lock, the lost session has ended."""
+        """Ask in a new session whether the commit took place. Once it has the lock, the lost session has ended."""
         before = self.writer.commits
         self.writer.record_unanswered_commit(may_lack_changes=False)
         try:
@@ -244,7 +244,7 @@ class Postgres:
 
 
 def reading_engine(place: PostgresUrl) -> Engine:
-    """To read one consistent state, in a process of its own."""
+    """Return an engine that reads one consistent state, for a process of its own."""
     return _engine(place, 1, lambda: _connect(place, *_SESSION, _READ_ONLY))
 
 
@@ -268,7 +268,7 @@ def _engine(
         "postgresql+psycopg://",
         creator=connected,
         paramstyle="format",  # rows of the ledger go to the driver as they are
-        use_native_hstore=False,  # it would ask each new session for a type that nobody uses
+        use_native_hstore=False,  # it would query each new session for a type that Kelvin does not use
         pool_pre_ping=True,
         pool_size=sessions,
         max_overflow=0,
@@ -277,7 +277,7 @@ def _engine(
 
 
 def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
-    """Raises psycopg.OperationalError, also where the file with the password can't be read."""
+    """Open a session. Raises psycopg.OperationalError, also if the password file can't be read."""
     try:
         password = place.password()
     except (OSError, UnicodeDecodeError) as error:
@@ -293,7 +293,7 @@ def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
             options=" ".join(f"-c {each}" for each in session),
             application_name="kelvin",
             client_encoding="utf8",
-            connect_timeout=math.ceil(left_s / place.hosts()),  # it is for each of them
+            connect_timeout=math.ceil(left_s / place.hosts()),  # libpq applies it to each host
             tcp_user_timeout=_WAIT_MS,
             **given,  # type: ignore[arg-type]
         )
@@ -308,12 +308,12 @@ def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
 
 def _check_server(connection: "psycopg.Connection[Any] | None") -> None:
     assert connection is not None
-    shown, told = "postgresql://...", connection.info
-    if told.server_version < MIN_SERVER_VERSION:
+    shown, server = "postgresql://...", connection.info
+    if server.server_version < MIN_SERVER_VERSION:
         raise BadSetting("KELVIN_DATABASE", shown, f"its server must be {MIN_SERVER_VERSION // 10_000} or later")
-    encoding = told.parameter_status("server_encoding")
+    encoding = server.parameter_status("server_encoding")
     if encoding != "UTF8":
-        raise BadSetting("KELVIN_DATABASE", shown, f"its encoding is {encoding}; make it with ENCODING 'UTF8'")
+        raise BadSetting("KELVIN_DATABASE", shown, f"its encoding is {encoding}; create it with ENCODING 'UTF8'")
 
 
 def _is_outcome_unknown(error: DBAPIError) -> bool:

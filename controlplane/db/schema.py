@@ -1,6 +1,6 @@
-"""The control plane's own tables as they are now. How a file came to have them is `migrations`' work.
+"""Define the control plane's tables, except the ledger's (`ledger_schema.py`). `migrations.py` creates them.
 
-Times are whole seconds of wall clock since 1970. The ledger keeps its tables to itself.
+Times are whole seconds of wall clock since 1970.
 """
 
 from sqlalchemy import BigInteger, Column, ForeignKeyConstraint, Integer, MetaData, String, Table, Text
@@ -12,10 +12,8 @@ tenants = Table(
     metadata,
     Column("tenant", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
-    Column("state", String(16), nullable=False),  # as in policy/access; a deleted one keeps its name for ever
-    Column(
-        "limits", Text, nullable=False, server_default="{}"
-    ),  # JSON of kelvin.contracts.serving.control_messages.TenantLimits
+    Column("state", String(16), nullable=False),  # a `TenantState`; a deleted tenant keeps its row and name
+    Column("limits", Text, nullable=False, server_default="{}"),  # JSON of `TenantLimits`
 )
 
 keys = Table(
@@ -35,13 +33,13 @@ keys = Table(
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 
-# Who changed what, and when. Rows are only ever added: triggers refuse the rest, but for the words of an old one.
+# Audit entries. Rows are only added. Triggers refuse other changes, except emptying an expired body.
 audit = Table(
     "audit",
     metadata,
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
     Column("at_s", BigInteger, nullable=False),
-    Column("tenant", String(63), nullable=False),  # whose it is; empty: the installation's own
+    Column("tenant", String(63), nullable=False),  # empty: the installation itself
     Column("actor_tenant", String(63), nullable=False),
     Column("actor", String(12), nullable=False),  # the key that asked; empty: the installation itself
     Column("action", String(32), nullable=False),
@@ -51,10 +49,10 @@ audit = Table(
     Column("request_id", String(64), nullable=False, server_default=""),
     Column("salt", String(32), nullable=False, server_default=""),
     Column("window_name", String(16), nullable=False, server_default=""),
-    Column("link", BigInteger, nullable=False, server_default="0"),  # 1, 2, 3, ... of its tenant
-    Column("digest", String(64), nullable=False, server_default=""),  # of what it says
+    Column("link", BigInteger, nullable=False, server_default="0"),  # 1, 2, 3, ... within its tenant
+    Column("digest", String(64), nullable=False, server_default=""),  # of its body
     Column("chain", String(64), nullable=False, server_default=""),  # of this entry and all before it
-    Column("expired_at_s", BigInteger, nullable=True),  # what it says is gone since then
+    Column("expired_at_s", BigInteger, nullable=True),  # when its body was emptied
 )
 
 # The end of each tenant's chain.
@@ -66,7 +64,7 @@ audit_chains = Table(
     Column("chain", String(64), nullable=False),
 )
 
-# For how long entries are kept, where it is set; of the tenant "": for every tenant that has no setting.
+# Retention windows that were set. Those of the tenant "" hold for every tenant without its own.
 audit_windows = Table(
     "audit_windows",
     metadata,
@@ -82,7 +80,7 @@ models = Table(
     Column("model", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
     Column("scale", Text, nullable=False, server_default="{}"),  # JSON of policy.scale_settings.ScaleSettings
-    Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
+    Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: requests to `prod` are not split
     Column("degradation", Text, nullable=True),  # JSON of kelvin.contracts.serving.degradation_steps.Ladder; NULL: none
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
@@ -103,18 +101,16 @@ versions = Table(
     Column("max_positions", BigInteger, nullable=False),
     Column("created_at_s", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False, server_default="generate"),
-    Column(
-        "signature", Text, nullable=True
-    ),  # JSON of kelvin.contracts.artifacts.tensor_schema.Signature, of what predicts
-    Column("stopped_at_s", BigInteger, nullable=True),  # by an operator; NULL: not, or in use again since
+    Column("signature", Text, nullable=True),  # JSON of a `tensor_schema.Signature`, for models that predict
+    Column("stopped_at_s", BigInteger, nullable=True),  # by an operator; NULL: not stopped, or in use again
     ForeignKeyConstraint(["tenant", "model"], ["models.tenant", "models.model"]),
 )
 
-# Which other tenants may call a model. They go with the model, and with the tenant.
+# Which other tenants may call a model. A grant is deleted with the model, and with either tenant.
 grants = Table(
     "grants",
     metadata,
-    Column("tenant", String(63), primary_key=True),  # whose model it is
+    Column("tenant", String(63), primary_key=True),  # owner of the model
     Column("model", String(63), primary_key=True),
     Column("grantee", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),

@@ -1,9 +1,9 @@
 """Stop waiting for a database server that has sent nothing for too long.
 
-A stalled server keeps its connections open, and its kernel acknowledges what it receives. So neither keepalives nor
+A stalled server keeps its connections open, and its kernel acknowledges packets. So neither keepalives nor
 `tcp_user_timeout` end the wait, and only the server itself enforces a statement's timeout. The client has to measure.
 
-The limit is for silence, not for work: each answer of the server starts it anew. A database call runs on one thread, so
+The limit is for silence, not for work: each answer of the server restarts it. A database call runs on one thread, so
 the state is per thread.
 """
 
@@ -28,7 +28,7 @@ class _ThreadSilence(threading.local):
     def __init__(self) -> None:
         self.limit_s = math.inf
         self.since_s = 0.0
-        self.is_silent = False  # a wait was given up, and no answer came since
+        self.is_silent = False  # a wait was given up, and no answer has come since
 
 
 _silence: Final = _ThreadSilence()
@@ -39,7 +39,8 @@ def limit_silence(limit_s: float, queued_at_s: float | None = None) -> Iterator[
     """Limit waits of this thread to `limit_s` seconds of silence. A lower limit of an outer block stays.
 
     `queued_at_s` (monotonic) is when the call was queued for this thread. While the server is silent, silence counts
-    from there, so queued calls do not each wait anew. Raises Silent at once if that is too long already.
+    from there, so that queued calls do not each wait the full limit. Raises ServerSilent at once if that is already too
+    long.
     """
     before_s = _silence.limit_s
     _silence.limit_s = min(before_s, limit_s)
@@ -53,7 +54,7 @@ def limit_silence(limit_s: float, queued_at_s: float | None = None) -> Iterator[
 
 
 def start_silence() -> None:
-    """Start to measure silence: from here on this thread waits for the server."""
+    """Start measuring silence: from here on this thread waits for the server."""
     if not _silence.is_silent:
         _silence.since_s = time.monotonic()
 
@@ -64,12 +65,12 @@ def record_answer() -> None:
 
 
 def remaining_s() -> float:
-    """Return for how many more seconds this thread may wait; infinite without a limit."""
+    """Return how many more seconds this thread may wait; infinite without a limit."""
     return _silence.limit_s - (time.monotonic() - _silence.since_s)
 
 
 def check() -> None:
-    """Raise Silent if this thread has waited for too long."""
+    """Raise ServerSilent if this thread has waited for too long."""
     if remaining_s() <= 0:
         give_up()
         raise ServerSilent("the server does not answer")

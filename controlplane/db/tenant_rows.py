@@ -1,4 +1,4 @@
-"""What others ask of the table of tenants. Its one writer is `tenants`."""
+"""Let other stores check that a tenant exists. `registry/tenant_store.py` alone writes the table."""
 
 from sqlalchemy import Connection, select
 
@@ -8,7 +8,7 @@ from kelvin.contracts.errors import NotFound, Refused
 
 
 def find_tenant(connection: Connection, tenant: str) -> None:
-    """Raises Refused(NotFound) where there is no such tenant, or none any more."""
+    """Check that the tenant exists. Raises Refused(NotFound) for an unknown or deleted tenant."""
     table = schema.tenants
     known = select(table.c.tenant).where(table.c.tenant == tenant, table.c.state != TenantState.DELETED)
     if connection.execute(known).first() is None:

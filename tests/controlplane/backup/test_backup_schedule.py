@@ -259,7 +259,7 @@ def test_damaged_installation_file_is_refused(tmp_path: Path, damaged: str, cont
     claim_backup_directory(tmp_path / "place", tmp_path / "data")
     path = tmp_path / damaged / "installation"
     path.write_bytes(content)
-    with pytest.raises(BadSetting, match=rf"{path} holds no name of an installation: copy that file"):
+    with pytest.raises(BadSetting, match=rf"{path} holds no installation name: copy the file"):
         claim_backup_directory(tmp_path / "place", tmp_path / "data")
     assert path.read_bytes() == content
 

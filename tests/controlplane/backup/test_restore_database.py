@@ -314,7 +314,7 @@ def test_database_in_use_is_left_unchanged(postgres: PostgresServer, empty: Post
     made = filled(tmp_path)
     postgres.ask("CREATE TABLE keys (key_id TEXT PRIMARY KEY)", database_name(empty))
     postgres.ask("INSERT INTO keys VALUES ('somebody else''s')", database_name(empty))
-    says = rf"{database_name(empty)}.* is not empty \(there are rows in keys\): make another"
+    says = rf"{database_name(empty)}.* is not empty \(there are rows in keys\): create another"
     with pytest.raises(NotEmpty, match=says):
         into(empty, made)
     assert postgres.ask(MADE, database_name(empty)) == [("keys",)]
@@ -372,7 +372,7 @@ def test_restored_row_that_differs_is_noticed(
     if spoil is None:
         assert into(empty, made).sound
         return
-    with pytest.raises(CannotRestore, match="grants came out as something else"):
+    with pytest.raises(CannotRestore, match="grants: the copy differs from the backup"):
         into(empty, made)
 
 

@@ -113,7 +113,7 @@ async def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: 
     journal = SegmentWriter(tmp_path / "place" / "journal")
     journal.commit([lambda _: b"Xof a newer program"])
     journal.close()
-    with pytest.raises(CannotRestore, match="restore with the program that wrote it"):
+    with pytest.raises(CannotRestore, match="restore with the version of Kelvin that wrote it"):
         restore_backup(tmp_path / "place", tmp_path / "whole")
     report = restore_backup(file, tmp_path / "file")
     assert (report.replayed, report.missing) == (0, 2)

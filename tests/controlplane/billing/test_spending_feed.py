@@ -157,7 +157,7 @@ async def test_unavailable_database_is_logged_once(
         await give("acme")
         await give("b")
         running.cancel()
-    assert [record.getMessage() for record in caplog.records] == ["budgets are not told"] * 2
+    assert [record.getMessage() for record in caplog.records] == ["budgets can't be published"] * 2
 
 
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])

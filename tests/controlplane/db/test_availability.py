@@ -157,7 +157,7 @@ def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None
     """The refusal is one sentence that says both ways on, and what the way back costs."""
     with closing(_open(killed)) as database, database.engine.begin() as connection:
         connection.exec_driver_sql(f"INSERT INTO {step}")
-    ways = r"use the newer program again, or restore a backup .* which lacks all that came later"
+    ways = r"use the newer program again, or restore a backup .* which lacks later changes"
     with pytest.raises(BadSetting, match=rf"KELVIN_DATA=.*1000; this program knows \d+: {ways}"):
         _open(killed)
 
