@@ -1,6 +1,4 @@
-"""Closed months: prices and bill as they were when the month was closed, the last link of its chain; and where what
-comes too late is booked instead.
-"""
+"""Close months: store prices and bill as the last link of a month's chain, and decide where late records are booked."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -31,11 +29,11 @@ class ClosedMonths:
             self._months[tenant].add(month)
 
     def of(self, tenant: str) -> Collection[str]:
-        """Its closed months."""
+        """Return the tenant's closed months."""
         return self._months.get(tenant, frozenset[str]())
 
     def month_for(self, tenant: str, at_us: int) -> str:
-        """The month in which something of that instant is booked: its own, or the next one that is open."""
+        """Return the month in which a record of that time is booked: its own month, or the next open one."""
         month = month_of(at_us)
         while month in self.of(tenant):
             month = month_after(month)
@@ -72,12 +70,12 @@ def currencies(connection: Connection) -> set[str]:
 
 
 def prices_of(text: str) -> PriceBook:
-    """A closing's price book."""
+    """Decode the price book of a closing."""
     return decoder(PriceBook).decode(text)
 
 
 def store_closing(connection: Connection, book: PriceBook, report: BillingReport) -> None:
-    """Close the month of this bill."""
+    """Close the month of this bill: store the closing as a link of its chain."""
     assert report.closed_at_us is not None
     row: dict[str, str | int] = {
         "tenant": report.tenant,
@@ -93,14 +91,14 @@ def store_closing(connection: Connection, book: PriceBook, report: BillingReport
 
 
 def journal_closing(connection: Connection, report: BillingReport) -> ClosedMonthEntry:
-    """A closed month as the journal has it."""
+    """Return a closed month as an entry of the journal."""
     row = _closing(connection, report.tenant, report.month)
     assert row is not None
     return ClosedMonthEntry(prices=row.prices, report=report)
 
 
 def closing_digest(connection: Connection, tenant: str, month: str) -> str:
-    """The last digest of a closed month."""
+    """Return the last digest of a closed month's chain."""
     row = _closing(connection, tenant, month)
     assert row is not None
     return str(row.chain)

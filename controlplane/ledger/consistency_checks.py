@@ -1,6 +1,6 @@
-"""The accounts of a tenant beside its sums: lives, replicas without one, sources, orphans, records kept aside.
+"""Compare a tenant's accounts: lifetimes, replicas without one, gaps of sources, orphans, records kept aside.
 
-Each is held against its counterpart, and rows are streamed. A bill lists what fails, `reconcile` all of it.
+Rows are streamed. A bill lists failures only, `reconcile` lists all findings.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -52,20 +52,20 @@ from kelvin.contracts.accounting.usage import (
 )
 from kelvin.contracts.wire import BadJson, decoder
 
-REPORT_OVERDUE_US: Final = 2 * RUNNING_REPORT_INTERVAL_S * 1_000_000  # one word may be lost
+REPORT_OVERDUE_US: Final = 2 * RUNNING_REPORT_INTERVAL_S * 1_000_000  # one report may be lost
 _ROWS: Final = 500  # fetched at a time
 _RECORDS: Final = (decoder(RequestRecord), decoder(LifetimeRecord))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRuntime:
-    """One that served and has no lifetime record."""
+    """A runtime that served requests and has no lifetime record."""
 
     runtime_id: str
     requests: int
     device_us: int
     last_us: int  # end of its last request
-    reported_at_us: int | None = None  # its last word of its life so far, by our clock; None where it says none
+    reported_at_us: int | None = None  # time of its last report, by our clock; None if it does not report
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,11 @@ class ExternalFacts:
     book: PriceBook
     live: Collection[str] | None  # runtimes that have not died; None if unknown
     now_us: int  # wall clock
-    spools: Mapping[str, SpoolPosition] = field(default_factory=dict)  # sources whose spool is there
+    spools: Mapping[str, SpoolPosition] = field(default_factory=dict)  # by source
 
 
 class ConsistencyChecks:
-    """The accounts of one tenant. A source is compared once, and a replica without a lifetime record is reported once,
-    even if several months are read.
-    """
+    """The checks of one tenant. Over several months, each source and each unrecorded replica is reported once."""
 
     def __init__(self, connection: Connection, tenant: str, external_facts: ExternalFacts) -> None:
         self._connection = connection
@@ -89,11 +87,11 @@ class ConsistencyChecks:
         self._external_facts = external_facts
         self.price_lookup = build_price_lookup(connection, tenant, external_facts.book)
         self.compared = dict.fromkeys(Compared.__struct_fields__, 0)
-        self._compared_sources: set[str] = set()  # compared so far
-        self._reported_replicas: set[str] = set()  # replicas without a lifetime record, reported so far
+        self._compared_sources: set[str] = set()
+        self._reported_replicas: set[str] = set()  # replicas without a lifetime record
 
     def check_lifetimes(self, month: str) -> Iterator[Discrepancy]:
-        """Replicas that died in the month, beside the requests of all who may call them."""
+        """Compare replicas that died in the month with the requests of all their callers."""
         compared = self.compared
         for life in _lifetimes(self._connection, self._tenant, month):
             compared["replicas"] += 1
@@ -106,7 +104,7 @@ class ConsistencyChecks:
             yield from check_lifetime(life, self.price_lookup)
 
     def check_unrecorded_replicas(self, open_ones: Iterable[OpenRuntime]) -> Iterator[Discrepancy]:
-        """Report the replicas that have been dead or silent for so long that their lifetime record should be here."""
+        """Report replicas that have been dead or silent for so long that their lifetime record should have arrived."""
         live, now_us = self._external_facts.live, self._external_facts.now_us
         for each in open_ones:
             name = each.runtime_id
@@ -121,7 +119,7 @@ class ConsistencyChecks:
                 yield report_missing_lifetime(name, each.requests, each.device_us)
 
     def check_gaps(self, month: str) -> Iterator[Discrepancy]:
-        """Report what each source that recorded anything in the month lost. A lost record may be any tenant's."""
+        """Report sequence gaps of each source that recorded anything in the month. Lost records may be any tenant's."""
         for source, ranges in _received_ranges(self._connection, month):
             if source not in self._compared_sources:
                 self._compared_sources.add(source)
@@ -129,7 +127,7 @@ class ConsistencyChecks:
                 yield from check_sequence_gaps(source, ranges, self._external_facts.spools.get(source))
 
     def check_charged_orphans(self, month: str) -> Iterator[Discrepancy]:
-        """Requests of the month that no activator recorded, charged by the record of the replica that lost it."""
+        """Report the month's charged requests whose activator died, so that only their replica recorded them."""
         c = request_records.c
         query = (
             select(c.request_id, c.runtime_id, c.ended_at_us, c.completion_tokens)
@@ -145,7 +143,7 @@ class ConsistencyChecks:
             yield report_charged_orphan(request_id, runtime_id, ended_at_us, tokens, self.price_lookup)
 
     def check_conflicts(self, month: str) -> Iterator[Discrepancy]:
-        """Records of the tenant that the ledger did not enter."""
+        """Report the tenant's records that were kept aside."""
         c = conflicts.c
         query = (
             select(c.subject, c.reason, c.at_us, c.record)
@@ -160,7 +158,7 @@ class ConsistencyChecks:
 
 
 def build_price_lookup(connection: Connection, tenant: str, book: PriceBook) -> PriceLookup:
-    """Prices of an instant are those of the book; of a closed month, those that were frozen with it."""
+    """Return lookups of prices and context lengths. Prices are the book's; in a closed month, its frozen ones."""
     books: dict[str, PriceBook] = {}
 
     def prices(at_us: int) -> Prices:
@@ -178,7 +176,7 @@ def build_price_lookup(connection: Connection, tenant: str, book: PriceBook) -> 
 
 
 def stop_at_unreadable(findings: Iterable[Discrepancy]) -> Iterator[Discrepancy]:
-    """Yield the findings up to the first row that can't be read, and one for that row.
+    """Yield the findings up to the first unreadable row, and a finding for that row.
 
     Raises DBAPIError if the database is away.
     """
@@ -212,7 +210,7 @@ def open_runtimes(connection: Connection, tenant: str, month: str) -> Iterator[O
 
 
 def _sum(figures: Column[Any]) -> Cast[int]:
-    """A whole number: PostgreSQL's sums of these are decimals."""
+    """Return the sum as an integer. PostgreSQL's sums of BIGINT columns are decimals."""
     return cast(func.sum(figures), BigInteger)
 
 

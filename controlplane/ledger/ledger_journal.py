@@ -1,16 +1,17 @@
-"""The ledger's journal: a copy of all entries, in order, durable before an entry's sender may delete it.
+"""Write and read the ledger's journal: a copy of all entries, in order, durable before a sender may delete its records.
 
-It lies with the backups, on another disk if the operator chose one. A backup and the journal after it restore the
-ledger up to the last acknowledged record. Frames and segments are those of the spool.
+The journal lies with the backups, on another disk if the operator chose one. A backup and the journal after it restore
+the ledger up to the last acknowledged record. Frames and segments are those of the spool.
 
 Entries are written before their transaction commits. Marks tell a restore which of them count:
 
-- The transaction stores the journal's position in the database. If it did not commit, a `DroppedMark` mark is written
-  behind its entries before anything else, and they are not replayed.
+- The transaction stores the journal's position in the database. If it did not commit, a `DroppedMark` is written after
+  its entries before anything else, and they are not replayed.
 - The journal notes each position that the database was seen to have (the file `committed`). A database with a lower
-  position was put back by hand, and one without any that was not restored is new. Both are refused, as what they lack
-  was committed.
-- Each journal has a number, which the database stores with the position: positions of two journals can't be compared.
+  position is a copy that was put back by hand. A database without any position that was not restored is new. Both are
+  refused, because they lack committed entries.
+- Each journal has a number, which the database stores with the position, because positions of two journals can't be
+  compared.
 - If a journal is used again after another one, or after none, it gets a `_GAP` mark: it lacks the entries made
   meanwhile, and a restore from a backup before the mark reports that.
 
@@ -53,14 +54,14 @@ NUMBER_FILE: Final = "number"  # the file with the journal's number
 COMMITTED_FILE: Final = "committed"  # the file with the highest position that the database was seen to have
 _MAX_NUMBER: Final = 2**31 - 1
 LIMIT_BYTES: Final = 64 << 30
-CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
+CLOSING_BYTES: Final = 256 << 20  # limit of an uncompressed frozen bill: about a million lines
 PIECE_BYTES: Final = 128 * 1024
 REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE, _GAP = b"R", b"L", b"C", b"P", b"D", b"U", b"G"
-_PIECE_HEADER: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
+_PIECE_HEADER: Final = struct.Struct("<cII")  # kind, index of the piece, number of pieces
 
 
 class OlderDatabase(Exception):
-    """The database is a copy that somebody put back. Entries that it lacks were committed."""
+    """The database is a copy that was put back by hand. It lacks entries that were committed."""
 
     def __init__(self, position: int, known: int) -> None:
         super().__init__(f"the database ends at entry {position} of the journal, and had entry {known} before")
@@ -74,7 +75,7 @@ class ClosedMonthEntry(Wire, frozen=True):
 
 
 class DroppedMark(Wire, frozen=True):
-    """A mark: the entries above `after` up to `until` were never committed."""
+    """A mark: entries after `after`, up to and including `until`, were never committed."""
 
     after: int
     until: int
@@ -84,8 +85,8 @@ JournalEntry = RequestRecord | LifetimeRecord | ClosedMonthEntry | Unreadable
 
 
 def decode_entry(payload: bytes, now_us: int = 0) -> JournalEntry:
-    """Return the entry. An unreadable record is returned as `Unreadable`, as the ledger keeps it aside. If its time
-    can't be read it counts as of `now_us`.
+    """Return the entry. An unreadable record is returned as `Unreadable`, because the ledger keeps it aside. If its
+    time can't be read it counts as of `now_us`.
 
     Raises Refused(InvalidRequest) or ValueError for anything else that can't be read.
     """
@@ -144,7 +145,7 @@ def split_payload(payload: bytes) -> list[bytes]:
 
 
 def _ensure_number(directory: Path) -> int:
-    """Return the journal's random number. If it can't be read a new one is drawn, and no entry counts as dropped.
+    """Return the journal's random number. If it can't be read, a new one is drawn, and no entry counts as dropped.
 
     Raises OSError.
     """
@@ -160,14 +161,12 @@ def _ensure_number(directory: Path) -> int:
 
 
 class LedgerJournal:
-    """The one writer of `place`/journal. Used on the database's writer thread; close it where you opened it."""
+    """The only writer of `place`/journal. Used on the database's writer thread. Close it where you opened it."""
 
     def __init__(
         self, place: Path, *, used: int = 0, disk: SegmentDisk | None = None, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """`used` is the highest entry that backups contain. Raises OSError; BlockingIOError if another installation
-        writes there.
-        """
+        """Open the journal. Backups contain entries up to `used`. Raises OSError; BlockingIOError if it is in use."""
         self._home = SourceDirectory.lock(place, JOURNAL_DIRECTORY)
         try:
             self._journal = SegmentWriter(
@@ -176,15 +175,13 @@ class LedgerJournal:
             self._tail = SegmentReader(self._home.path)
             self.number = _ensure_number(self._home.path)
             self._last_readable = last_sequence(self._home.path)
-            # A journal of an older program, or with a damaged note, doesn't say what was committed. Then all counts.
+            # A journal of an older program, or with a damaged note, doesn't say what was committed. Then all count.
             known = try_read_position(self._home.path / COMMITTED_FILE)
-            self._dropped_until = (
-                self.committed if known is None else 0
-            )  # up to where no entry has to be marked as dropped
+            self._dropped_until = self.committed if known is None else 0  # entries up to here never need a mark
             self._last_committed = -1 if known is None else known
             self._last_used = max(used, self._last_committed)
             if self.committed == 0:
-                self._note_committed(0)  # a new journal: what is entered from here on needs its transaction
+                self._note_committed(0)  # in a new journal only committed entries count
         except BaseException:
             self._home.close()
             raise
@@ -194,26 +191,26 @@ class LedgerJournal:
 
     @property
     def committed(self) -> int:
-        """The last durable entry."""
+        """The sequence of the last durable entry."""
         return self._journal.committed
 
     def append(self, entries: Sequence[JournalEntry]) -> None:
-        """Append durably. Raises Refused(Unavailable); appending the same entries again is harmless."""
+        """Append entries durably. Appending them again is harmless. Raises Refused(Unavailable)."""
         self._append([payload for entry in entries for payload in split_payload(encode_entry(entry))])
 
     def skip_to(self, position: int | None) -> None:
-        """If the journal's files end before the database's `position`, or before what backups contain, go on behind
-        that.
+        """If the journal's files end before the database's `position`, or before entries that backups contain, continue
+        after those.
 
-        Backups say by number which entries follow them, so no number may be given twice. After a restore the database
-        has no position (None). Then entries that can be read behind a damaged one count as used, because the restore
+        Backups say by sequence which entries follow them, so no sequence may be given twice. After a restore the
+        database has no position (None). Then readable entries behind a damaged one count as used, because the restore
         entered them. Raises as `append`.
         """
         used = max(self._last_readable if position is None else position, self._last_used)
         if used > self.committed:
             log.error("the journal has lost entries", extra={"after": self.committed, "until": used})
             self._journal.advance_to(used)
-            self._append([_DROPPED + encode(DroppedMark(after=used, until=used))])  # drops nothing: a frame that stays
+            self._append([_DROPPED + encode(DroppedMark(after=used, until=used))])  # drops nothing; it uses up `used`
 
     def check(self, position: int) -> None:
         """Raise OlderDatabase if the database ends at `position` and was known to be further."""
@@ -221,14 +218,13 @@ class LedgerJournal:
             raise OlderDatabase(position, self._last_committed)
 
     def drop_after(self, position: int) -> None:
-        """Mark entries behind `position` as dropped: the database says that its last transaction ended there.
+        """Mark entries after `position` as dropped, because the database's last transaction ended there.
 
-        Raises as `append`, and OlderDatabase if the database was known to be further: what it lacks was acknowledged.
+        Raises as `append`, and OlderDatabase if the database was known to be further: it lacks acknowledged entries.
         """
         self.check(position)
-        if (
-            position >= self._dropped_until
-        ):  # else, if this transaction fails, the next start would drop what counts here
+        # Else, if this transaction failed, the next start would drop entries that count.
+        if position >= self._dropped_until:
             self._note_committed(position)
         if self.committed <= max(position, self._dropped_until):
             return
@@ -237,7 +233,7 @@ class LedgerJournal:
         self._dropped_until = self.committed
 
     def _note_committed(self, position: int) -> None:
-        # Not synced, and no error if it fails: an older note only finds out fewer databases that were put back.
+        # Not synced, and errors are ignored: an outdated note only detects fewer databases that were put back.
         if position > self._last_committed:
             self._last_committed = position
             with suppress(OSError):
@@ -260,11 +256,11 @@ class LedgerJournal:
                 raise Refused(Unavailable("the place of backups")) from outcome
 
     def trim(self, after: int) -> None:
-        """Delete entries up to `after`, a segment at a time. Raises OSError."""
+        """Delete entries up to `after`, in whole segments. Raises OSError."""
         self._tail.acknowledge(min(after, self.committed))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files. Idempotent."""
         self._journal.close()
         self._tail.close()
         self._home.close()
@@ -272,14 +268,14 @@ class LedgerJournal:
 
 @dataclass(frozen=True, slots=True)
 class JournalExtent:
-    """Which entries a journal holds: those above `trimmed`, up to `last`."""
+    """The entries that a journal holds: those after `trimmed`, up to `last`."""
 
     trimmed: int
     last: int
 
 
 def journal_extent(place: Path) -> JournalExtent:
-    """Return which entries a journal without a writer holds. An absent one is empty."""
+    """Return which entries a journal holds that has no writer. An absent journal is empty."""
     directory = place / JOURNAL_DIRECTORY
     if not directory.is_dir():
         return JournalExtent(0, 0)
@@ -287,15 +283,15 @@ def journal_extent(place: Path) -> JournalExtent:
 
 
 def entries_after(place: Path, after: int) -> Iterator[tuple[int, JournalEntry]]:
-    """Yield sequence and entry of everything that was committed and can be read. Raises as `decode_entry`, and OSError.
+    """Yield sequence and entry of all committed, readable entries. Raises as `decode_entry`, and OSError.
 
-    Sequences that are missing were lost or never committed.
+    Missing sequences were lost or never committed.
     """
     return ((sequence, decode_entry(payload)) for sequence, payload in payloads_after(place, after))
 
 
 def payloads_after(place: Path, after: int) -> Iterator[tuple[int, bytes]]:
-    """As `entries_after`, but yield entries undecoded, also those that only a newer program can decode."""
+    """Yield the same entries as `entries_after`, undecoded. They include those that only a newer program can decode."""
     directory = place / JOURNAL_DIRECTORY
     dropped = deque[DroppedMark]()
     for _, payload in join_pieces(frames_after(directory, after)):
@@ -313,10 +309,10 @@ def payloads_after(place: Path, after: int) -> Iterator[tuple[int, bytes]]:
 
 
 def count_lost_after(place: Path, after: int) -> int | None:
-    """Return how many frames behind `after` can't be read; None if the journal ends before it. Raises OSError.
+    """Return how many frames after `after` can't be read; None if the journal ends before it. Raises OSError.
 
-    A gap counts as one, since nobody knows how many entries were made without the journal. A closing that was written
-    only in part is no loss: it was never committed, and will be closed again.
+    A gap counts as one, because it is unknown how many entries were made without the journal. A closing that was
+    written only in part is no loss: it was never committed, and will be closed again.
     """
     last = journal_extent(place).last
     if last < after:

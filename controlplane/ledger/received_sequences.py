@@ -1,6 +1,6 @@
-"""Bookkeeping of a batch of usage records: which sequences of which source arrived, and what contradicts the ledger.
+"""Track, for a batch of usage records, which sequences of which source arrived, and which records conflict.
 
-Read once, written once, in the transaction of the batch.
+Stored state is read once and written once, in the transaction of the batch.
 """
 
 import hashlib
@@ -27,25 +27,25 @@ _MAX_QUERY_NAMES: Final = 500  # names per query
 
 
 class ReceivedSequences:
-    """What arrived of each source of a batch, and when: read once, written once."""
+    """Sequences and times of a batch's sources, with what arrived from them before."""
 
     def __init__(self, connection: Connection, names: Collection[str]) -> None:
         names = {_fit_column(name, received.c.source) for name in names}
         self._known: dict[str, list[Range]] = {name: [] for name in names}
         self._new: defaultdict[str, set[int]] = defaultdict(set)
         self._spans: dict[str, tuple[int, int]] = {}
-        for some in chunks(sorted(names)):
-            rows = connection.execute(select(received).where(received.c.source.in_(some)).order_by(received.c.first))
+        for chunk in chunks(sorted(names)):
+            rows = connection.execute(select(received).where(received.c.source.in_(chunk)).order_by(received.c.first))
             for row in rows.mappings():
                 self._known[row["source"]].append((row["first"], row["last"]))
 
     def has(self, source: str, sequence: int) -> bool:
-        """Whether that sequence arrived before, in this batch or another."""
+        """Return whether the sequence arrived before, in this batch or another."""
         source = _fit_column(source, received.c.source)
         return sequence in self._new[source] or covers(self._known[source], sequence)
 
     def add(self, source: str, sequence: int, at_us: int) -> None:
-        """It has arrived."""
+        """Add a sequence that has arrived, with the end time of its record."""
         source = _fit_column(source, received.c.source)
         if 0 < sequence <= MAX_VALUE:
             self._new[source].add(sequence)
@@ -54,14 +54,14 @@ class ReceivedSequences:
         self._spans[source] = min(first_us, at_us), max(last_us, at_us)
 
     def write(self, connection: Connection) -> None:
-        """Store the ranges that changed."""
+        """Store the ranges and times that changed."""
         for source, sequences in self._new.items():
             merged = add_to_ranges(self._known[source], sequences)
             if merged == self._known[source]:
                 continue
             gone = [first for first, _ in set(self._known[source]) - set(merged)]
-            for some in chunks(gone):
-                connection.execute(delete(received).where(received.c.source == source, received.c.first.in_(some)))
+            for chunk in chunks(gone):
+                connection.execute(delete(received).where(received.c.source == source, received.c.first.in_(chunk)))
             added = sorted(set(merged) - set(self._known[source]))
             insert_rows(connection, received, [(source, first, last) for first, last in added])
         for source, (first_us, last_us) in self._spans.items():
@@ -78,7 +78,7 @@ class ReceivedSequences:
 
 
 class _ConflictRow(NamedTuple):
-    """CONFLICT_VALUES of a record that was not entered."""
+    """The CONFLICT_VALUES of a record that was not entered."""
 
     digest: str
     tenant: str | None
@@ -89,7 +89,7 @@ class _ConflictRow(NamedTuple):
 
 
 class ConflictWriter:
-    """Records of a batch that were not entered."""
+    """Stores the records of a batch that are kept aside."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _ConflictRow] = {}
@@ -102,16 +102,13 @@ class ConflictWriter:
         return self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
 
     def add_unreadable(self, raw: bytes, tenant: str | None, subject: str, at_us: int, reason: str) -> str:
-        """Keep unreadable bytes aside, with the reason. Return their digest, which differs for the same bytes of two
-        subjects.
-        """
+        """Keep unreadable bytes aside, with the reason. Return a digest of subject and bytes."""
         digest = hashlib.sha256(subject.encode() + b"\n" + raw).hexdigest()
         return self._keep(digest, tenant, subject, at_us, reason, raw)
 
     def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> str:
-        tenant = (
-            _fit_column(tenant, conflicts.c.tenant) if tenant else None
-        )  # the platform's chain is that of no tenant
+        # A conflict without a tenant goes to the platform's chain.
+        tenant = _fit_column(tenant, conflicts.c.tenant) if tenant else None
         subject = _fit_column(subject, conflicts.c.subject)
         text = replace_nul(raw.decode(errors="replace"))
         self._rows.setdefault(
@@ -120,9 +117,9 @@ class ConflictWriter:
         return digest
 
     def drop_stored(self, connection: Connection) -> None:
-        """Forget those that are stored already, and look up the closed months of the others. Call it before `link`."""
-        for some in chunks(sorted(self._rows)):
-            known = select(conflicts.c.digest).where(conflicts.c.digest.in_(some))
+        """Forget records that are stored already, and look up closed months of the others. Call it before `link`."""
+        for chunk in chunks(sorted(self._rows)):
+            known = select(conflicts.c.digest).where(conflicts.c.digest.in_(chunk))
             for digest in connection.execute(known).scalars():
                 del self._rows[digest]
         if self._rows:
@@ -130,7 +127,7 @@ class ConflictWriter:
             self._closed_months = ClosedMonths(connection, {row.tenant or "" for row in self._rows.values()})
 
     def link(self, digest: str, chains: ChainWriter) -> None:
-        """Make it the next link of its chain, unless it is stored or linked already."""
+        """Make the record the next link of its chain, unless it is stored or linked already."""
         if (row := self._rows.pop(digest, None)) is not None:
             assert self._closed_months is not None, "call drop_stored first"
             tenant = row.tenant or ""
@@ -138,15 +135,15 @@ class ConflictWriter:
             self._linked.append((*row, month, *chains.add((tenant, month), (RowKind.CONFLICT, *row))))
 
     def write(self, connection: Connection) -> int:
-        """Store those that were linked. Return how many they were."""
+        """Store the linked records. Return their number."""
         insert_rows(connection, conflicts, self._linked)
         return len(self._linked)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
-    """All of them at once, each a value per column of the table, in its order; or nothing to do.
+    """Insert rows, each with a value per column of the table, in its order. Does nothing without rows.
 
-    They go to the driver as they are: binding each by name would cost more than inserting it.
+    They go to the driver unchanged, because binding each value by name would cost more than the insert.
     """
     if rows:
         connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
@@ -160,7 +157,7 @@ def _insertion(table: Table, dialect: Dialect) -> str:
 
 
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
-    """Pieces that a query can name."""
+    """Split the values so that one query can name each part."""
     return (values[start : start + _MAX_QUERY_NAMES] for start in range(0, len(values), _MAX_QUERY_NAMES))
 
 

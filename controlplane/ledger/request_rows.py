@@ -1,4 +1,4 @@
-"""Request records as rows: found by their names, read, written, and marked as charged or not."""
+"""Read and write request records as rows, and mark which are charged."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -29,57 +29,57 @@ from kelvin.contracts.wire import decoder, encode
 RequestKey = tuple[str, str]  # tenant and request id
 RecordGroups = dict[RequestKey, list[LedgerRecord]]
 
-_CONVERTED_FIELDS: Final = ("timeline", "once", "degraded")  # of what a column has in another form
+_CONVERTED_FIELDS: Final = ("timeline", "once", "degraded")  # stored in another form
 _FIELDS: Final = tuple(field for field in RequestRecord.__struct_fields__ if field not in _CONVERTED_FIELDS)
-# Of REQUEST_VALUES, what comes after the name of a record and before its timeline.
+# The REQUEST_VALUES after a record's primary key and before its timeline.
 _values: Final = attrgetter(*(column.name for column in REQUEST_VALUES[4:-1]))
 
 
 def known_requests(connection: Connection, names: Collection[RequestKey]) -> RecordGroups:
-    """All records of these requests; an empty list where there is none."""
+    """Return all records of these requests. A request without records has an empty list."""
     known: RecordGroups = {name: [] for name in names}
     c = request_records.c
     for tenant, ids in _by_tenant(names).items():
-        for some in chunks(sorted(ids)):
-            query = select(request_records).where(c.tenant == tenant, c.request_id.in_(some))
+        for chunk in chunks(sorted(ids)):
+            query = select(request_records).where(c.tenant == tenant, c.request_id.in_(chunk))
             for row in connection.execute(query).mappings():
                 known[tenant, row["request_id"]].append(decode_row(row))
     return known
 
 
 def requests_with_same_key(connection: Connection, groups: RecordGroups) -> RecordGroups:
-    """All records of other requests that have a `once` in common with these, or with one of those."""
+    """Return all records of other requests that share an idempotency key with these, directly or through others."""
     same_key_requests: RecordGroups = {}
-    asked: set[RequestKey] = set()
-    while fresh := _idempotency_keys((groups | same_key_requests).values()) - asked:
-        asked |= fresh
+    searched: set[RequestKey] = set()
+    while fresh := _idempotency_keys((groups | same_key_requests).values()) - searched:
+        searched |= fresh
         names: set[RequestKey] = set()
         c = request_records.c
         for tenant, onces in _by_tenant(fresh).items():
-            for some in chunks(sorted(onces)):
-                query = select(c.request_id).where(c.tenant == tenant, c.once.in_(some)).distinct()
+            for chunk in chunks(sorted(onces)):
+                query = select(c.request_id).where(c.tenant == tenant, c.once.in_(chunk)).distinct()
                 names |= {(tenant, request_id) for request_id in connection.execute(query).scalars()}
         same_key_requests |= known_requests(connection, names - groups.keys() - same_key_requests.keys())
     return same_key_requests
 
 
 def mark_all_charged(groups: RecordGroups, closed_months: ClosedMonths) -> RecordGroups:
-    """Mark what is charged. `groups` are whole: of each that has a `once`, its kin are there."""
+    """Mark the charged records. `groups` must have all requests that share an idempotency key with one of them."""
     booked: RecordGroups = {}
-    together: defaultdict[str, dict[str, list[LedgerRecord]]] = defaultdict(dict)
+    keyed: defaultdict[str, dict[str, list[LedgerRecord]]] = defaultdict(dict)  # with idempotency keys, by tenant
     for (tenant, request_id), group in groups.items():
         if any(each.record.once for each in group):
-            together[tenant][request_id] = group
+            keyed[tenant][request_id] = group
         else:
             booked[tenant, request_id] = mark_charged(group, closed_months.of(tenant))
-    for tenant, each in together.items():
-        for request_id, group in mark_charged_by_key(each, closed_months.of(tenant)).items():
+    for tenant, tenant_groups in keyed.items():
+        for request_id, group in mark_charged_by_key(tenant_groups, closed_months.of(tenant)).items():
             booked[tenant, request_id] = group
     return booked
 
 
 def decode_row(row: RowMapping) -> LedgerRecord:
-    """A row of requests, whole."""
+    """Return the record of a row."""
     fields = {field: row[field] for field in _FIELDS}
     timeline, replaces, once, degraded = row["timeline"], row["replaces"], row["once"], row["degraded"]
     fields["origin"] = RecordOrigin(fields["origin"])
@@ -92,7 +92,7 @@ def decode_row(row: RowMapping) -> LedgerRecord:
 
 
 def request_row(booked: LedgerRecord, chains: ChainWriter) -> tuple[Any, ...]:
-    """Every column of it, linked into its chain."""
+    """Return all columns of the record, linked into its chain."""
     record = booked.record
     timeline = None if record.timeline is None else encode(record.timeline).decode()
     values = (record.tenant, record.request_id, *row_key(record), *_values(record), timeline)
@@ -102,16 +102,16 @@ def request_row(booked: LedgerRecord, chains: ChainWriter) -> tuple[Any, ...]:
 
 
 def update_charge(connection: Connection, booked: LedgerRecord) -> None:
-    """Whether a record that is there is charged, and what it replaces."""
+    """Update whether a stored record is charged, and which record it replaces."""
     record, columns = booked.record, request_records.c
     origin, orphan_of = row_key(record)
-    it = update(request_records).where(
+    statement = update(request_records).where(
         columns.tenant == record.tenant,
         columns.request_id == record.request_id,
         columns.origin == origin,
         columns.orphan_of == orphan_of,
     )
-    connection.execute(it.values(stands=booked.stands, replaces=_replaced_key(booked)))
+    connection.execute(statement.values(stands=booked.stands, replaces=_replaced_key(booked)))
 
 
 def _replaced_key(booked: LedgerRecord) -> str | None:

@@ -1,7 +1,8 @@
-"""What replicas of pods say of their lives while they last: a pod can be gone with all that it had to tell.
+"""Store reports of running replicas of pods, because a pod can be lost with all its records.
 
-Each word takes the place of the one before it, and the record of the whole life that of the last. Where none has come
-for LOST_AFTER_S the last one becomes that record: it may be up to SO_FAR_S short, and `reconcile` names it.
+Each report replaces the one before. The lifetime record of the whole life replaces the last report. If none has come
+for LOST_AFTER_S, the last report becomes the lifetime record. It may be up to RUNNING_REPORT_INTERVAL_S short, and
+`reconcile` names it.
 """
 
 import logging
@@ -23,9 +24,9 @@ from kelvin.contracts.wire import BadJson, decoder, encode
 
 log = logging.getLogger(__name__)
 
-LOST_AFTER_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
+LOST_AFTER_S: Final = 3600.0  # a pod without a report for so long is gone; a month is closed no sooner after its end
 LOOK_S: Final = 60.0
-_BATCH_ROWS: Final = 500  # that end at once
+_BATCH_ROWS: Final = 500  # lives that one transaction ends
 _LIFETIME_DECODER: Final = decoder(LifetimeRecord)
 _UPSERT_REPORT: Final = upserts(
     open_lives,
@@ -35,7 +36,7 @@ _UPSERT_REPORT: Final = upserts(
     ),
 )
 _DELETE_REPORT: Final = delete(open_lives).where(open_lives.c.runtime_id == bindparam("ended"))
-# SQLite keeps whatever bytes it was given, and one row that is no UTF-8 would fail the query of all.
+# SQLite stores any bytes, and one row that is no UTF-8 would fail the query of all rows.
 _RAW_RECORD: Final[Mapping[str, ColumnElement[Any]]] = {
     "sqlite": cast(open_lives.c.record, LargeBinary),
     "postgresql": open_lives.c.record,
@@ -43,21 +44,22 @@ _RAW_RECORD: Final[Mapping[str, ColumnElement[Any]]] = {
 
 
 def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
-    """Each as the newest word of its replica. Raises Refused(InvalidRequest) for one that can't be, and notes none.
+    """Store each report as the newest of its replica. Raises Refused(InvalidRequest) if one is invalid, and stores none
+    then.
 
-    A replica whose life is recorded has nothing more to say.
+    Reports of a replica that has a lifetime record are ignored.
     """
     for record in records:
         _check(record)
     names = sorted({record.runtime_id for record in records})
     ended: set[str] = set()
     lived_us: dict[str, int] = {}
-    for some in chunks(names):
-        known = select(lifetime_records.c.runtime_id).where(lifetime_records.c.runtime_id.in_(some))
+    for chunk in chunks(names):
+        known = select(lifetime_records.c.runtime_id).where(lifetime_records.c.runtime_id.in_(chunk))
         ended |= set(connection.execute(known).scalars())
         c, raw = open_lives.c, _RAW_RECORD[connection.dialect.name]
         for runtime_id, tenant, report in connection.execute(
-            select(c.runtime_id, c.tenant, raw).where(c.runtime_id.in_(some))
+            select(c.runtime_id, c.tenant, raw).where(c.runtime_id.in_(chunk))
         ):
             if isinstance(last := _read(report, runtime_id, tenant), LifetimeRecord):
                 lived_us[runtime_id] = last.total_us
@@ -78,21 +80,21 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
 
 
 def forget(connection: Connection, ended: Collection[str]) -> None:
-    """Forget replicas whose lives are recorded."""
+    """Delete the reports of replicas that have a lifetime record."""
     if ended:
         connection.execute(_DELETE_REPORT, [{"ended": name} for name in sorted(ended)])
 
 
 def clamp_report_times(connection: Connection, now_us: int) -> None:
-    """Count reports that came while our clock was ahead as of `now_us`. Their own times may be years away, and such a
-    life would never end.
+    """Move report times after `now_us` to `now_us`. They were stored while our clock was ahead, and may be years away,
+    so that such a life would never end.
     """
     connection.execute(update(open_lives).where(open_lives.c.told_at_us > now_us).values(told_at_us=now_us))
 
 
 def read_final_records(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord], list[Unreadable]]:
-    """Return records for replicas that reported nothing since `before_us` (our clock), and the reports that can't be
-    read. Changes nothing.
+    """Return lifetime records for replicas without a report since `before_us` (our clock), and the reports that can't
+    be read. Changes nothing.
     """
     c = open_lives.c
     query = select(c.runtime_id, c.tenant, c.died_at_us, _RAW_RECORD[connection.dialect.name])
@@ -105,7 +107,7 @@ def read_final_records(connection: Connection, before_us: int) -> tuple[list[Lif
                 records.append(msgspec.structs.replace(report, source=source, sequence=1, exit_status=KILLED))
             case str(fault):
                 content = raw if isinstance(raw, bytes) else raw.encode()
-                reason = f"its last word can't be read: {fault}"
+                reason = f"its last report can't be read: {fault}"
                 unreadable.append(
                     Unreadable(raw=content, reason=reason, subject=runtime_id, tenant=tenant, at_us=died_at_us)
                 )
@@ -124,21 +126,21 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
 async def watch_lost_replicas(record_lost: Callable[[int], Awaitable[int]], clock: Clock, since_us: int) -> None:
     """Record the lives of replicas that have gone, by `record_lost(before_us)`, until cancelled.
 
-    Listen for LOST_AFTER_S from `since_us` (monotonic) first: a replica that could not report has not gone. After a
-    step of our own clock, listen for LOST_AFTER_S again.
+    It first listens for LOST_AFTER_S from `since_us` (monotonic), because a replica that could not report has not gone.
+    After a step of our own clock it listens for LOST_AFTER_S again.
     """
     steps = ClockStepDetector(clock)
     await clock.sleep(max(0.0, LOST_AFTER_S - (clock.monotonic_us() - since_us) / 1e6))
     while True:
         if by_us := steps.stepped_us():
-            log.warning("the clock stepped; lives are not ended for an hour", extra={"by_us": by_us})
+            log.warning("the clock stepped; lost replicas are not recorded for an hour", extra={"by_us": by_us})
             await clock.sleep(LOST_AFTER_S)
             continue
         try:
             if count := await record_lost(clock.wall_s() * 1_000_000 - int(LOST_AFTER_S * 1e6)):
-                log.warning("lives end with the last word of their replicas", extra={"count": count})
-        except Refused as refused:  # the database is another's for a moment
-            log.warning("lives are not ended yet", extra={"error": str(refused)})
+                log.warning("lost replicas are recorded by their last report", extra={"count": count})
+        except Refused as refused:  # the database is locked or away
+            log.warning("lost replicas can't be recorded yet", extra={"error": str(refused)})
         await clock.sleep(LOOK_S)
 
 

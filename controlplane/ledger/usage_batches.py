@@ -1,8 +1,8 @@
 """Decode batches of usage records one by one, so that an unreadable record blocks no other.
 
 A record is unreadable if it is no JSON, lacks fields, has wrong ones, or holds a NUL character. The ledger keeps it
-aside: see `keep_aside` in `usage_ledger.py`. A record that has all fields and more is from a newer program. Its batch
-is refused, so that its sender keeps it until the control plane is upgraded, too.
+aside (`keep_aside` in `usage_ledger.py`). A record that has all fields and more is from a newer program. Its batch is
+refused, so that its sender keeps it until the control plane is upgraded, too.
 """
 
 from collections.abc import Sequence
@@ -56,9 +56,8 @@ def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tup
         if newer := _fields_of_newer_program(each.raw, kind):
             rule = f"has the field {newer[0]!r}, of a newer program: it waits until the control plane is replaced, too"
             raise Refused(InvalidRequest("records", each.subject[:128], rule))
-    ours = [
-        record for record in records if record.source.startswith(UNSEEN_END_PREFIX)
-    ]  # reserved for lives that we end
+    # The prefix is reserved for lives that the ledger ends itself.
+    ours = [record for record in records if record.source.startswith(UNSEEN_END_PREFIX)]
     if ours:
         reason = f"its source must not begin with {UNSEEN_END_PREFIX!r}"
         unreadable += [describe(msgspec.json.encode(record), reason, now_us) for record in ours]

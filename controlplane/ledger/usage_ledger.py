@@ -1,7 +1,8 @@
-"""The ledger: takes usage records, each once, and keeps them. What they cost is `rating`'s work, whether all are there
-`findings`'; which one counts is `standing`'s.
+"""The ledger: enters usage records, each once, and stores them.
 
-Every function takes a connection within a transaction; `Ledger` runs them on the database's threads.
+`policy/rating.py` prices them, `policy/discrepancies.py` reports missing ones, `policy/record_precedence.py` decides
+which of several is charged. Functions take a connection within a transaction; `Ledger` runs them on the database's
+threads.
 """
 
 import logging
@@ -86,20 +87,20 @@ class Appended:
 
 
 class Ledger:
-    """Durable on return. Repeats, and batches that overlap, change nothing."""
+    """The ledger. Calls are durable on return. Repeated and overlapping batches change nothing."""
 
     def __init__(self, database: Database, journal: LedgerJournal | None = None) -> None:
-        """With a journal whatever is entered is in it, too, before it is acknowledged."""
+        """With a journal, every entry is in the journal, too, before it is acknowledged."""
         self._database = database
         self._journal = journal
-        self.kept_aside = 0  # records, since this process began
+        self.kept_aside = 0  # records since this process started
 
     def __repr__(self) -> str:
         return f"<Ledger {self._database!r}>"
 
     @property
     def database(self) -> Database:
-        """For those who read the ledger's tables over a snapshot of their own."""
+        """The database, for readers that need a snapshot of their own."""
         return self._database
 
     async def append_requests(self, batch: RequestBatch, unreadable: Sequence[Unreadable] = ()) -> None:
@@ -121,15 +122,16 @@ class Ledger:
         self._log_kept_aside(await self._write(enter, repeated=True), unreadable)
 
     async def record_running_replicas(self, batch: RunningLifetimes, now_us: int) -> None:
-        """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
+        """Store reports of running replicas that arrived at `now_us` (wall clock). Raises Refused(InvalidRequest)."""
         check_size(len(batch.records))
         _check_sources(batch.records)
         note = partial(running_replicas.note, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
 
     async def record_lost_replicas(self, before_us: int) -> int:
-        """Record the lives of replicas that have said nothing since `before_us` (wall clock, LOST_AFTER_S ago). Return
-        how many. One that contradicts the ledger, or can't be read, is kept aside, and is forgotten here, too.
+        """Record the lives of replicas that have not reported since `before_us` (wall clock, LOST_AFTER_S ago). Return
+        their number. A report that contradicts the ledger, or can't be read, is kept aside. Its replica is forgotten,
+        too.
         """
 
         def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:
@@ -158,7 +160,7 @@ class Ledger:
         return await self._write(closed)
 
     async def write_due_marks(self) -> None:
-        """Write the marks that the journal is due: see `ledger_journal.py`. Without a journal, store that none is in
+        """Write the marks that the journal needs (see `ledger_journal.py`). Without a journal, store that none is in
         use.
 
         Raises Refused if journal or database is unavailable, and OlderDatabase.
@@ -174,7 +176,7 @@ class Ledger:
     async def _write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
         """Run a transaction that writes to the journal. If it fails, mark its entries as dropped.
 
-        If the mark fails, too, the next transaction writes it first.
+        If that fails, too, the next transaction writes the mark first.
         """
         before = 0 if self._journal is None else self._journal.committed
         try:
@@ -192,7 +194,9 @@ class Ledger:
         records: Sequence[R],
         unreadable: Sequence[Unreadable],
     ) -> Appended:
-        """In the transaction: what is committed is in the journal, and what the journal can't take is not entered."""
+        """Enter records in a transaction and append them to the journal. Committed records are in the journal, and
+        records that the journal can't take are not entered.
+        """
         appended = enter(connection, records)
         if unreadable:
             appended = replace(appended, unreadable=keep_aside(connection, unreadable))
@@ -218,7 +222,7 @@ class Ledger:
         journal.skip_to(position)
         if position is not None:
             journal.drop_after(position)
-        elif in_use is None:  # nor was it restored: it is new, and the journal must be
+        elif in_use is None:  # the database is new and was not restored, so the journal must be new, too
             journal.check(0)
         if in_use not in (None, UNKNOWN, journal.number):
             journal.mark_gap()
@@ -229,7 +233,7 @@ class Ledger:
             connection.execute(_UPSERT_POSITION[connection.dialect.name], changed)
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:
-        """Of a request that ended; without stamps where it had nothing to tell. Raises Refused(NotFound)."""
+        """Return the timeline of an ended request; it has no stamps if none were recorded. Raises Refused(NotFound)."""
         found = await self._database.read(lambda connection: timeline_of(connection, tenant, request_id))
         if found is None:
             raise Refused(NotFound("request", request_id[:128]))
@@ -239,8 +243,8 @@ class Ledger:
 def append_requests(connection: Connection, records: Sequence[RequestRecord]) -> Appended:
     """Enter the records, in any order and however often.
 
-    Links of a chain are in the order of the records, however these are batched: a replay of the journal has to make the
-    same chains.
+    Links of a chain are in the order of the records, not of the batches, because a replay of the journal has to make
+    the same chains.
     """
     arrived = ReceivedSequences(connection, {record.source for record in records})
     closed_months = ClosedMonths(connection, {record.tenant for record in records})
@@ -248,7 +252,7 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     groups = {name: list(booked) for name, booked in known.items()}
     touched: RecordGroups = {}
     aside, placements = ConflictWriter(), defaultdict[RecordDecision, int](int)
-    links: list[RequestKey | str] = []  # requests, and digests of what is kept aside
+    links: list[RequestKey | str] = []  # requests, and digests of records that are kept aside
     for record in records:
         name = record.tenant, record.request_id
         group = groups[name]
@@ -268,7 +272,7 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     known |= same_key_requests
     for name, after in mark_all_charged(touched | same_key_requests, closed_months).items():
         before = known[name]
-        if before == after:  # what is charged is not for another request to change
+        if before == after:  # a request with the same idempotency key whose charge has not changed
             continue
         totals.add_requests(before, after)
         new[name] = iter(after[len(before) :])
@@ -291,7 +295,7 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
 
 
 def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) -> Appended:
-    """Enter the records, in any order and however often. Links are as of `append_requests`."""
+    """Enter the records, in any order and however often. Links are ordered as in `append_requests`."""
     arrived = ReceivedSequences(connection, {record.source for record in records})
     closed_months = ClosedMonths(connection, {record.tenant or "" for record in records})
     known = _known_lifetimes(connection, {record.runtime_id for record in records})
@@ -347,7 +351,7 @@ def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
 
 
 def timeline_of(connection: Connection, tenant: str, request_id: str) -> TimelineAnswer | None:
-    """From the best record of the request, whether or not it is the one that is charged."""
+    """Return the timeline of the best record of the request; None without a record."""
     found = known_requests(connection, [(tenant, request_id)])[tenant, request_id]
     if not found:
         return None
@@ -364,14 +368,14 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
 
 def _check_sources(records: Sequence[LifetimeRecord]) -> None:
     for record in records:
-        if record.source.startswith(UNSEEN_END_PREFIX):  # ours: another's could take the place of a life that we end
+        if record.source.startswith(UNSEEN_END_PREFIX):  # reserved for lives that the ledger ends itself
             raise Refused(InvalidRequest("source", record.source[:128], f"must not begin with {UNSEEN_END_PREFIX!r}"))
 
 
 def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str, LifetimeRecord]:
     known = {}
-    for some in chunks(sorted(names)):
-        query = select(lifetime_records).where(lifetime_records.c.runtime_id.in_(some))
+    for chunk in chunks(sorted(names)):
+        query = select(lifetime_records).where(lifetime_records.c.runtime_id.in_(chunk))
         for row in connection.execute(query).mappings():
             known[row["runtime_id"]] = LifetimeRecord(**{field: row[field] for field in _LIFETIME_FIELDS})
     return known

@@ -1,7 +1,4 @@
-"""The sums that bills are made of, kept in the transaction of the records: what a batch adds, and takes back.
-
-What a record adds is `booking`'s.
-"""
+"""Store the totals that bills are made of, in the transaction of the records. `policy/booking.py` computes them."""
 
 import operator
 from collections import defaultdict
@@ -32,7 +29,7 @@ RUNTIME_FIGURES: Final = ("requests", "answered", "device_us")
 
 
 class UsageTotals:
-    """What one transaction adds to the sums. As large as the batch has days, models, outcomes and runtimes."""
+    """Changes of totals by one transaction. Its size is the batch's days, models, outcomes and runtimes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -41,10 +38,10 @@ class UsageTotals:
         self._devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
         self._runtimes: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(RUNTIME_FIGURES))
         self._spans: dict[tuple[str, str], tuple[int, int]] = {}
-        self._owners: dict[tuple[str, str], str] = {}  # of replicas that are another tenant's
+        self._owners: dict[tuple[str, str], str] = {}  # owners of replicas that served another tenant
 
     def add_requests(self, before: Sequence[LedgerRecord], after: Sequence[LedgerRecord]) -> None:
-        """All records of one request as they were and as they are; the new ones are last."""
+        """Add the change of one request: all its records before and after. New records come last in `after`."""
         for sign, group in ((-1, before), (1, after)) if before else ((1, after),):
             for key, figures in request_sums(group).items():
                 _add(self._requests[key], figures, sign)
@@ -63,16 +60,16 @@ class UsageTotals:
                     self._owners[name] = owner
 
     def add_lifetime(self, record: LifetimeRecord, month: str) -> None:
-        """A replica's life."""
+        """Add a replica's life."""
         for key, figures in device_sums(record, month).items():
             _add(self._devices[key], figures, 1)
 
     def write(self) -> None:
-        """Add all of it. A sum that comes to nothing has no row: order and repeats leave no trace."""
+        """Store the changes. A total of zero has no row, so order and repeats of batches leave no trace."""
         requests = {_request_name(key): sums for key, sums in self._requests.items() if any(sums)}
         steps = {_step_name(key): (count,) for key, count in self._steps.items() if count}
         devices = {_device_name(key): sums for key, sums in self._devices.items()}
-        # Of a runtime without a span nothing is new.
+        # A runtime without a span has no new records.
         uses = {
             name: [*use, *self._spans[name], self._owners.get(name)]
             for name, use in self._runtimes.items()
@@ -85,7 +82,7 @@ class UsageTotals:
 
 
 class TotalsUpsert:
-    """Adds figures to rows of a table; those that are not there begin with them. What is `fixed` stays as it began."""
+    """Adds figures to rows of a table, and inserts missing rows. `fixed` columns keep their first value."""
 
     def __init__(
         self,
@@ -102,12 +99,12 @@ class TotalsUpsert:
         self._names = names
 
     def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
-        """`sums` are figures, then the span and what is fixed where there are such, by the row's name."""
+        """Add `sums`: by the row's key its figures, then its span and fixed values, if the table has them."""
         if not sums:
             return
         rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
         connection.execute(self._statements[connection.dialect.name], rows)
-        # A sum may come to nothing from either side: what a batch adds can balance what an earlier one took back.
+        # Delete rows that are zero now: a batch may add what an earlier batch took back.
         named = [f"of_{name}" for name in self._names]
         connection.execute(self._delete_zero, [dict(zip(named, name, strict=True)) for name in sums])
 

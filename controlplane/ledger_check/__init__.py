@@ -1,5 +1,5 @@
-"""Check a whole ledger: verify its chains, recompute its totals and bills, compare the accounts of a tenant.
+"""Check a whole ledger: verify its chains, recompute its totals and bills, compare a tenant's accounts.
 
-It changes nothing. A check reads every row, so it runs in a process of its own. Begin with `check_runner.py`, which
+Checks change nothing. A check reads every row, so it runs in a process of its own. Begin with `check_runner.py`, which
 starts `check_program.py`.
 """

@@ -1,8 +1,8 @@
-"""`python -m controlplane.ledger_check.check_program DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a
-process of its own.
+"""Check a tenant's rows: `python -m controlplane.ledger_check.check_program DATABASE [PASSWORD_FILE] SPOOLS`.
 
-So no other request to the control plane waits for the read, and its memory is given back at its end. An `CheckRequest`
-comes on standard input. Lines of JSON go out: `CheckProgress` now and then, at the end `CheckResult` or `CheckFailure`.
+It is a process of its own, so that no request to the control plane waits for it, and its memory is freed at its end. A
+`CheckRequest` comes on standard input. Lines of JSON go out: `CheckProgress` now and then, at the end a `CheckResult`
+or `CheckFailure`.
 """
 
 import os
@@ -35,7 +35,7 @@ PROGRESS_INTERVAL_S: Final = 0.2
 
 
 class CheckRequest(Wire, frozen=True):
-    """What to read, and what to compare it with."""
+    """A check of a tenant, and facts to compare the ledger with."""
 
     kind: Literal["verify", "reconcile", "audit"]
     tenant: str
@@ -46,7 +46,7 @@ class CheckRequest(Wire, frozen=True):
 
 
 class CheckProgress(Wire, frozen=True, tag="read"):
-    """Progress: rows read so far, of about how many."""
+    """Rows read so far, and about how many there are."""
 
     rows: int
     of: int
@@ -65,7 +65,7 @@ class CheckFailure(Wire, frozen=True, tag="failed"):
 
 
 class _ProgressWriter:
-    """Writes progress, a few times a second."""
+    """Writes the progress, a few times a second."""
 
     def __init__(self, of: int) -> None:
         self._expected_rows = of
@@ -82,7 +82,7 @@ class _ProgressWriter:
 def examine(
     order: CheckRequest, database: Path | PostgresUrl, spools: Path
 ) -> VerifyReport | ReconcileReport | AuditReport:
-    """Carry the order out over one snapshot of the database."""
+    """Run the check on one snapshot of the database."""
     with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
         if order.kind == "audit":
             return verify_audit(connection, order.tenant, _ProgressWriter(audit_links(connection, order.tenant)))
@@ -95,19 +95,19 @@ def examine(
 
 
 def _spool_positions(spools: Path) -> Mapping[str, SpoolPosition]:
-    """Return what each source's spool holds."""
+    """Return the position of each source's spool."""
     return {source: SpoolPosition(*positions) for source, positions in list_spools(spools)}
 
 
 def _write(line: CheckProgress | CheckResult | CheckFailure) -> None:
-    """Write a line to its end. Raises BrokenPipeError if the control plane has gone."""
+    """Write a whole line. Raises BrokenPipeError if the control plane has gone."""
     rest = memoryview(encode(line) + b"\n")
     while rest:
         rest = rest[os.write(sys.stdout.fileno(), rest) :]
 
 
 def main() -> None:
-    """Read the order and carry it out. Ends early once the control plane no longer reads the output."""
+    """Read the request and run the check. Ends early once the control plane no longer reads the output."""
     os.nice(NICENESS)
     order = decode(sys.stdin.buffer.read(), CheckRequest, what="order")
     try:

@@ -1,4 +1,4 @@
-"""Run processes that read all rows of the ledger. A caller waits a while, and asks again until its process is done."""
+"""Run checks of all rows of the ledger in processes. A caller waits a while, and asks again until a check is done."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ from kelvin.process.python_command import python_command
 
 log = logging.getLogger(__name__)
 
-ANSWER_WAIT_S: Final = 10.0  # for an answer
-UNCLAIMED_LIMIT_S: Final = 60.0  # after the last who asked
+ANSWER_WAIT_S: Final = 10.0  # a caller waits so long before it gets the progress instead
+UNCLAIMED_LIMIT_S: Final = 60.0  # a check ends so long after its last caller
 RUNNING_LIMIT: Final = 3
 PROGRAM: Final = tuple(python_command("controlplane.ledger_check.check_program"))
 _LINE_BYTES: Final = 16 << 20
@@ -31,7 +31,7 @@ CheckKey = tuple[str, str, str | None]
 
 @dataclass(slots=True, eq=False)
 class _RunningCheck:
-    """One process, and how far it is."""
+    """A check's process and its progress."""
 
     task: asyncio.Task[bytes]
     progress: Examining
@@ -39,8 +39,8 @@ class _RunningCheck:
 
 
 class CheckRunner:
-    """Runs at most RUNNING_LIMIT examinations at once; a tenant may have no more than are free. A caller that asks for
-    the same one joins it. Close it where you opened it.
+    """Runs at most RUNNING_LIMIT checks at once; a tenant may have no more than are free. A caller that asks for a
+    running check joins it. Close it where you opened it.
     """
 
     def __init__(self, database: Path | PostgresUrl, spools: Path, program: Sequence[str] = PROGRAM) -> None:
@@ -51,8 +51,8 @@ class CheckRunner:
         return f"<CheckRunner running={len(self._running())}/{RUNNING_LIMIT}>"
 
     async def answer(self, order: CheckRequest) -> bytes | Examining:
-        """The report's JSON, or how far it is: then ask again. Raises Refused: Overloaded, Internal, or as the
-        database's other readers.
+        """Return the report's JSON, or the progress. Raises Refused: Overloaded, Internal, or as a read of the
+        database.
         """
         key = (order.kind, order.tenant, order.month)
         examination = self._checks.get(key) or self._start(key, order)
@@ -60,24 +60,24 @@ class CheckRunner:
         done, _ = await asyncio.wait({examination.task}, timeout=ANSWER_WAIT_S)
         if not done:
             return examination.progress
-        self._drop(key, examination)  # whoever asks next wants to know how it is then
+        self._drop(key, examination)  # the next caller wants a new check
         return examination.task.result()
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes and forget their checks."""
         tasks = [examination.task for examination in self._checks.values()]
         for key, examination in tuple(self._checks.items()):
             self._drop(key, examination)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _running(self) -> list[str]:
-        """Return the tenant of each examination that runs."""
+        """Return the tenant of each check that runs."""
         return [tenant for (_, tenant, _), examination in self._checks.items() if not examination.task.done()]
 
     def _start(self, key: CheckKey, order: CheckRequest) -> _RunningCheck:
         running = self._running()
         if running.count(order.tenant) >= RUNNING_LIMIT - len(running):
-            raise Refused(Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0))
+            raise Refused(Overloaded("the queue of ledger checks", RUNNING_LIMIT, 5.0))
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._run(key, order), name=f"{order.kind} {order.tenant}")
         examination = _RunningCheck(task, Examining(rows=0, of=0), loop.call_later(UNCLAIMED_LIMIT_S, lambda: None))
@@ -85,7 +85,7 @@ class CheckRunner:
         return examination
 
     def _extend_expiry(self, key: CheckKey, examination: _RunningCheck) -> None:
-        """Keep the examination for another UNCLAIMED_LIMIT_S, since a caller has asked for it."""
+        """Keep the check for another UNCLAIMED_LIMIT_S, because a caller has asked for it."""
         examination.expiry_timer.cancel()
         later = asyncio.get_running_loop().call_later
         examination.expiry_timer = later(UNCLAIMED_LIMIT_S, self._drop, key, examination)
@@ -109,7 +109,7 @@ class CheckRunner:
             await process.wait()
 
     async def _read_result(self, key: CheckKey, process: Process) -> bytes:
-        """Read lines up to the report, and return it."""
+        """Read lines up to the result, and return its report."""
         assert process.stdout is not None
         while (raw := await process.stdout.readline()).endswith(b"\n"):  # a killed process leaves half a line
             match decode(raw, CheckProgress | CheckResult | CheckFailure):  # type: ignore[arg-type]
@@ -120,5 +120,5 @@ class CheckRunner:
                 case CheckProgress(rows=rows, of=of):
                     if (examination := self._checks.get(key)) is not None:
                         examination.progress = Examining(rows=rows, of=of)
-        log.error("the ledger was not read to its end", extra={"order": key[0], "tenant": key[1]})
+        log.error("a ledger check ended without a result", extra={"order": key[0], "tenant": key[1]})
         raise Refused(Internal())

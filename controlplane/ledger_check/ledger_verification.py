@@ -1,8 +1,7 @@
 """Recompute a ledger's chains, charges, totals and closed bills from its rows, and report the first difference.
 
-Nothing that is kept beside the rows is trusted. Rows are streamed; what is kept meanwhile is a
-`RecomputedTotals`. Of each chain the first difference is named: after it, nothing holds. `verify_all_chains` is over
-every chain that there is, the audit's too.
+Stored totals and chain ends are not trusted. Rows are streamed into `RecomputedTotals`. Of each chain only the first
+difference is reported, because nothing after it can be trusted. `verify_all_chains` also covers the audit log.
 """
 
 import heapq
@@ -59,12 +58,10 @@ _STREAMS: Final[Sequence[tuple[RowKind, Table, Sequence[Column[Any]], Sequence[C
     (RowKind.CLOSING, closings, CLOSING_VALUES, ()),
 )
 _SUBJECT_COLUMN: Final = {RowKind.REQUEST: "request_id", RowKind.LIFETIME: "runtime_id", RowKind.CONFLICT: "subject"}
-# A row of a stream is its link, its digest, what that digest covers, and marks.
+# A row of a stream has its link, its digest, the values that the digest covers, and marks.
 _LINK, _CHAIN = 0, 1
 _CHAINED_SLICE: Final = {kind: slice(2, 2 + len(values)) for kind, _, values, _ in _STREAMS}
-_DIGESTED_MARKS_SLICE: Final = slice(
-    -2, None
-)  # of a request: the last of its marks, in its digest where set; the others are not
+_DIGESTED_MARKS_SLICE: Final = slice(-2, None)  # the last marks of a request, which its digest covers if they are set
 _REQUEST_NAMES: Final = ("link", "chain", *(column.name for column in (*REQUEST_VALUES, *_MARK_COLUMNS)))
 _counted_columns: Final = itemgetter(*(_REQUEST_NAMES.index(name) for name in COUNTED_COLUMNS))
 _charge_columns: Final = itemgetter(
@@ -78,15 +75,15 @@ ChainRow = tuple[int, RowKind, Row[Any]]
 
 
 def list_months(connection: Connection, tenant: str) -> list[str]:
-    """Return every month that has a row or a chain, also one with rows and no chain, or a chain and no rows.
+    """Return every month that has rows or a chain.
 
-    What a row has that is no month is left out; `verify_ledger` names it.
+    Malformed months are left out; `verify_ledger` reports them.
     """
     return [name for name in _list_month_names(connection, tenant) if is_month(name)]
 
 
 def _list_month_names(connection: Connection, tenant: str) -> list[str]:
-    """Return what the tenant's rows have for a month."""
+    """Return all values of the tenant's month columns, malformed ones included."""
     records = (request_records, lifetime_records, conflicts, closings, chains)
     tables = (*records, request_totals, step_totals, device_totals)
     parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
@@ -94,7 +91,7 @@ def _list_month_names(connection: Connection, tenant: str) -> list[str]:
 
 
 def count_entries(connection: Connection, tenant: str, months: Sequence[str]) -> int:
-    """Return about how many rows there are to read."""
+    """Return about how many rows have to be read."""
     c = chains.c
     query = select(func.coalesce(func.sum(c.links), 0)).where(c.tenant == tenant, c.month.in_(months))
     return int(connection.execute(query).scalar_one())
@@ -103,7 +100,7 @@ def count_entries(connection: Connection, tenant: str, months: Sequence[str]) ->
 def verify_ledger(
     connection: Connection, tenant: str, month: str | None, on_progress: OnProgress = lambda rows: None
 ) -> VerifyReport:
-    """Check one month, or all months and the totals by replica."""
+    """Verify one month; without `month` all months, and the totals by replica."""
     there = [] if month is not None else _list_month_names(connection, tenant)
     months, others = [each for each in there if is_month(each)], [each for each in there if not is_month(each)]
     months = months if month is None else [month]
@@ -111,7 +108,7 @@ def verify_ledger(
     found = tuple(verify_month(connection, tenant, each, runtimes, on_progress) for each in months)
     found += tuple(_report_malformed_month(tenant, each) for each in others)
     sound = not any(each.differences for each in found)
-    # A month that is not sound was not read to its end: of its replicas nothing more can be said.
+    # An unsound month was not read to its end, so the totals by replica would be incomplete.
     replicas = _first_difference("", stop_at_unreadable(runtimes.findings())) if runtimes is not None and sound else ()
     return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
 
@@ -123,7 +120,7 @@ def verify_month(
     runtimes: RuntimeTotals | None = None,
     on_progress: OnProgress = lambda rows: None,
 ) -> ChainReport:
-    """Recompute a tenant's month ("" is the platform's own) from its rows."""
+    """Verify a tenant's month. The tenant "" is the platform."""
     rows = MonthVerification(connection, tenant, month, runtimes, on_progress)
     differences = _first_difference(month, rows.findings())
     return ChainReport(
@@ -150,7 +147,7 @@ def _first_difference(month: str, findings: Iterator[Discrepancy]) -> tuple[Ledg
 
 
 class MonthVerification:
-    """One pass over the rows of a tenant's month: for all that they tell (`findings`), or for the sums alone."""
+    """One pass over the rows of a tenant's month: for all findings (`findings`), or for wrong totals (`totals`)."""
 
     def __init__(
         self,
@@ -167,14 +164,14 @@ class MonthVerification:
         self._recomputed = RecomputedTotals(connection, tenant, month, runtimes)
         self.chain = ChainReader(LEDGER.genesis((tenant, month)))
         self.closing: Mapping[str, Any] | None = None
-        self.rows = 0  # that were read
+        self.rows = 0  # rows read so far
 
     def findings(self) -> Iterator[Discrepancy]:
-        """What is wrong, in the order: links, end of the chain, totals, the closed bill. After a wrong link nothing
-        holds, and nothing is looked at.
+        """Yield what is wrong, in this order: links, end of the chain, totals, the closed bill. Stop after a wrong
+        link.
 
-        A row may have been changed to anything, also to what no column of ours holds: that it can't be read is a
-        finding. Some rows are read before their own link is checked, such as other records of a request.
+        A row may have been changed to anything, also to values that the column's type can't hold. An unreadable row is
+        a finding. Some rows, such as other records of a request, are read before their own link is checked.
         """
         yield from stop_at_unreadable(self._findings())
 
@@ -201,8 +198,8 @@ class MonthVerification:
             yield from self._check_bill(self.closing)
 
     def totals(self, each_request: Callable[[str, str | None], None]) -> Iterator[Discrepancy]:
-        """The totals that the rows don't make, whatever the chain is like. `each_request` gets a record's request and
-        replica.
+        """Yield the stored totals that differ from the rows, whatever the state of the chain. `each_request` is called
+        with the request id and the replica of each request record.
         """
         requests = self._stream(RowKind.REQUEST, request_records, _COUNTED_COLUMNS, is_typed=True)
         lives = self._stream(RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES, is_typed=True)
@@ -250,8 +247,9 @@ class MonthVerification:
         return self._check_charge(row, closed_months) if kind is RowKind.REQUEST else None
 
     def _check_charge(self, row: Row[Any], closed_months: ClosedMonths) -> Discrepancy | None:
-        """Whether it is charged follows from all records of its request, and of those that are one with it; of an
-        activator's alone there is one, and it is."""
+        """Check that the right record of a request is charged. That follows from all records of the request and of
+        requests with the same idempotency key. A single record of an activator is always charged.
+        """
         request_id, origin, outcome, tokens = _charge_columns(row)
         stands, billable, replaces, once, _ = _mark_columns(row)
         if billable is not is_charged(outcome, tokens):
@@ -269,7 +267,7 @@ class MonthVerification:
         return None
 
     def _check_bill(self, closing: Mapping[str, Any]) -> Iterator[Discrepancy]:
-        """The bill that was frozen against the one that the rows make at the frozen prices."""
+        """Compare the frozen bill with the bill of the rows at the frozen prices."""
         report = decoder(BillingReport).decode(closing["report"])
         sheet = BillBuilder(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
         sheet.add_totals(*self._recomputed.rows())
@@ -292,14 +290,14 @@ def _named(columns: Sequence[Column[Any]], values: Sequence[Any]) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class ChainVerification:
-    """Every chain, recomputed from its rows."""
+    """All chains, recomputed from their rows."""
 
     ledger: tuple[RestoredChain, ...]
     audits: tuple[AuditChain, ...]
 
     @property
     def fault(self) -> str | None:
-        """The first that does not hold, in words; None where all do."""
+        """Return a text about the first chain with a difference; None if all hold."""
         for month in self.ledger:
             if month.difference is not None:
                 return f"the ledger of {month.tenant} {month.month} is not sound: {month.difference}"
@@ -310,12 +308,12 @@ class ChainVerification:
 
 
 def verify_all_chains(connection: Connection) -> ChainVerification:
-    """Recompute all, in one transaction. Reads every row."""
+    """Recompute all chains in one transaction. Reads every row."""
     return ChainVerification(_verify_every_month(connection), verify_audit(connection, ALL_TENANTS).chains)
 
 
 def _verify_every_month(connection: Connection) -> tuple[RestoredChain, ...]:
-    """Every month of every tenant; "" is the platform's own."""
+    """Verify every month of every tenant, and those of the platform ("")."""
     owners = {*distinct_texts(connection, schema.tenants.c.tenant), *distinct_texts(connection, chains.c.tenant), ""}
     found = []
     for tenant in sorted(owners):

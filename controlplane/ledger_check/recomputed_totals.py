@@ -1,6 +1,6 @@
-"""What a tenant's rows come to, made anew: the sums that are kept beside them are compared with these.
+"""Recompute a tenant's totals from its rows, and compare them with the stored ones.
 
-Rows may come in any order. As large as a month has days, models and outcomes, and as the tenant has replicas.
+Rows may come in any order. Memory grows with a month's days, models and outcomes, and with the tenant's replicas.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from controlplane.ledger.usage_totals import DEVICE_FIGURES, REQUEST_FIGURES, RU
 from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin
 from kelvin.contracts.serving.degradation_steps import step_of_record
 
-# What is counted of a row of requests, in the order of `add_request`.
+# The columns of a request that are counted, in the order of `add_request`.
 COUNTED_COLUMNS: Final = (
     "request_id", "origin", "runtime_id", "model", "outcome", "ended_at_us", "prompt_tokens", "cached_tokens",
     "completion_tokens", "device_us", "stands", "billable", "replaces", "degraded",
@@ -28,9 +28,9 @@ _ROWS: Final = 2_000
 DailyRequestKey = tuple[int, str, str, bool]  # day, model, outcome, billable
 DailyStepKey = tuple[int, str]  # day, step
 DailyDeviceKey = tuple[int, str, str]  # day, model, device class
-RuntimeUsageFigures = list[int]  # of a replica: RUNTIME_FIGURES, earliest and latest end
+RuntimeUsageFigures = list[int]  # RUNTIME_FIGURES, earliest and latest end
 
-# Of each kind of sum that is kept by day: where, by what, and which figures.
+# The totals that are stored by day: kind, table, key columns, figures.
 _STORED_TOTALS: Final[Sequence[tuple[TotalKind, Table, Sequence[str], Sequence[str]]]] = (
     (TotalKind.REQUESTS, request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES),
     (TotalKind.STEPS, step_totals, ("day", "step"), STEP_FIGURES),
@@ -39,7 +39,7 @@ _STORED_TOTALS: Final[Sequence[tuple[TotalKind, Table, Sequence[str], Sequence[s
 
 
 class RuntimeTotals:
-    """Each replica's requests, of all months."""
+    """Recomputed totals of each replica's requests in all months."""
 
     def __init__(self, connection: Connection, tenant: str) -> None:
         self._connection = connection
@@ -47,7 +47,7 @@ class RuntimeTotals:
         self._figures_by_runtime: dict[str, RuntimeUsageFigures] = {}
 
     def add(self, request_id: str, origin: str, runtime_id: str, ended_at_us: int, tokens: int, device_us: int) -> None:
-        """A record that names the replica. An orphan's and its activator's are one request."""
+        """Add a record that names the replica. An orphan's record and its activator's record are one request."""
         cost = int(device_us > 0 or tokens > 0)
         count = 1
         if origin == RecordOrigin.ORPHAN and (other := self._activator_figures(request_id, runtime_id)) is not None:
@@ -65,7 +65,7 @@ class RuntimeTotals:
         use[4] = max(use[4], ended_at_us)
 
     def findings(self) -> Iterator[Discrepancy]:
-        """What is kept of replicas against these; each is forgotten as it is compared."""
+        """Yield stored totals of replicas that differ. Each replica is forgotten once it is compared."""
         c = runtime_totals.c
         figures = [c[name] for name in RUNTIME_FIGURES]
         kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
@@ -78,7 +78,7 @@ class RuntimeTotals:
             yield _runtime_mismatch(runtime_id, None, self._figures_by_runtime.pop(runtime_id))
 
     def _activator_figures(self, request_id: str, runtime_id: str) -> tuple[int, int] | None:
-        """Tokens and device us by the activator's record of the same request, where it names the same replica."""
+        """Return tokens and device us of the activator's record of the same request, if it names the same replica."""
         c = request_records.c
         query = select(c.completion_tokens, c.device_us).where(
             c.tenant == self._tenant, c.request_id == request_id, c.origin == RecordOrigin.ACTIVATOR.value,
@@ -89,7 +89,7 @@ class RuntimeTotals:
 
 
 class RecomputedTotals:
-    """The sums of one tenant's month; `runtimes` collects over several months."""
+    """Recomputed totals of one tenant's month. `runtimes` collects over several months."""
 
     def __init__(self, connection: Connection, tenant: str, month: str, runtimes: RuntimeTotals | None = None) -> None:
         self._connection = connection
@@ -117,7 +117,7 @@ class RecomputedTotals:
         replaces: str | None,
         degraded: str | None,
     ) -> None:
-        """A row of requests, its columns as in COUNTED."""
+        """Add a row of requests: the COUNTED_COLUMNS."""
         if stands:
             sums = self.requests[ended_at_us // DAY_US, model, outcome, billable]
             sums[0] += 1
@@ -131,19 +131,19 @@ class RecomputedTotals:
             self._runtimes.add(request_id, origin, runtime_id, ended_at_us, completion_tokens, device_us)
 
     def add_lifetime(self, record: LifetimeRecord) -> None:
-        """A row of lifetimes."""
+        """Add a row of lifetimes."""
         for key, figures in device_sums(record, self._month).items():
             sums = self.devices[key.day, key.model, key.device_class]
             sums[:] = [old + new for old, new in zip(sums, figures, strict=True)]
 
     def rows(self) -> list[list[tuple[Any, ...]]]:
-        """As the tables of totals would have them: requests, steps, device time."""
+        """Return the totals as rows of their tables: requests, steps, device time."""
         return [
             [(*key, *figures) for key, figures in sums.items()] for sums in (self.requests, self.steps, self.devices)
         ]
 
     def findings(self) -> Iterator[Discrepancy]:
-        """The sums that are kept, and that these are not."""
+        """Yield stored totals that differ from the recomputed ones."""
         made: dict[TotalKind, Mapping[Any, list[int]]] = {
             TotalKind.REQUESTS: self.requests,
             TotalKind.STEPS: self.steps,
@@ -160,7 +160,7 @@ class RecomputedTotals:
             self.steps[ended_at_us // DAY_US, step_of_record(degraded)][0] += sign
 
     def _subtract_replaced(self, request_id: str, replaces: str) -> None:
-        """What the record of a closed month was charged."""
+        """Subtract the charge of a closed month's record that is taken back."""
         c = request_records.c
         origin, orphan_of = decode_row_key(replaces)
         query = select(

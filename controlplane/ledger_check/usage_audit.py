@@ -1,7 +1,7 @@
-"""Hold the accounts of a tenant against each other, and name each difference with what it is worth at most.
+"""Compare a tenant's accounts with each other, and report each difference with its largest possible size.
 
-Requests of replicas against those of activators, lives against the time that is attributed, what each source wrote
-against what arrived, the totals that bills are made of against the rows. One snapshot; rows are streamed.
+It compares requests of replicas with those of activators, lifetimes with attributed time, written records of each
+source with arrived ones, and stored totals with the rows. All comes from one snapshot; rows are streamed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ from controlplane.ledger_check.ledger_verification import MonthVerification, lis
 from controlplane.ledger_check.recomputed_totals import RuntimeTotals
 from kelvin.contracts.accounting.billing_reports import Compared, Difference, ReconcileReport
 
-MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
+MAX_DIFFERENCES: Final = 500  # listed ones; further ones are counted
 MAX_IDS: Final = 10
 _KINDS_WITH_REQUEST_IDS: Final = frozenset(
     (
@@ -49,7 +49,7 @@ def reconcile(
     external_facts: ExternalFacts,
     on_progress: OnProgress = lambda rows: None,
 ) -> ReconcileReport:
-    """One month, or all that there are and the totals by replica."""
+    """Report one month; without `month` all months, and the totals by replica."""
     months = [month] if month is not None else list_months(connection, tenant)
     found = _DiscrepancyCollector()
     accounts = ConsistencyChecks(connection, tenant, external_facts)
@@ -84,16 +84,16 @@ def reconcile(
 
 @dataclass(slots=True)
 class _DiscrepancyCollector:
-    """Collects findings: those that fail are listed before those that are known."""
+    """Collects findings. Failures are listed before known inexactness."""
 
     failure_count: int = 0
     more: int = 0
-    _ids: dict[str, list[str]] = field(default_factory=dict)  # of requests, by a replica that something is wrong with
+    _ids: dict[str, list[str]] = field(default_factory=dict)  # request ids by replica, for replicas with a finding
     _failures: list[Difference] = field(default_factory=list)
     _informational: list[Difference] = field(default_factory=list)
 
     def add_all(self, findings: Iterable[Discrepancy]) -> bool:
-        """Keep each with its size, or count it where too many are kept. Return whether all rows could be read."""
+        """Add findings with sizes; only count those beyond MAX_DIFFERENCES. Return whether all rows were readable."""
         try:
             for finding in findings:
                 self._add(finding)
@@ -113,13 +113,13 @@ class _DiscrepancyCollector:
         self.failure_count += finding.fails
 
     def add_id(self, request_id: str, runtime_id: str | None) -> None:
-        """A request of that replica."""
+        """Note the id of a request of that replica, if the replica has a finding."""
         ids = self._ids.get(runtime_id) if self._ids and runtime_id is not None else None
         if ids is not None and len(ids) < MAX_IDS:
             ids.append(request_id)
 
     def differences(self) -> tuple[Difference, ...]:
-        """All that are kept, with the ids that turned up."""
+        """Return all listed differences, with the noted request ids."""
         return tuple(
             msgspec.structs.replace(each, ids=tuple(self._ids.get(each.subject, ())))
             if each.kind in _KINDS_WITH_REQUEST_IDS
@@ -145,9 +145,9 @@ def _difference(finding: Discrepancy) -> Difference:
 
 
 def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) -> Discrepancy:
-    """A wrong total by what it sums up, with its size."""
+    """Describe a wrong total by what it sums up, and add its size."""
     total = finding.total
-    assert total is not None, "rows tell of totals alone"
+    assert total is not None, "only TOTAL_WRONG comes here"
     match total.of:
         case TotalKind.REQUESTS:
             day, model, outcome, billable = total.key
@@ -158,10 +158,10 @@ def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) ->
             subject = f"{month}: {day_of(day * DAY_US)}, {model}, {outcome}, {'charged' if billable else 'free'}"
             figures = "requests, prompt, cached and completion tokens"
             impact = Impact(count, prompt + completion, 0, micros)
-        case TotalKind.STEPS:  # a count alone: no money
+        case TotalKind.STEPS:  # a count, which costs nothing
             day, step = total.key
             subject = f"{month}: {day_of(day * DAY_US)}, {step}"
-            figures = "requests that a ladder gave something up for"
+            figures = "degraded requests"
             impact = Impact(total.deltas[0])
         case TotalKind.DEVICE_TIME:
             day, model, device_class = total.key
@@ -170,10 +170,10 @@ def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) ->
             subject = f"{month}: {day_of(day * DAY_US)}, {model}, {device_class}"
             figures = "replicas, restore, active and idle us"
             impact = Impact(0, 0, sum(parts), micros)
-        case TotalKind.REPLICA:  # only the balance is made of these: no money
+        case TotalKind.REPLICA:  # used by the balance only, so it costs nothing
             requests, _, device_us, *_ = total.deltas
             subject = finding.subject
-            figures = "requests, those that cost anything, device us, first and last end"
+            figures = "requests, requests with a cost, device us, first and last end"
             impact = Impact(requests, 0, device_us)
     detail = f"{figures} are {_join_figures(total.kept)}; the rows make {_join_figures(total.made)}"
     return Discrepancy(DiscrepancyKind.TOTAL_WRONG, subject, detail, lambda: impact)

@@ -1,7 +1,7 @@
-"""The feed: the whole state once, then every change in order, to any number of activators. Rows come from others.
+"""Publish the feed: a snapshot of all state, then every change in order, to any number of activators.
 
-A reader that falls behind is cut rather than waited for: memory stays bounded, and the reader starts again from a
-snapshot. Failures and forecasts of starts under way are news, not state: a snapshot holds none.
+A reader that falls behind is cut off. So memory stays bounded, and the reader starts again from a snapshot. Other
+stores supply the rows. Failures and forecasts of starts in progress are events, not state: a snapshot holds none.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from kelvin.contracts.wire import encode
 
 MAX_LINES: Final = 1024
 HEARTBEAT_S: Final = 5.0
-DRAIN_DELIVERY_LIMIT_S: Final = 2.0  # for activators to hear that a replica leaves
-RECONNECT_S: Final = 3.0  # a reader that left: longer than one whose feed broke takes to come back
+DRAIN_DELIVERY_LIMIT_S: Final = 2.0  # limit for delivering to activators that a replica drains
+RECONNECT_S: Final = 3.0  # a reader that left is expected back for so long: longer than a reconnect takes
 
 
 class FellBehind(Exception):
-    """The reader was cut; it must subscribe again and take the snapshot."""
+    """The reader was cut off. It must subscribe again and take the snapshot."""
 
 
 class FeedEnded(Exception):
-    """The control plane is ending; nothing comes after the lines that were taken."""
+    """The control plane is ending. No line follows those that were taken."""
 
 
 class Subscription:
-    """One reader's place in the feed. `take` and `sent` alternate."""
+    """One reader's position in the feed. Calls of `take` and `sent` alternate."""
 
     def __init__(self, hub: "FeedHub", snapshot: bytes, revision: int, max_lines: int, name: str = "") -> None:
         self._hub = hub
@@ -62,7 +62,7 @@ class Subscription:
         return f"<Subscription sent={self.sent_revision} waiting={len(self._lines)} cut={self.is_cut}>"
 
     def offer(self, revision: int, line: bytes) -> None:
-        """Queue a line, or cut the reader where its queue is full."""
+        """Queue a line, or cut the reader off if its queue is full."""
         if len(self._lines) >= self._max_lines:
             self._lines.clear()
             self.is_cut = True
@@ -71,14 +71,14 @@ class Subscription:
         self._has_lines.set()
 
     def end(self) -> None:
-        """Nothing follows what is queued."""
+        """End the feed after the queued lines."""
         self.is_over = True
         self._has_lines.set()
 
     async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
-        """The next line, newline included; a heartbeat after `heartbeat_s` of silence.
+        """Return the next line with its newline, or a heartbeat after `heartbeat_s` without one.
 
-        Raises FellBehind where the reader was cut, FeedEnded after the last line.
+        Raises FellBehind if the reader was cut off, FeedEnded after the last line.
         """
         try:
             async with asyncio.timeout(heartbeat_s):
@@ -95,13 +95,13 @@ class Subscription:
         return line
 
     def sent(self) -> None:
-        """What was taken last is with the reader's socket."""
+        """Note that the last taken line was written to the reader's socket."""
         self.sent_revision = max(self.sent_revision, self._taken)
         self._hub.notify_progress()
 
 
 class FeedHub:
-    """Owns the rows and the revision. Everything is one event loop's: a publication is in every queue on return."""
+    """Owns the rows and the feed's revision. Use it from one event loop. `publish` returns once all queues have it."""
 
     def __init__(self, max_lines: int = MAX_LINES, machine: Machine | None = None) -> None:
         self._machine = machine
@@ -111,7 +111,7 @@ class FeedHub:
         self._models: dict[tuple[str, str], ModelRow] = {}
         self._versions: dict[tuple[str, str, str], VersionRow] = {}
         self._replicas: dict[str, ReplicaRow] = {}
-        self._starts: dict[tuple[str, str, str], StartRow] = {}  # of versions without a replica
+        self._starts: dict[tuple[str, str, str], StartRow] = {}  # for versions without a ready replica
         self._spending: dict[str, SpendingRow] = {}
         self._revisions: dict[tuple[str, str, str], RevisionRow] = {}
         self._pools: tuple[PoolRow, ...] = ()
@@ -119,7 +119,7 @@ class FeedHub:
         self._subscriptions: set[Subscription] = set()
         self._recently_left: dict[
             str, float
-        ] = {}  # named readers that left: until when they are remembered, by the loop
+        ] = {}  # named readers that left -> when they stop being expected back, in loop time
         self._max_lines = max_lines
         self._progress = asyncio.Event()
         self._is_over = False
@@ -131,7 +131,7 @@ class FeedHub:
         )
 
     def publish(self, change: Feed) -> int:
-        """Take the rows over and tell every reader. Returns the revision that holds them."""
+        """Apply the change and queue it for every reader. Return the revision that holds it."""
         self._tenants.update((row.tenant, row) for row in change.tenants)
         self._keys.update((row.key_id, row) for row in change.keys)
         self._models.update(((row.tenant, row.model), row) for row in change.models)
@@ -168,7 +168,7 @@ class FeedHub:
         return self._revision
 
     def snapshot(self) -> Feed:
-        """All rows as they are."""
+        """Return all rows, with the current revision."""
         return Feed(
             revision=self._revision,
             full=True,
@@ -187,27 +187,27 @@ class FeedHub:
 
     @property
     def readers(self) -> int:
-        """Return how many readers are here, or left so recently that they are expected back."""
+        """The number of readers that are connected, or left so recently that they are expected back."""
         self._drop_expired()
         return len(self._subscriptions) + len(self._recently_left)
 
     def is_suspended(self, tenant: str) -> bool:
-        """Whether its keys are refused."""
+        """Return whether the tenant is suspended, so that its keys are refused."""
         row = self._tenants.get(tenant)
         return row is not None and row.suspended
 
     def reader_names(self) -> set[str]:
-        """Return the names of the readers that are here, or left so lately that they are expected back."""
+        """Return the names of readers that are connected, or left so recently that they are expected back."""
         self._drop_expired()
         return {each.name for each in self._subscriptions if each.name} | set(self._recently_left)
 
     def weight(self, tenant: str) -> int:
-        """Return the tenant's weight beside others."""
+        """Return the tenant's weight for fair sharing."""
         row = self._tenants.get(tenant)
         return 1 if row is None or row.limits.weight is None else row.limits.weight
 
     def has_budget(self, tenant: str) -> bool:
-        """Return whether the tenant has a budget of its own."""
+        """Return whether the tenant has a budget."""
         row = self._tenants.get(tenant)
         return row is not None and row.limits.budget_micros is not None
 
@@ -223,18 +223,18 @@ class FeedHub:
         return spending.spent_micros >= row.limits.budget_micros
 
     def start_problem(self, version: tuple[str, str, str]) -> StartProblem | None:
-        """Return why the version (tenant, model, digest) does not start, where that was published."""
+        """Return why the version (tenant, model, digest) does not start, if that was published."""
         row = self._start_problems.get(version)
         return None if row is None else row.problem
 
     def heartbeat(self) -> bytes:
-        """A line that says no more than that we live."""
+        """Return a line without changes, which shows that the control plane lives."""
         return encode(Feed(revision=self._revision)) + b"\n"
 
     @contextmanager
     def subscribe(self, name: str = "") -> Iterator[Subscription]:
-        """A reader, from a snapshot on, for as long as the block lasts. One with a name of its own, that leaves before
-        the feed ends, is expected back for RECONNECT_S.
+        """Subscribe a reader, beginning with a snapshot, until the block is left. A named reader that leaves before the
+        feed ends is expected back for RECONNECT_S.
         """
         subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines, name)
         self._subscriptions.add(subscription)
@@ -251,15 +251,15 @@ class FeedHub:
             self.notify_progress()
 
     def end(self) -> None:
-        """End every reader's feed once it was sent what is queued. A reader that comes later gets the snapshot alone:
-        activators come again at once, and the server may still take connections then.
+        """End every reader's feed after the queued lines. A reader that subscribes later gets only the snapshot, since
+        activators reconnect at once and the server may still accept connections.
         """
         self._is_over = True
         for subscription in self._subscriptions:
             subscription.end()
 
     async def wait_until_delivered(self, revision: int, timeout_s: float) -> bool:
-        """Wait until every reader was sent `revision`, readers included that left under a name moments ago and are
+        """Wait until every reader was sent `revision`. That includes named readers that left moments ago and are
         expected back.
 
         Return False after `timeout_s`: some reader may not have it.
@@ -278,16 +278,15 @@ class FeedHub:
     def _is_behind(self, revision: int) -> bool:
         self._drop_expired()
         lag = (each for each in self._subscriptions if each.sent_revision < revision)
-        return bool(self._recently_left) or any(
-            each.name or not each.is_cut for each in lag
-        )  # who was cut and is named returns
+        # A named reader that was cut off comes back.
+        return bool(self._recently_left) or any(each.name or not each.is_cut for each in lag)
 
     def _drop_expired(self) -> None:
-        """Forget readers that have been away for so long that they are not expected back."""
+        """Forget readers that are no longer expected back."""
         if self._recently_left:
             now_s = asyncio.get_running_loop().time()
             self._recently_left = {name: until_s for name, until_s in self._recently_left.items() if until_s > now_s}
 
     def notify_progress(self) -> None:
-        """A reader came on or left."""
+        """Wake `wait_until_delivered`, because a reader was sent a line or left."""
         self._progress.set()

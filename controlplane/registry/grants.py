@@ -1,6 +1,6 @@
-"""Grants: which other tenants may call a model, as rows. Which model has which is the registry's to show.
+"""Read and write grants as rows: which other tenants may call a model. `registry.py` shows them.
 
-A grant goes with the model, and with either tenant: nothing of it is left for who gets a name later.
+A grant is deleted with the model and with either tenant, so a later tenant of the same name does not get it.
 """
 
 from typing import Final
@@ -16,11 +16,11 @@ from controlplane.registry.policy.domain import Model
 from kelvin.contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused
 from kelvin.contracts.names import require_dns_label
 
-MAX_GRANTEES: Final = 1000  # of a model: each change sends all of them
+MAX_GRANTEES: Final = 1000  # per model, because each change sends all of them
 
 
 def check_grantee(model: Model, grantee: str) -> None:
-    """Raises Refused: InvalidRequest for what is no tenant's name or the owner's own, CapacityExceeded."""
+    """Check a new grantee. Raises Refused: InvalidRequest for a bad name or the owner itself, CapacityExceeded."""
     if require_dns_label(grantee, "tenant") == model.tenant:
         raise Refused(InvalidRequest("tenant", f"'{grantee}'", "must be another tenant than the model's own"))
     if grantee not in model.grantees and len(model.grantees) >= MAX_GRANTEES:
@@ -32,8 +32,8 @@ def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     find_tenant(connection, grantee)
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
-    told, changed = f"to {grantee}", made(grantee=grantee)
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, told, changed)
+    detail, changed = f"to {grantee}", made(grantee=grantee)
+    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, detail, changed)
 
 
 def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
@@ -44,12 +44,12 @@ def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     )
     if not gone.rowcount:
         raise Refused(NotFound("grant", f"{model.model} to {grantee[:63]}"))
-    told, changed = f"from {grantee}", {"grantee": (grantee, None)}
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_REVOKED, model.model, told, changed)
+    detail, changed = f"from {grantee}", {"grantee": (grantee, None)}
+    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_REVOKED, model.model, detail, changed)
 
 
 def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int) -> None:
-    """All that a tenant was given; in the audit of each who gave."""
+    """Delete all grants that the tenant has, and record that in each owner's audit log."""
     table = schema.grants.c
     had = connection.execute(select(table.tenant, table.model).where(table.grantee == grantee)).all()
     connection.execute(delete(schema.grants).where(table.grantee == grantee))
@@ -60,7 +60,7 @@ def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int
 
 
 def load_grantees(connection: Connection) -> dict[tuple[str, str], list[str]]:
-    """Of all models that have some, in order."""
+    """Return the grantees of each model that has any, in order."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in connection.execute(select(schema.grants).order_by(schema.grants.c.grantee)).mappings():
         found.setdefault((row["tenant"], row["model"]), []).append(row["grantee"])

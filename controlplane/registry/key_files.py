@@ -1,7 +1,7 @@
-"""The text of a key, and the files that hold the installation's first two.
+"""Create and parse the texts of keys, and the files with the installation's first two keys.
 
-The text is `kv-<id>-<secret>`. A file of mode 0600 is written once, whole, before its key's digest is stored: a crash
-between the two is mended at the next start, from the file.
+A text is `kv-<id>-<secret>`. A file (mode 0600) is written once, whole, before the digest of its key is stored. If the
+control plane crashes in between, the next start stores the digest of the existing file.
 """
 
 import base64
@@ -21,18 +21,18 @@ _ID_LENGTH: Final = 12
 
 
 class BadKeyFile(RuntimeError):
-    """A key file holds something else than a key; it is never overwritten."""
+    """A key file holds no key. It is never overwritten."""
 
 
 def new_key_text() -> str:
-    """A fresh key: a public id and 256 random bits."""
+    """Return a new key: a public id and 256 random bits."""
     key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
     return f"kv-{key_id}-{secret}"
 
 
 def parse_key_text(text: str) -> tuple[str, str]:
-    """Its id, and the SHA-256 by which it is known. Raises BadKeyFile where it is none."""
+    """Return the key's id and the SHA-256 of its text. Raises BadKeyFile for a malformed text."""
     match = KEY_TEXT.fullmatch(text)
     if match is None:
         raise BadKeyFile("it does not hold a key of the form kv-<id>-<secret>")
@@ -40,18 +40,18 @@ def parse_key_text(text: str) -> tuple[str, str]:
 
 
 def warn_of_damaged(path: Path) -> None:
-    """Say in the log that this file holds no key. Its key, known here by its digest, stays good."""
+    """Log a warning if the file holds no key. The key itself stays valid, because its digest is stored."""
     try:
         parse_key_text(path.read_text("latin-1").strip())
     except FileNotFoundError:  # its owner moved it
         return
     except (OSError, BadKeyFile) as error:
-        what = "a key file is damaged: restore it from a backup; its key stays good, and no other is made"
+        what = "a key file is damaged: restore it from a backup. Its key stays valid, and no new key is created"
         log.warning(what, extra={"file": path.name, "error": str(error)})
 
 
 def ensure_key_file(path: Path) -> str:
-    """The key text in `path`, made now where there was no such file. A reader sees a whole key or no file."""
+    """Return the key text in `path`; create the file if there is none. Readers see a whole key or no file."""
     try:
         return path.read_text("latin-1").strip()
     except FileNotFoundError:
@@ -61,6 +61,6 @@ def ensure_key_file(path: Path) -> str:
         draft.file.write(text.encode() + b"\n")
         try:
             draft.commit(replace=False)
-        except FileExistsError:  # another has made it meanwhile
+        except FileExistsError:  # another process has created it meanwhile
             return path.read_text("latin-1").strip()
     return text

@@ -1,4 +1,4 @@
-"""Keys as rows of the database. Who may have and change which is `keys`' and `access`' to say."""
+"""Read and write keys as rows. `key_store.py` changes them, `policy/access.py` decides who may."""
 
 from dataclasses import dataclass
 
@@ -28,11 +28,11 @@ class Key:
     successor: str | None = None
 
     def state(self, now_s: int) -> KeyState:
-        """Whether it is good."""
+        """Return whether the key is active, expired or revoked."""
         return key_state(self.expires_at_s, self.revoked_at_s, now_s)
 
     def row(self) -> KeyRow:
-        """What activators know of it."""
+        """Return the key as activators know it."""
         return KeyRow(
             key_id=self.key_id,
             secret_sha256=self.secret_sha256,
@@ -44,7 +44,7 @@ class Key:
 
 
 def insert_key(connection: Connection, key: Key) -> None:
-    """A new one."""
+    """Insert a new key."""
     connection.execute(
         insert(schema.keys).values(
             key_id=key.key_id,
@@ -60,23 +60,25 @@ def insert_key(connection: Connection, key: Key) -> None:
 
 
 def update_key(connection: Connection, key_id: str, **columns: int | str | None) -> None:
-    """Of one that there is."""
+    """Update columns of an existing key."""
     connection.execute(update(schema.keys).where(schema.keys.c.key_id == key_id).values(**columns))
 
 
 def is_active(now_s: int) -> ColumnElement[bool]:
-    """As `key_state`, for a query. Rows are never deleted, so a tenant may have many more keys than good ones."""
+    """Return the condition of an active key for a query, as in `key_state`. Rows are never deleted, so a tenant may
+    have many more keys than active ones.
+    """
     c = schema.keys.c
     return and_(c.revoked_at_s.is_(None), or_(c.expires_at_s.is_(None), c.expires_at_s > now_s))
 
 
 def load_keys(connection: Connection) -> list[Key]:
-    """All that there are. Raises UnreadableColumn."""
+    """Return all keys. Raises UnreadableColumn."""
     return [_key(row) for row in connection.execute(select(schema.keys)).mappings()]
 
 
 def load_listed_keys(connection: Connection, tenant: str, now_s: int, ended: int) -> list[Key]:
-    """The tenant's good keys and the last `ended` others, the newest first."""
+    """Return the tenant's active keys and its newest `ended` other keys, the newest first."""
     table = schema.keys
     newest_first = (table.c.created_at_s.desc(), table.c.key_id)
     good = select(table).where(table.c.tenant == tenant, is_active(now_s))
@@ -86,7 +88,7 @@ def load_listed_keys(connection: Connection, tenant: str, now_s: int, ended: int
 
 
 def find_key(connection: Connection, tenant: str, key_id: str) -> Key:
-    """Raises Refused(NotFound): another tenant's looks like none."""
+    """Return the tenant's key. Raises Refused(NotFound), also for another tenant's key."""
     table = schema.keys
     wanted = select(table).where(table.c.tenant == tenant, table.c.key_id == key_id)
     row = connection.execute(wanted).mappings().first()
@@ -96,7 +98,7 @@ def find_key(connection: Connection, tenant: str, key_id: str) -> Key:
 
 
 def permanent_operator_keys(connection: Connection) -> list[str]:
-    """Keys of operators that end only when they are revoked."""
+    """Return the ids of operator keys that are not revoked and do not expire."""
     c = schema.keys.c
     query = select(c.key_id, c.scopes).where(
         c.tenant == OPERATOR_TENANT, c.expires_at_s.is_(None), c.revoked_at_s.is_(None)

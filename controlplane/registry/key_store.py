@@ -1,7 +1,8 @@
-"""Keys: the one writer of their table. The database holds digests only; a key's text is told once, when it is made.
+"""Store keys. This is the only writer of their table. The database holds digests only. A key's text is returned once,
+by the call that creates it.
 
-Each change is decided, stored and recorded for the audit in one transaction, then published, so that no activator
-ever takes a key for good that a crash could take back, nor a revoked one after the answer that says so.
+Each change is decided, stored and recorded for the audit in one transaction, then published. So an activator never
+accepts a key that a crash could take back, nor a revoked key after an answer that says all activators know.
 """
 
 import asyncio
@@ -43,13 +44,13 @@ from kelvin.contracts.errors import CapacityExceeded, Conflict, Refused
 from kelvin.contracts.serving.control_messages import Feed, Scope
 
 DEFAULT_TENANT: Final = OPERATOR_TENANT
-MAX_KEYS: Final = 1000  # good ones, of a tenant
-MAX_ENDED_KEYS: Final = 200  # others that a list shows
+MAX_KEYS: Final = 1000  # active ones of a tenant
+MAX_ENDED_KEYS: Final = 200  # expired and revoked ones that a list shows
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapKey:
-    """A key that every installation begins with."""
+    """A key that every installation is created with."""
 
     file_name: str
     name: str
@@ -68,17 +69,17 @@ class KeyStore:
     def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
         self._feed = feed
-        self._write_lock = asyncio.Lock()  # published in the order in which it was stored
-        self._expiries_s: dict[str, int] = {}  # published keys that expire
+        self._write_lock = asyncio.Lock()  # changes are published in the order in which they were stored
+        self._expiries_s: dict[str, int] = {}  # expiry of each published key that expires
 
     def __repr__(self) -> str:
         return f"<KeyStore expiring={len(self._expiries_s)}>"
 
     async def bootstrap(self, data: Path, now_s: int) -> None:
-        """Make the default tenant and its keys where it never had any, and publish all that are good.
+        """Create the default tenant and its keys if it never had any, and publish all active keys.
 
-        A key whose file was removed after the first start stays good and is not made anew. A file that was damaged
-        after it is named in the log, and left as it is. Raises BadKeyFile, UnreadableColumn.
+        A key whose file was removed after the first start stays valid, and the file is not created again. A damaged
+        file is logged and left as it is. Raises BadKeyFile, UnreadableColumn.
         """
         present = await self._database.read(load_keys)
         made: list[Key] = []
@@ -94,11 +95,11 @@ class KeyStore:
         else:
             for each in BOOTSTRAP_KEYS:
                 warn_of_damaged(data / each.file_name)
-        good = [key for key in (*present, *made) if key.state(now_s) is KeyState.ACTIVE]
-        self._publish(now_s, *good)
+        active = [key for key in (*present, *made) if key.state(now_s) is KeyState.ACTIVE]
+        self._publish(now_s, *active)
 
     async def of_tenant(self, tenant: str, now_s: int) -> list[Key]:
-        """The tenant's good keys and the last MAX_ENDED_KEYS others, the newest first. Raises Refused(NotFound)."""
+        """Return the tenant's active keys and last MAX_ENDED_KEYS others, newest first. Raises Refused(NotFound)."""
 
         def read(connection: Connection) -> list[Key]:
             find_tenant(connection, tenant)
@@ -109,9 +110,7 @@ class KeyStore:
     async def create(
         self, by: Actor, tenant: str, grant: KeySpec, lifetime_s: int | None, now_s: int
     ) -> tuple[Key, str]:
-        """A new key and its text, which nobody can be told again. Raises Refused: as `check_key_spec`, NotFound,
-        CapacityExceeded.
-        """
+        """Create a key. Return it and its text. Raises Refused: as `check_key_spec`, NotFound, CapacityExceeded."""
         grant = check_key_spec(by, tenant, grant)
         text = new_key_text()
         key_id, digest = parse_key_text(text)
@@ -129,14 +128,14 @@ class KeyStore:
         async with self._write_lock:
             await self._database.write(write)
             revision = self._publish(now_s, key)
-        await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)  # so that it is good where it is used next
+        await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)  # so that activators accept its first use
         return key, text
 
     async def rotate(self, by: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
-        """A new key that may do what the old one does, its text, and the old one, which ends after the overlap.
+        """Create a key with the old key's scopes and models. Return it, its text, and the old key, which ends after the
+        overlap.
 
-        Raises Refused: NotFound, Forbidden, Conflict (it is not good any more, or was rotated before),
-        CapacityExceeded.
+        Raises Refused: NotFound, Forbidden, Conflict (the key is not active, or was rotated before), CapacityExceeded.
         """
         text = new_key_text()
         new_id, digest = parse_key_text(text)
@@ -172,8 +171,8 @@ class KeyStore:
         return new, text, old
 
     async def revoke(self, by: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
-        """End it now; a second time changes nothing. The key, and whether every activator was told within a
-        second; False also where one has lost its feed moments ago, and is not back.
+        """Revoke a key now; idempotent. Return the key, and whether every activator knows it within DELIVERY_LIMIT_S;
+        False also if one lost its feed moments ago and is not back.
 
         Raises Refused: NotFound, Forbidden, Conflict (the last key of an operator).
         """
@@ -193,7 +192,7 @@ class KeyStore:
         return key, await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
     async def revoke_all(self, by: Actor, tenant: str, now_s: int) -> None:
-        """End every good key of a tenant that is about to go; returns once activators were told, or after a second."""
+        """Revoke every active key of a tenant. Returns once activators know it, or after DELIVERY_LIMIT_S."""
 
         def write(connection: Connection) -> list[Key]:
             ended = active_keys(connection, tenant, now_s)
@@ -210,7 +209,7 @@ class KeyStore:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
     async def record_uses(self, used_at_s: dict[str, int]) -> None:
-        """When keys were last good, as activators tell; the later of two stands, an unknown key is passed over."""
+        """Record when keys were last used, as activators report it. The later time stands; unknown keys are ignored."""
         table = schema.keys
 
         def write(connection: Connection) -> None:
@@ -222,7 +221,7 @@ class KeyStore:
         await self._database.write(write)
 
     def _publish(self, now_s: int, *keys: Key) -> int:
-        """Tell of those that are good, and take back the others, with whatever has expired since the last time."""
+        """Publish active keys as rows, others as removed, together with keys that have expired since the last call."""
         good = tuple(key.row() for key in keys if key.state(now_s) is KeyState.ACTIVE)
         for row in good:
             self._expiries_s.pop(row.key_id, None)
@@ -236,7 +235,7 @@ class KeyStore:
 
 
 def _check_count(connection: Connection, tenant: str, now_s: int) -> None:
-    """Raise Refused(CapacityExceeded) if the tenant has too many good keys with those that this transaction made."""
+    """Check the number of active keys, with those that this transaction created. Raises Refused(CapacityExceeded)."""
     if (good := len(active_keys(connection, tenant, now_s))) > MAX_KEYS:
         raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good, MAX_KEYS))
 

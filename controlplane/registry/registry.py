@@ -1,7 +1,7 @@
-"""Models, versions, aliases and how they scale: the one writer of those tables, and their copy in memory.
+"""Store models, versions, aliases and scale settings, with a copy in memory. This is the only writer of those tables.
 
-Reads are answered from memory, because a cold start must not wait for a disk. A write is committed first, then shown
-to readers, then published, so nobody ever hears of what a crash could take back.
+Reads are answered from memory, because a cold start must not wait for a disk. A write is committed first, then shown to
+readers, then published, so a crash can never take back what was published.
 """
 
 import asyncio
@@ -55,18 +55,18 @@ class Registry:
         self._database = database
         self._feed = feed
         self._models: dict[tuple[str, str], Model] = {}
-        self._write_lock = asyncio.Lock()  # a write is decided on what the write before it left
+        self._write_lock = asyncio.Lock()  # each write is decided on the result of the one before
         self._last_stop_s = 0  # the time of the last stop of any model
-        self.on_alias_moved: Callable[[VersionKey], None] = lambda _: None  # an alias was moved to it, or set
-        self.on_changed: Callable[[], None] = lambda: None  # after each change, whatever it is
-        self.meanwhile: Callable[[Model], dict[str, str]] = lambda _: {}  # as `Model.meanwhile`, by what runs now
+        self.on_alias_moved: Callable[[VersionKey], None] = lambda _: None  # an alias or a split names this version
+        self.on_changed: Callable[[], None] = lambda: None  # called after each change
+        self.meanwhile: Callable[[Model], dict[str, str]] = lambda _: {}  # returns `Model.meanwhile` for what runs now
 
     def __repr__(self) -> str:
         versions = sum(len(model.versions) for model in self._models.values())
         return f"<Registry models={len(self._models)} versions={versions}>"
 
     async def load(self) -> None:
-        """Read everything and publish it."""
+        """Read all models and publish them. Raises UnreadableColumn."""
         for model in await self._database.read(load_models):
             self._models[model.tenant, model.model] = model
         if self._models:
@@ -75,51 +75,51 @@ class Registry:
             self._feed.publish(Feed(models=models, versions=versions))
 
     def models(self, tenant: str) -> tuple[Model, ...]:
-        """All models of a tenant, by name."""
+        """Return all models of a tenant, by name."""
         own = (model for (owner, _), model in self._models.items() if owner == tenant)
         return tuple(sorted(own, key=lambda model: model.model))
 
     def models_granted_to(self, tenant: str) -> tuple[Model, ...]:
-        """Models of other tenants that it may call, by owner and name."""
+        """Return the models of other tenants that the tenant may call, by owner and name."""
         granted = (model for model in self._models.values() if tenant in model.grantees)
         return tuple(sorted(granted, key=lambda model: (model.tenant, model.model)))
 
     def every_model(self) -> tuple[Model, ...]:
-        """All models of all tenants."""
+        """Return all models of all tenants."""
         return tuple(self._models.values())
 
     def republish_meanwhile(self) -> None:
-        """What runs is otherwise: tell of each model for which another version answers by now, or none any more."""
-        looked = ((model, self.meanwhile(model)) for model in self._models.values())
-        changed = [replace(model, meanwhile=now) for model, now in looked if now != model.meanwhile]
+        """Publish each model whose `meanwhile` has changed. Call it when the running replicas change."""
+        current = ((model, self.meanwhile(model)) for model in self._models.values())
+        changed = [replace(model, meanwhile=now) for model, now in current if now != model.meanwhile]
         self._models.update({(model.tenant, model.model): model for model in changed})
         if changed:
             self._feed.publish(Feed(models=tuple(model.row() for model in changed)))
 
     def model(self, tenant: str, model: str) -> Model:
-        """Raises Refused(ModelNotFound)."""
+        """Return the model. Raises Refused(ModelNotFound)."""
         found = self._models.get((tenant, model))
         if found is None:
             raise Refused(ModelNotFound(model[:80]))
         return found
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None:
-        """The version with its model; None where it is unknown or deleted."""
+        """Return the version with its model; None if it is unknown or deleted."""
         model = self._models.get((key.tenant, key.model))
         version = model.version(key.version) if model is not None else None
         return None if model is None or version is None or version.is_deleted else (model, version)
 
     def named(self, tenant: str) -> tuple[str, ...]:
-        """Return the versions of all models of the tenant, sorted, without deleted ones."""
+        """Return the digests of all versions of the tenant, sorted, without deleted ones."""
         every = (each for model in self.models(tenant) for each in model.live_versions)
         return tuple(sorted({each.registration.version for each in every}))
 
     async def register(self, registration: VersionRegistration, now_s: int) -> RegistrationResult:
         """Register a published version, or bring it back after a deletion. A model's first version becomes its `prod`.
-        Nothing changes if this push has not checked the version, and it is faulty under any model of the tenant, or was
-        deleted while faulty. Idempotent.
+        Idempotent. Nothing changes if this push has not verified the version (`checked`), and it is faulty under any
+        model of the tenant, or was faulty when it was deleted.
 
-        As every change of what is served, this returns once activators know it, or after DELIVERY_LIMIT_S. Raises
+        Like every change of what is served, this returns once activators know it, or after DELIVERY_LIMIT_S. Raises
         Refused(InvalidRequest) for a bad name, NotFound for an unknown tenant.
         """
         tenant, name = registration.tenant, require_dns_label(registration.model, "model")
@@ -138,7 +138,7 @@ class Registry:
                 )
                 if not before.is_deleted:
                     return RegistrationResult(is_new=False)
-                # Who serves has to hear of it again.
+                # The deletion removed the version from the feed, so publish it again.
                 revision = self._feed.publish(Feed(versions=(before.row(),)))
             else:
                 revision = await self._register_new(model, registration, name, now_s)
@@ -146,12 +146,12 @@ class Registry:
         return RegistrationResult(is_new=before is None, was_deleted=before is not None)
 
     def _fault_of(self, tenant: str, digest: str) -> str | None:
-        """Return the fault of a version under any model of the tenant, also a deleted one; None if it has none."""
+        """Return the fault of the digest under any model of the tenant, deleted versions included; None without one."""
         found = (model.version(digest) for model in self.models(tenant))
         return next((version.fault for version in found if version is not None and version.fault is not None), None)
 
     async def _register_new(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
-        """A new version; the revision of the feed that tells of it."""
+        """Register a new version. Return the feed revision that has it."""
         state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
         version = Version(registration, now_s, state)
         first = model is None
@@ -165,7 +165,7 @@ class Registry:
         return revision
 
     async def deploy(self, by: Actor, tenant: str, model: str, prefix: str, now_s: int) -> str:
-        """Move `prod` to the version whose digest begins so, end a split, and return that version.
+        """Move `prod` to the version whose digest begins with `prefix`, end a split, and return the digest.
 
         Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
         short), Conflict (the version is faulty or deleted).
@@ -191,10 +191,10 @@ class Registry:
         return digest
 
     async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int) -> dict[str, int]:
-        """Share what is asked of `prod` among versions, by beginnings of their digests; without any, `prod` has it all.
+        """Split requests to `prod` among versions, given by prefixes of their digests. Without any, the split ends.
 
-        Returns the split by whole digests. Raises Refused as `deploy`; InvalidRequest for a version that is named
-        twice, or alone; Conflict where they are of several kinds.
+        Returns the split by full digests. Raises Refused as `deploy`; InvalidRequest for a version that is named twice,
+        or alone; Conflict if they are of several kinds.
         """
         async with self._write_lock:
             found = self.model(tenant, model)
@@ -215,9 +215,10 @@ class Registry:
         return after.split
 
     async def set_ladder(self, by: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
-        """What it gives up before it refuses, in that order; nothing without any step.
+        """Set the degradation steps that are tried, in order, before a request is refused. No steps: requests are
+        refused at once.
 
-        Raises Refused: ModelNotFound, also of one that is named and may not be called; InvalidRequest, Conflict.
+        Raises Refused: ModelNotFound, also for a fallback that the owner may not call; InvalidRequest, Conflict.
         """
         async with self._write_lock:
             found = self.model(tenant, model)
@@ -231,10 +232,11 @@ class Registry:
     async def delete(
         self, by: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
     ) -> VersionKey:
-        """No longer serve the version whose digest begins so; repeats change nothing.
+        """Stop serving the version whose digest begins with `prefix`. Idempotent. `in_use` tells whether a process runs
+        it.
 
-        Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict where an alias or a
-        split names it, or a process runs it.
+        Raises Refused: ModelNotFound, NotFound, InvalidRequest as `deploy`; Conflict if an alias or a split names it,
+        or a process runs it.
         """
         async with self._write_lock:
             found = self.model(tenant, model)
@@ -248,7 +250,7 @@ class Registry:
                 raise Refused(Conflict(what, f"a replica of it runs: {rule}"))
             revision = 0
             if not version.is_deleted:
-                # What chunks do not show only a restore could lift, and nobody can ask for a deleted version.
+                # Drop a fault that is not about chunks: only a restore could clear it, and a deleted version has none.
                 is_hidden = version.fault in NON_CHUNK_CODES
                 await self._move(
                     version,
@@ -264,9 +266,9 @@ class Registry:
     async def delete_model(
         self, by: Actor, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
     ) -> tuple[VersionKey, ...]:
-        """Forget the model with all its versions, which it returns. What is known of its usage stays in the ledger.
+        """Delete the model with all its versions, and return their keys. Its usage stays in the ledger.
 
-        Raises Refused: ModelNotFound; without `force` Conflict where an alias names a version, or a process runs one.
+        Raises Refused: ModelNotFound; without `force` Conflict if an alias names a version, or a process runs one.
         """
         async with self._write_lock:
             found = self.model(tenant, model)
@@ -282,10 +284,10 @@ class Registry:
         return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
-        """Apply the change, values by name, and return the new settings. Giving a minimum ends a stop. If activators
+        """Apply the change, values by name, and return the new settings. Setting a minimum ends a stop. If activators
         need to know, wait for them up to DELIVERY_LIMIT_S.
 
-        Raises Refused(ModelNotFound), InvalidRequest.
+        Raises Refused: ModelNotFound, InvalidRequest.
         """
         async with self._write_lock:
             found = self.model(tenant, model)
@@ -306,8 +308,8 @@ class Registry:
         return after.scale
 
     async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
-        """Let another tenant call the model; twice changes nothing. Whether every activator was told within a second;
-        False also where one has lost its feed moments ago, and is not back.
+        """Let another tenant call the model; idempotent. Return whether every activator knows it within
+        DELIVERY_LIMIT_S; False also if one lost its feed moments ago and is not back.
 
         Raises Refused: ModelNotFound, NotFound (the grantee), InvalidRequest, CapacityExceeded.
         """
@@ -320,7 +322,7 @@ class Registry:
         return await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
     async def revoke(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
-        """Take back a grant of the model. Returns as `grant`. Raises Refused: ModelNotFound, NotFound (the grant)."""
+        """Revoke a grant of the model. Returns as `grant`. Raises Refused: ModelNotFound, NotFound (the grant)."""
         async with self._write_lock:
             found = self.model(tenant, model)
             await self._database.write(lambda connection: delete_grant(connection, by, found, grantee, now_s))
@@ -328,7 +330,7 @@ class Registry:
         return await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
     async def forget_grantee(self, tenant: str) -> None:
-        """It is deleted, and its grants with it: show that."""
+        """Publish that a deleted tenant has no grants any more. Its rows are gone already."""
         async with self._write_lock:
             for model in [model for model in self._models.values() if tenant in model.grantees]:
                 self._publish_model(_without_grantee(model, tenant))
@@ -354,7 +356,7 @@ class Registry:
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
         """Record that a version that was stopped at `stopped_at_s` was requested again. Does nothing if the version is
-        unknown, or was stopped once more since: the request came before that stop.
+        unknown, or was stopped again since, because the request came before that stop.
         """
         async with self._write_lock:
             found = self.find(key)
@@ -365,7 +367,7 @@ class Registry:
             self._set_model(after)
 
     async def note(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
-        """Record what a restore taught of the version. A version that is unknown by now is left alone."""
+        """Record what a restore has shown about the version. Does nothing if the version is unknown or deleted."""
         async with self._write_lock:
             found = self.find(key)
             if found is not None:
@@ -393,7 +395,7 @@ class Registry:
         self._set_model(replace(model, versions=versions))
 
     def _set_model(self, model: Model) -> Model:
-        """As it is kept."""
+        """Replace the model in memory. Return it with its current `meanwhile`."""
         kept = self._models[model.tenant, model.model] = replace(model, meanwhile=self.meanwhile(model))
         self.on_changed()
         return kept
@@ -404,7 +406,7 @@ class Registry:
 
 
 def _without_stops(model: Model, versions: Collection[str]) -> Model:
-    """Return the model with these versions not stopped."""
+    """Return the model with these versions no longer stopped."""
     every = (replace(v, stopped_at_s=None) if v.registration.version in versions else v for v in model.versions)
     return replace(model, versions=tuple(every))
 

@@ -1,4 +1,4 @@
-"""Models, versions and aliases as rows of the database. What may be done to them is the registry's to say."""
+"""Read and write models, versions and aliases as rows. `registry.py` decides what may be changed."""
 
 from msgspec import structs
 from sqlalchemy import Connection, delete, insert, select, update
@@ -22,8 +22,8 @@ from kelvin.contracts.wire import encode
 
 
 def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
-    """With its versions, aliases and grants, recorded for the audit."""
-    for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # what refers first
+    """Delete the model with its versions, aliases and grants, and record it for the audit."""
+    for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # referring rows first
         connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
     versions = ", ".join(version.registration.version[:12] for version in model.versions)
     audit_rows.record(
@@ -32,8 +32,8 @@ def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) ->
 
 
 def insert_version(connection: Connection, model: Model, version: Version, *, first: bool) -> None:
-    """And, with the `first` one, its model and the alias that names it. Raises Refused(NotFound): its tenant."""
-    of, owner = version.registration, {"tenant": model.tenant, "model": model.model}
+    """Insert a version; the `first` one with its model and alias `prod`. Raises Refused(NotFound) for the tenant."""
+    registration, owner = version.registration, {"tenant": model.tenant, "model": model.model}
     find_tenant(connection, model.tenant)
     if first:
         row = {**owner, "created_at_s": model.created_at_s, "scale": encode(model.scale).decode()}
@@ -41,27 +41,27 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
     connection.execute(
         insert(schema.versions).values(
             **owner,
-            version=of.version,
+            version=registration.version,
             state=str(version.state),
             fault=version.fault,
-            limits=encode(of.limits).decode(),
-            architecture=of.architecture,
-            weight_bytes=of.weight_bytes,
-            total_bytes=of.total_bytes,
-            kv_bytes_per_token=of.kv_bytes_per_token,
-            max_positions=of.max_positions,
-            kind=of.kind,
-            signature=None if of.signature is None else encode(of.signature).decode(),
+            limits=encode(registration.limits).decode(),
+            architecture=registration.architecture,
+            weight_bytes=registration.weight_bytes,
+            total_bytes=registration.total_bytes,
+            kv_bytes_per_token=registration.kv_bytes_per_token,
+            max_positions=registration.max_positions,
+            kind=registration.kind,
+            signature=None if registration.signature is None else encode(registration.signature).decode(),
             created_at_s=version.created_at_s,
         )
     )
     if first:
-        connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
-    record_published(connection, of, version.created_at_s)
+        connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=registration.version))
+    record_published(connection, registration, version.created_at_s)
 
 
 def set_split(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
-    """As the model has it, recorded for the audit where it was another one."""
+    """Store the split, and record it for the audit if it changed."""
     _store(connection, model, split=model.split or None)
     if before.split != model.split:
         changed = {"split": (before.split, model.split)}
@@ -69,7 +69,7 @@ def set_split(connection: Connection, by: Actor, before: Model, model: Model, no
 
 
 def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
-    """The version that `prod` names, and what is split of what it is asked; recorded for the audit."""
+    """Store the version that `prod` names and the split, and record it for the audit."""
     table, prod = schema.aliases, model.aliases[DEFAULT_ALIAS]
     which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
     connection.execute(update(table).where(*which).values(version=prod))
@@ -81,14 +81,14 @@ def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now
 
 
 def set_scale(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
-    """As the model has it, recorded for the audit where it was another one."""
+    """Store the scale settings, and record them for the audit if they changed."""
     _store(connection, model, scale=model.scale)
     if changed := changed_fields(structs.asdict(before.scale), structs.asdict(model.scale)):
         audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_SCALED, model.model, changed=changed)
 
 
 def set_state(connection: Connection, version: Version) -> None:
-    """As the version has it."""
+    """Store the version's state and fault."""
     key, table = version.key, schema.versions
     connection.execute(
         update(table)
@@ -98,7 +98,7 @@ def set_state(connection: Connection, version: Version) -> None:
 
 
 def set_stops(connection: Connection, before: Model, model: Model) -> None:
-    """Store when each version was stopped, of those for which it changed."""
+    """Store when each version was stopped, if that changed."""
     table, known = schema.versions, {version.key: version.stopped_at_s for version in before.versions}
     for version in model.versions:
         key = version.key
@@ -115,16 +115,17 @@ def record_stopped(connection: Connection, by: Actor, model: Model, now_s: int) 
     audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_STOPPED, model.model)
 
 
-def record_published(connection: Connection, of: VersionRegistration, now_s: int) -> None:
+def record_published(connection: Connection, registration: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
-    by = Actor(key_id=of.pushed_by, tenant=of.tenant if of.pushed_by else "", scopes=())
+    by = Actor(key_id=registration.pushed_by, tenant=registration.tenant if registration.pushed_by else "", scopes=())
+    changed = made(version=registration.version)
     audit_rows.record(
-        connection, by, now_s, of.tenant, AuditAction.VERSION_PUBLISHED, of.model, changed=made(version=of.version)
+        connection, by, now_s, registration.tenant, AuditAction.VERSION_PUBLISHED, registration.model, changed=changed
     )
 
 
 def record_deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> None:
-    """Record for the audit that it no longer can."""
+    """Record for the audit that the version is no longer served."""
     changed = {"version": (key.version, None)}
     audit_rows.record(connection, by, now_s, key.tenant, AuditAction.VERSION_DELETED, key.model, changed=changed)
 
@@ -136,7 +137,7 @@ def _store(connection: Connection, model: Model, **columns: object) -> None:
 
 
 def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
-    """As the model has it, recorded for the audit where it was another one."""
+    """Store the degradation steps, and record them for the audit if they changed."""
     ladder = Ladder(steps=model.ladder, plans=model.plan_ladders)
     _store(connection, model, degradation=ladder if ladder.steps or ladder.plans else None)
     if changed := changed_fields(_ladders(before), _ladders(model)):
@@ -144,30 +145,30 @@ def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, n
 
 
 def _ladders(model: Model) -> dict[str, Value]:
-    """The steps of each, as JSON."""
+    """Return the steps by plan, as JSON."""
     ladders = {"ladder": model.ladder} | {f"ladder of {plan}": steps for plan, steps in model.plan_ladders.items()}
     return {name: tuple(encode(rung).decode() for rung in steps) for name, steps in ladders.items()}
 
 
 def load_models(connection: Connection) -> list[Model]:
-    """All of all tenants. Raises UnreadableColumn."""
+    """Return all models of all tenants. Raises UnreadableColumn."""
     versions: dict[tuple[str, str], list[Version]] = {}
     for row in connection.execute(select(schema.versions).order_by(schema.versions.c.created_at_s)).mappings():
-        stored, of = row["signature"], f"of version {row['tenant']}/{row['model']}@{row['version'][:12]}"
+        stored, label = row["signature"], f"of version {row['tenant']}/{row['model']}@{row['version'][:12]}"
         registration = VersionRegistration(
             tenant=row["tenant"],
             model=row["model"],
             version=row["version"],
-            limits=read_column(row["limits"], Limits, f"the limits {of}"),
+            limits=read_column(row["limits"], Limits, f"the limits {label}"),
             architecture=row["architecture"],
             weight_bytes=row["weight_bytes"],
             total_bytes=row["total_bytes"],
             kv_bytes_per_token=row["kv_bytes_per_token"],
             max_positions=row["max_positions"],
             kind=row["kind"],
-            signature=None if stored is None else read_column(stored, Signature, f"the signature {of}"),
+            signature=None if stored is None else read_column(stored, Signature, f"the signature {label}"),
         )
-        state = read_enum(row["state"], VersionState, f"the state {of}")
+        state = read_enum(row["state"], VersionState, f"the state {label}")
         version = Version(registration, row["created_at_s"], state, row["fault"], row["stopped_at_s"])
         versions.setdefault((row["tenant"], row["model"]), []).append(version)
     aliases: dict[tuple[str, str], dict[str, str]] = {}
@@ -176,13 +177,13 @@ def load_models(connection: Connection) -> list[Model]:
     grantees = load_grantees(connection)
     models = []
     for row in connection.execute(select(schema.models)).mappings():
-        name, of = (row["tenant"], row["model"]), f"of model {row['tenant']}/{row['model']}"
-        scale = read_column(row["scale"], ScaleSettings, f"the scale {of}")
+        name, label = (row["tenant"], row["model"]), f"of model {row['tenant']}/{row['model']}"
+        scale = read_column(row["scale"], ScaleSettings, f"the scale {label}")
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))
-        split = {} if row["split"] is None else read_column(row["split"], dict[str, int], f"the split {of}")
+        split = {} if row["split"] is None else read_column(row["split"], dict[str, int], f"the split {label}")
         stored = row["degradation"]
-        ladder = Ladder(steps=()) if stored is None else read_column(stored, Ladder, f"the ladder {of}")
+        ladder = Ladder(steps=()) if stored is None else read_column(stored, Ladder, f"the ladder {label}")
         models.append(
             Model(
                 *name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder.steps,

@@ -1,4 +1,4 @@
-"""Tenants: the one writer of their table. A tenant is a DNS label; its rows in other tables are others' to write."""
+"""Store tenants: the only writer of their table. A tenant's name is a DNS label."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,24 +23,24 @@ from kelvin.contracts.names import require_tenant_name
 from kelvin.contracts.serving.control_messages import Feed, TenantLimits, TenantRow
 from kelvin.contracts.wire import encode
 
-MAX_TENANTS: Final = 10_000  # that are not deleted: as many as the activator makes certificates for
-DELIVERY_LIMIT_S: Final = 1.0  # for every activator to be told of an end
+MAX_TENANTS: Final = 10_000  # not counting deleted ones; the activator makes certificates for as many
+DELIVERY_LIMIT_S: Final = 1.0  # a change waits so long for every activator to get it
 _ACTIONS: Final = {TenantState.ACTIVE: AuditAction.TENANT_RESUMED, TenantState.SUSPENDED: AuditAction.TENANT_SUSPENDED}
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant and how much it has."""
+    """A tenant, and how many models and keys it has."""
 
     tenant: str
     state: TenantState
     created_at_s: int
     models: int
-    keys: int  # good ones
+    keys: int  # active ones
     limits: TenantLimits
 
     def row(self) -> TenantRow:
-        """What activators know of it."""
+        """Return the tenant as activators know it."""
         return TenantRow(tenant=self.tenant, suspended=self.state is TenantState.SUSPENDED, limits=self.limits)
 
 
@@ -50,25 +50,23 @@ class TenantStore:
     def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
         self._feed = feed
-        self._write_lock = asyncio.Lock()  # published in the order in which it was stored
-        self.on_limits_changed: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
+        self._write_lock = asyncio.Lock()  # changes are published in the order in which they were stored
+        self.on_limits_changed: Callable[[str], None] = lambda _: None  # called with the tenant, after publication
 
     async def load(self, now_s: int) -> None:
-        """Publish all of them. Raises UnreadableColumn."""
+        """Publish all tenants. Raises UnreadableColumn."""
         self._feed.publish(Feed(tenants=tuple(tenant.row() for tenant in await self.all(now_s))))
 
     async def all(self, now_s: int) -> list[Tenant]:
-        """Every tenant that is not deleted, by name."""
+        """Return every tenant that is not deleted, by name."""
         return await self._database.read(lambda connection: _load(connection, now_s))
 
     async def one(self, tenant: str, now_s: int) -> Tenant:
-        """Raises Refused(NotFound)."""
+        """Return the tenant. Raises Refused(NotFound)."""
         return await self._database.read(lambda connection: _one(connection, tenant, now_s))
 
     async def create(self, by: Actor, tenant: str, now_s: int) -> Tenant:
-        """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given,
-        CapacityExceeded.
-        """
+        """Create a tenant. Raises Refused: InvalidRequest, Conflict if the name is or was in use, CapacityExceeded."""
         require_tenant_name(tenant)
 
         def write(connection: Connection) -> Tenant:
@@ -90,7 +88,7 @@ class TenantStore:
         return made
 
     async def move(self, by: Actor, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
-        """Suspend or resume; twice changes nothing. Returns once activators were told, or a second is over.
+        """Suspend or resume the tenant; idempotent. Returns once activators know it, or after DELIVERY_LIMIT_S.
 
         Raises Refused: NotFound, Conflict.
         """
@@ -110,7 +108,7 @@ class TenantStore:
         return moved
 
     async def limit(self, by: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
-        """Give it limits of its own, or (None) the installation's again. Returns as `move`. Raises as `one`."""
+        """Set limits; None means the installation's setting. Returns as `move`. Raises Refused(NotFound)."""
 
         def write(connection: Connection) -> Tenant:
             before = _one(connection, tenant, now_s)
@@ -120,9 +118,9 @@ class TenantStore:
                 connection.execute(
                     update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(limits=limits)
                 )
-                told = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
+                detail = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
                 changed = {name: (getattr(before.limits, name), value) for name, value in news.items()}
-                audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_LIMITED, tenant, told, changed)
+                audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_LIMITED, tenant, detail, changed)
             return _one(connection, tenant, now_s)
 
         async with self._write_lock:
@@ -133,11 +131,11 @@ class TenantStore:
         return limited
 
     async def limits(self, tenant: str) -> TenantLimits:
-        """Raises Refused(NotFound)."""
+        """Return the tenant's limits. Raises Refused(NotFound)."""
         return (await self.one(tenant, 0)).limits
 
     async def delete(self, by: Actor, tenant: str, now_s: int) -> None:
-        """Raises Refused: NotFound, Conflict naming what is left of it."""
+        """Delete the tenant and its grants. Raises Refused: NotFound, Conflict naming what is left of it."""
 
         def write(connection: Connection) -> None:
             _one(connection, tenant, now_s)
@@ -153,7 +151,7 @@ class TenantStore:
 
 
 def insert_tenant(connection: Connection, by: Actor, tenant: str, now_s: int) -> None:
-    """A new row, and its line in the audit."""
+    """Insert a tenant, and record that for the audit."""
     values = {"tenant": tenant, "created_at_s": now_s, "state": str(TenantState.ACTIVE)}
     connection.execute(insert(schema.tenants).values(values))
     audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_CREATED, tenant)
@@ -196,7 +194,7 @@ def _models(connection: Connection, tenant: str) -> list[str]:
 
 
 def active_keys(connection: Connection, tenant: str, now_s: int) -> list[str]:
-    """Ids of the tenant's keys that are neither expired nor revoked."""
+    """Return the ids of the tenant's active keys, sorted."""
     c = schema.keys.c
     query = select(c.key_id).where(c.tenant == tenant, is_active(now_s)).order_by(c.key_id)
     return list(connection.execute(query).scalars())

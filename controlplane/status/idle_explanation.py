@@ -1,4 +1,4 @@
-"""Why an idle model is as warm as it is: prices, measured restores, break-even, and what its pauses cost."""
+"""Explain why an idle model is as warm as it is: prices, measured restores, break-even, and the cost of its pauses."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,10 @@ from kelvin.contracts.wire import Wire
 
 
 class IdlePrices(Wire, frozen=True):
-    """Micro-units per second: of the device while idle and while it restores, of a GiB of host memory, of a caller who
-    waits; and the host memory that a replica takes at each level.
+    """Prices in micro-units per second, and the host memory in bytes that a replica takes at each level.
+
+    `device_idle` and `device_restore` are the prices of a device, `memory_gib` of a GiB of host memory, `wait` of a
+    waiting caller.
     """
 
     currency: str
@@ -39,8 +41,10 @@ class IdlePrices(Wire, frozen=True):
 
 
 class LevelCost(Wire, frozen=True):
-    """Micro-units: `hold` per second, `wake` once, which is `wake_s` (a mean of `seen` restores; 0: a guess) at the
-    price of waiting and of the device. `from_s`: idle seconds from which on it is the cheapest; null where it never is.
+    """Costs of an idle level in micro-units: `hold` per second, `wake` once.
+
+    `wake` is `wake_s` at the prices of waiting and of the device. `wake_s` is a mean of `seen` restores (0: a guess).
+    From `from_s` idle seconds on the level is the cheapest; null if it never is.
     """
 
     level: str
@@ -52,8 +56,9 @@ class LevelCost(Wire, frozen=True):
 
 
 class Fetch(Wire, frozen=True):
-    """What a lease of the version took, on its way up from zero or from `asleep2`, where `tier` was the slowest that it
-    had bytes from: the mean of `seen`. Part of `wake_s`, where all tiers are in one mean.
+    """Mean duration of the lease step in `seen` starts from zero or `asleep2` whose slowest tier was `tier`.
+
+    It is part of `wake_s`, which is one mean over all tiers.
     """
 
     tier: str
@@ -62,8 +67,8 @@ class Fetch(Wire, frozen=True):
 
 
 class Pauses(Wire, frozen=True):
-    """The last pauses of at least two seconds between requests: how many, by length (up to so many seconds), and what
-    they would have cost by break-even, at each level throughout, and with foresight.
+    """The last pauses of at least two seconds between requests: their number, mean and count by length (up to so many
+    seconds). Then what they would have cost by break-even, at each level throughout, and with foresight.
     """
 
     count: int
@@ -75,7 +80,9 @@ class Pauses(Wire, frozen=True):
 
 
 class IdleVersion(Wire, frozen=True):
-    """One version: its level, for how long (null: at zero since before this process, or unknown), and what follows."""
+    """One version: its idle level, for how long it has had it (`level_s`, null at zero), and what follows. `idle_s` is
+    the time since the last request; null if this process has seen none.
+    """
 
     version: str
     aliases: tuple[str, ...]
@@ -91,7 +98,7 @@ class IdleVersion(Wire, frozen=True):
 
 
 class IdleModel(Wire, frozen=True):
-    """`GET /admin/v1/models/{model}/idle`. Break-even is heeded where the setting is `auto`."""
+    """Answer of `GET /admin/v1/models/{model}/idle`. Break-even decides only if the setting is `auto`."""
 
     model: str
     setting: str
@@ -105,7 +112,7 @@ def explain_idle(
     economy: WarmthCost,
     clock: Clock,
 ) -> IdleModel:
-    """Of each version that is not deleted."""
+    """Explain each version that is not deleted."""
     now_us = clock.monotonic_us()
     return IdleModel(
         model=model.model,
@@ -172,7 +179,7 @@ def _version(
 
 
 def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str]:
-    """The level now, since when, and on which class of devices."""
+    """Return the current level, since when (None: unknown), and the device class."""
     awake = [r for r in table.of(key) if r.state in SERVING | {ReplicaState.RESTORING, ReplicaState.DOZING}]
     found = next(iter((*awake, *table.sleepers(key))), None)
     if found is None:
@@ -184,7 +191,7 @@ def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str
 def _next_level(
     model: Model, version: Version, least: int, level: Level, steps: Sequence[LevelChange], idle_s: float
 ) -> LevelChange | None:
-    """Return what follows the level if nobody asks; None if nothing does. `least` is the minimum that holds now."""
+    """Return the level that follows without further requests; None for none. `least` is the minimum that holds now."""
     if level is Level.ZERO or least:
         return None
     patience_s = model.scale.window_s + model.scale.grace_s

@@ -1,4 +1,4 @@
-"""Puts together what an operator sees of models: the registry's facts, what runs, the last restores."""
+"""Build the status of models for operators: the registry's facts, the replicas, the last restores."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ _SERVING = SERVING | {ReplicaState.DRAINING}
 
 
 def model_status(model: Model, replicas: ReplicaLookup, outcomes: StartOutcomes) -> ModelStatus:
-    """The model with all of its versions."""
+    """Return the status of the model with all of its versions."""
     versions = tuple(_version_status(model, version, replicas, outcomes) for version in model.versions)
     prod = model.aliases.get(DEFAULT_ALIAS)
     shown = next((each for each in versions if each.version == prod), None)
@@ -49,7 +49,7 @@ def model_status(model: Model, replicas: ReplicaLookup, outcomes: StartOutcomes)
 
 
 def pool_status(pool: StandbyPool) -> PoolStatus:
-    """A pool, with what was last seen of its memory."""
+    """Return the status of the pool, with the last measured memory."""
     seen = pool.state()
     return PoolStatus(
         device=seen.device,
@@ -70,7 +70,7 @@ def pool_status(pool: StandbyPool) -> PoolStatus:
 
 
 def pending_replicas(row: Pending, now_s: float) -> PendingReplicas:
-    """Those of a class, at `now_s` of the cluster's clock."""
+    """Return the pending replicas of a class, at `now_s` of the cluster's clock."""
     return PendingReplicas(
         device=row.node.device,
         zone=row.node.zone,
@@ -83,31 +83,31 @@ def pending_replicas(row: Pending, now_s: float) -> PendingReplicas:
 
 
 def pod_pools(counts: Mapping[tuple[str, ...], float]) -> tuple[PodPool, ...]:
-    """Of (pool, state) -> how many; `wanted` is no state of theirs."""
+    """Return the pools from counts by (pool, state). The state `wanted` is not a state of pods."""
     pools: dict[str, dict[str, int]] = {}
     for (name, state), count in sorted(counts.items()):
         pools.setdefault(name, {})[state] = int(count)
-    return tuple(PodPool(name=name, wanted=of.pop("wanted", 0), pods=of) for name, of in pools.items())
+    return tuple(PodPool(name=name, wanted=states.pop("wanted", 0), pods=states) for name, states in pools.items())
 
 
 def memory(seen: Footprint) -> Memory:
-    """As it is told."""
+    """Return the footprint as a body of the API."""
     return Memory(pss=seen.pss_bytes, private=seen.private_bytes)
 
 
 def _version_status(model: Model, version: Version, replicas: ReplicaLookup, outcomes: StartOutcomes) -> VersionStatus:
-    of, key = version.registration, version.key
+    registration, key = version.registration, version.key
     return VersionStatus(
-        version=of.version,
-        aliases=model.aliases_of(of.version),
+        version=registration.version,
+        aliases=model.aliases_of(registration.version),
         state=_state(replicas, key),
         health=version.state,
         fault=version.fault,
         created_at_s=version.created_at_s,
-        architecture=of.architecture,
-        weight_bytes=of.weight_bytes,
-        total_bytes=of.total_bytes,
-        kv_bytes_per_token=of.kv_bytes_per_token,
+        architecture=registration.architecture,
+        weight_bytes=registration.weight_bytes,
+        total_bytes=registration.total_bytes,
+        kv_bytes_per_token=registration.kv_bytes_per_token,
         replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
         last_restore=_restore_status(outcomes.last_attempt(key)),
         start_problem=outcomes.problem(key),

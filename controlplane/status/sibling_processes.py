@@ -1,4 +1,4 @@
-"""The other processes of the installation, as far as operators ask about them here: health, and the weight cache."""
+"""Ask the installation's other processes for their health, their metrics, and the weight cache's state."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _SOCKETS: Final = {"activator": "activator.sock", CACHE: "cache.sock", "snapshot
 
 
 class Evict(Wire, frozen=True, omit_defaults=True):
-    """Body of `POST /admin/v1/cache/evict`; without a version, everything of the caller's tenant."""
+    """Body of `POST /admin/v1/cache/evict`. Without a version, everything of the caller's tenant is evicted."""
 
     tier: Literal["host", "nvme"]
     version: str | None = None
@@ -41,20 +41,20 @@ class Evict(Wire, frozen=True, omit_defaults=True):
 
 
 def own_eviction(tenant: str, evict: Evict) -> Evict:
-    """Of that tenant. Raises Refused(NotFound) for another one's."""
+    """Return the eviction with its tenant set to the caller's. Raises Refused(NotFound) if it names another tenant."""
     if evict.tenant not in (None, tenant):
         raise Refused(NotFound("tenant", str(evict.tenant)[:80]))
     return Evict(tier=evict.tier, version=evict.version, tenant=tenant)
 
 
 class _DamagedChunk(msgspec.Struct):
-    """The part of a row that counts here."""
+    """The fields of a damaged chunk that are used here."""
 
     pids: frozenset[int]
 
 
 class _DamageReport(msgspec.Struct):
-    """What the cache says of wrong memory."""
+    """The weight cache's answer about damaged memory."""
 
     damaged: tuple[_DamagedChunk, ...]
 
@@ -66,7 +66,7 @@ def _with_exits(status: ProcessStatus, exits: ProcessExits | None) -> ProcessSta
 
 
 class SiblingProcesses:
-    """Clients to the siblings. Close it where you opened it."""
+    """HTTP clients of the sibling processes. Close it where you opened it."""
 
     def __init__(self, directory: SocketDirectory, zygote: ZygoteClient, *, filters: bool = False) -> None:
         self._directory = directory
@@ -79,11 +79,11 @@ class SiblingProcesses:
 
     @property
     def names(self) -> frozenset[str]:
-        """The siblings that are asked over HTTP."""
+        """Names of the siblings that are asked over HTTP."""
         return frozenset(self._clients)
 
     async def statuses(self) -> tuple[ProcessStatus, ...]:
-        """All of them by name, ourselves included, asked at once."""
+        """Return the status of all processes by name, this one included. All are asked at once."""
         own = ProcessStatus(name="controlplane", healthy=True, ready=await self.zygote_answers())
         asked = await asyncio.gather(*(self._status(name) for name in self._clients))
         zygote = ProcessStatus(name="zygote", healthy=own.ready, ready=own.ready)
@@ -100,7 +100,7 @@ class SiblingProcesses:
         try:
             found = await asyncio.to_thread(os.statvfs, self._directory.path)
         except OSError as error:
-            log.warning("the disk can't be looked at", extra={"error": repr(error)})
+            log.warning("the free disk space can't be read", extra={"error": repr(error)})
             return None
         block, inodes = found.f_frsize, found.f_favail if found.f_files else None
         return DiskStatus(free_bytes=found.f_bavail * block, total_bytes=found.f_blocks * block, free_inodes=inodes)
@@ -113,7 +113,7 @@ class SiblingProcesses:
             return {}
 
     async def zygote_answers(self) -> bool:
-        """Whether the zygote answers, so that new standbys can be born."""
+        """Return whether the zygote answers, so that new standbys can be forked."""
         try:
             await self._zygote.ping(SIBLING_LIMIT_S)
         except Refused:
@@ -121,18 +121,18 @@ class SiblingProcesses:
         return True
 
     async def cache_state(self) -> bytes:
-        """The cache agent's own answer, JSON. Raises Refused."""
+        """Return the cache agent's own answer, as JSON. Raises Refused."""
         return await self._cache_state(EVICTION_LIMIT_S)
 
     async def try_cache_status(self) -> CacheStatus | None:
-        """What it found faulty; None where it does not answer."""
+        """Return the faults that the weight cache has found; None if it does not answer."""
         try:
             return decode(await self._cache_state(SIBLING_LIMIT_S), CacheStatus, what="state of the weight cache")
         except Refused:
             return None
 
     async def whereabouts(self, key: VersionKey) -> TierPlacement:
-        """In which tiers the version's bytes are. Raises Refused."""
+        """Return in which tiers the version's bytes are. Raises Refused."""
         path = f"/v1/whereabouts?tenant={key.tenant}&version={key.version}"
         return await self._clients[CACHE].call("GET", path, TierPlacement, timeout_s=SIBLING_LIMIT_S)
 
@@ -144,18 +144,18 @@ class SiblingProcesses:
             raise Refused(Unavailable(CACHE)) from error
 
     async def damaged_pids(self) -> frozenset[int]:
-        """Processes that have memory mapped which the weight cache found wrong. Raises Refused."""
+        """Return the processes that have damaged memory of the weight cache mapped. Raises Refused."""
         found = (
             await self._clients[CACHE].call("GET", "/v1/damages", _DamageReport, timeout_s=SIBLING_LIMIT_S)
         ).damaged
         return frozenset[int]().union(*(row.pids for row in found))
 
     async def check_cache(self) -> CacheCheck:
-        """Have the weight cache hash all that it keeps. Raises Refused."""
+        """Have the weight cache hash all that it holds. Raises Refused."""
         return await self._clients[CACHE].call("POST", "/v1/check", CacheCheck, timeout_s=CHECK_LIMIT_S)
 
     async def metrics(self, runtimes: Iterable[str]) -> dict[str, str | None]:
-        """The page of each sibling by its name, and of these runtimes by their ids; None of who does not answer."""
+        """Return the metrics page of each sibling by name, and of these runtimes by id; None if it does not answer."""
         asked = {name: self._page(client) for name, client in self._clients.items()}
         asked |= {runtime_id: self._page_of_runtime(runtime_id) for runtime_id in runtimes}
         return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
@@ -175,19 +175,19 @@ class SiblingProcesses:
             return None
 
     async def evict(self, evict: Evict) -> None:
-        """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased."""
+        """Evict a tenant's bytes from a tier. Raises Refused, with Conflict if they are leased."""
         async with self._clients[CACHE].open("POST", "/v1/evict", payload=encode(evict), timeout_s=EVICTION_LIMIT_S):
             pass
 
     async def prefetch(self, request: PrefetchRequest) -> None:
-        """Have the weight cache bring a version ahead; it has begun when this returns. Raises Refused."""
+        """Have the weight cache prefetch a version. Returns once the prefetch has begun. Raises Refused."""
         async with self._clients[CACHE].open(
             "POST", "/v1/prefetch", payload=encode(request), timeout_s=SIBLING_LIMIT_S
         ):
             pass
 
     async def close(self) -> None:
-        """Ends kept connections."""
+        """Close the clients' kept connections."""
         for client in self._clients.values():
             await client.close()
 

@@ -1,4 +1,4 @@
-"""Why Kelvin expects what it expects of a model: the figures behind it, put together when they are asked for."""
+"""Explain what Kelvin expects of a model's next start, with the figures behind it."""
 
 from controlplane.registry.policy.domain import Model, Version, VersionKey
 from controlplane.scaling.policy.breakeven import Level
@@ -11,8 +11,9 @@ from kelvin.contracts.wire import Wire
 
 
 class Expected(Wire, frozen=True):
-    """Seconds. `ready_s` is the larger of `process_s` and `bytes_s`, plus `lease_s` and `bind_s`; `first_token_s` adds
-    `answer_s`. `known` says whence the steps: its own starts (`version`), those of its `size`, or a `guess`.
+    """Expected seconds of a start. `ready_s` is the larger of `process_s` and `bytes_s`, plus `lease_s` and `bind_s`;
+    `first_token_s` adds `answer_s`. `known` is the source of the steps: starts of the `version` itself, starts of its
+    `size`, or a `guess`.
     """
 
     known: str
@@ -28,8 +29,10 @@ class Expected(Wire, frozen=True):
 
 
 class StartForecast(Wire, frozen=True):
-    """What a start of the version would take now (null while the cache does not answer), with so many standbys parked;
-    what waking it takes where it sleeps; and the forecasts of its last starts, the oldest first.
+    """Forecast of a start of the version.
+
+    `expected` is for a start now, with that many `standbys` parked; null while the cache does not answer. `wake_s` is
+    for waking a sleeping replica. `past` are the forecasts of its last starts, the oldest first.
     """
 
     version: str
@@ -41,14 +44,14 @@ class StartForecast(Wire, frozen=True):
 
 
 class Starts(Wire, frozen=True):
-    """`GET /admin/v1/models/{model}/starts`: of each version that is not deleted."""
+    """Answer of `GET /admin/v1/models/{model}/starts`: each version that is not deleted."""
 
     model: str
     versions: tuple[StartForecast, ...]
 
 
 async def forecast_starts(model: Model, table: ReplicaTable, forecasts: StartForecaster) -> Starts:
-    """The agent is asked once per version."""
+    """Return the forecasts of the model's versions. Asks the cache agent once per version."""
     versions = tuple([await _start(model, each, table, forecasts) for each in model.live_versions])
     return Starts(model=model.model, versions=versions)
 
@@ -71,16 +74,16 @@ def _wake_time_s(sleeper: Replica, version: Version, forecasts: StartForecaster)
 
 
 def _expected(key: VersionKey, whereabouts: TierPlacement, forecasts: StartForecaster, *, parked: bool) -> Expected:
-    said = forecasts.estimate(key, whereabouts, parked=parked)
+    estimate = forecasts.estimate(key, whereabouts, parked=parked)
     return Expected(
-        known=said.known,
-        process_s=said.process_s,
-        bytes_s=said.bytes_s,
-        lease_s=said.steps.lease_s,
-        bind_s=said.steps.bind_s,
-        answer_s=said.steps.answer_s,
-        ready_s=said.ready_s,
-        first_token_s=said.first_token_s,
+        known=estimate.known,
+        process_s=estimate.process_s,
+        bytes_s=estimate.bytes_s,
+        lease_s=estimate.steps.lease_s,
+        bind_s=estimate.steps.bind_s,
+        answer_s=estimate.steps.answer_s,
+        ready_s=estimate.ready_s,
+        first_token_s=estimate.first_token_s,
         bytes_by_tier=whereabouts.bytes_by_tier,
         rates=whereabouts.rates,
     )

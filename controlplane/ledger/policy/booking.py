@@ -1,12 +1,14 @@
-"""How the records of one request are booked: which is charged, in which month, and what it adds to which sum.
+"""Book the records of a request: which one is charged, in which month, and what it adds to which total.
 
-A month that is closed never changes. Where a better record of one of its requests comes later, that record is booked in
-an open month and takes back what the closed month charged: it *replaces* it. The rest of a request's records charge
-nothing. Of requests that their caller means as one (they have one `once`, and began within a day of the first), one is
-charged: a right answer before a failed one, then the one that delivered most. What a closed month has charged stays
-charged: then nothing more is, unless a later record of that request took the charge back.
+1. One record of a request is charged, the best one. The others charge nothing.
+2. A closed month never changes. A better record that comes later is booked in an open month and *replaces* the closed
+   month's record: it takes back what that charged.
+3. Requests with the same idempotency key (`once`) that began within a day of the first are one request for the bill.
+   One of them is charged: a successful answer before a failed one, then the one that delivered most.
+4. If a closed month has charged one of them, that charge stays and no other is charged, unless a later record took it
+   back.
 
-All of it depends on the set of records and on when months were closed, not on the order of arrival.
+The result depends on the set of records and on when months were closed, not on the order of arrival.
 """
 
 from collections import defaultdict
@@ -20,28 +22,28 @@ from controlplane.ledger.policy.record_precedence import standing
 from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from kelvin.contracts.serving.degradation_steps import step_of_record
 
-IDEMPOTENCY_WINDOW_US: Final = DAY_US  # from the start of the first one: a later request with that key is another one
+IDEMPOTENCY_WINDOW_US: Final = DAY_US  # from the start of the first request with a key
 
-RowKey = tuple[str, str]  # origin, and the runtime that wrote it where that is an orphan's
+RowKey = tuple[str, str]  # origin, and for an orphan the runtime that wrote it, else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """A record as the ledger holds it."""
+    """A record as it is stored in the ledger."""
 
     record: RequestRecord
-    month: str  # where it is booked: that of its end, or an open one where that was closed when it came
+    month: str  # in which it is booked: that of its end, or a later one if that was closed when the record came
     stands: bool = False  # charged
     replaces: RowKey | None = None  # the record of a closed month whose charge it takes back
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SumKey:
-    """Names one sum of requests within a tenant's month: requests that have all these fields in common."""
+    """Key of a sum of requests within a tenant's month: requests that have all these fields in common."""
 
     tenant: str
     month: str
-    day: int  # of their end, since 1970; outside of `month` where it is an adjustment
+    day: int  # of their end, since 1970; outside of `month` for an adjustment
     model: str
     outcome: str
     billable: bool
@@ -49,7 +51,7 @@ class SumKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceKey:
-    """Names one sum of device time within a tenant's month. `day` is that of the replicas' deaths."""
+    """Key of a sum of device time within a tenant's month. `day` is the day on which the replicas died."""
 
     tenant: str
     month: str
@@ -60,7 +62,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKey:
-    """Names one count of degraded requests within a tenant's month, by what the ladder gave up."""
+    """Key of a count of degraded requests within a tenant's month, by degradation step."""
 
     tenant: str
     month: str
@@ -68,10 +70,9 @@ class StepKey:
     step: str
 
 
-TotalFigures = tuple[
-    int, int, int, int
-]  # requests and prompt, cached, completion tokens; or lives, restore, active, idle us
-RuntimeUsage = tuple[int, int, int]  # of a runtime: requests, those that cost or delivered anything, device us
+# Requests and prompt, cached, completion tokens; or lives and restore, active, idle us.
+TotalFigures = tuple[int, int, int, int]
+RuntimeUsage = tuple[int, int, int]  # requests, requests that used device time or delivered tokens, device us
 
 
 def row_key(record: RequestRecord) -> RowKey:
@@ -91,8 +92,8 @@ def decode_row_key(text: str) -> RowKey:
 
 
 def mark_charged(group: Sequence[LedgerRecord], closed: Collection[str]) -> list[LedgerRecord]:
-    """All records of one request, with the one that is charged marked. Those of closed months are as they were."""
-    if len(group) == 1 and group[0].month not in closed:  # nearly all of them
+    """Return all records of one request, with the charged one marked. Records of closed months are unchanged."""
+    if len(group) == 1 and group[0].month not in closed:  # the usual case
         return [LedgerRecord(group[0].record, group[0].month, stands=True)]
     best = standing([booked.record for booked in group])
     taken_back = {booked.replaces for booked in group if booked.month in closed and booked.stands}
@@ -110,7 +111,7 @@ def mark_charged(group: Sequence[LedgerRecord], closed: Collection[str]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request by the record that stands for it; `kept` if a closed month charged it and the charge still holds."""
+    """A request with its best record. `kept`: a closed month charged it, and the charge still holds."""
 
     request_id: str
     record: RequestRecord
@@ -120,7 +121,9 @@ class _Request:
 def mark_charged_by_key(
     groups: Mapping[str, Sequence[LedgerRecord]], closed: Collection[str]
 ) -> dict[str, list[LedgerRecord]]:
-    """Of one tenant, by request id: all records of requests, and of all that have a `once` in common with them."""
+    """Mark the charged records of one tenant's requests, by request id. `groups` must have all requests that share an
+    idempotency key with one of them.
+    """
     booked = {request_id: mark_charged(group, closed) for request_id, group in groups.items()}
     by_idempotency_key: defaultdict[str, list[_Request]] = defaultdict(list)
     for request_id, group in booked.items():
@@ -137,7 +140,7 @@ def mark_charged_by_key(
 
 
 def _idempotency_windows(key_requests: Sequence[_Request]) -> Iterator[list[_Request]]:
-    """Those that began within `IDEMPOTENCY_WINDOW_US` of the first; the next after them begins another window."""
+    """Yield windows of requests: each holds the requests that began within IDEMPOTENCY_WINDOW_US of its first one."""
     window: list[_Request] = []
     for request in sorted(key_requests, key=lambda each: (each.record.started_at_us, each.request_id)):
         if window and request.record.started_at_us >= window[0].record.started_at_us + IDEMPOTENCY_WINDOW_US:
@@ -162,7 +165,7 @@ def _has_permanent_charge(group: Sequence[LedgerRecord], closed: Collection[str]
 
 
 def _without_charge(group: Sequence[LedgerRecord], closed: Collection[str]) -> list[LedgerRecord]:
-    """Charge nothing for these records. One that only takes back a closed month's charge stays."""
+    """Return the records without charges. A record that only takes back a closed month's charge keeps that mark."""
     return [
         each
         if each.month in closed or (each.replaces is not None and not is_billable(each.record))
@@ -189,7 +192,7 @@ def step_sums(group: Sequence[LedgerRecord]) -> dict[StepKey, int]:
 
 
 def _charges(group: Sequence[LedgerRecord]) -> Iterator[tuple[str, RequestRecord, int]]:
-    """Yield month and record of each charge, with 1; and of each charge that is taken back, with -1."""
+    """Yield month and record of each charge with 1, and of each charge that is taken back with -1."""
     for booked in group:
         if booked.stands:
             yield booked.month, booked.record, 1
@@ -199,7 +202,7 @@ def _charges(group: Sequence[LedgerRecord]) -> Iterator[tuple[str, RequestRecord
 
 
 def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, TotalFigures]:
-    """What a replica's life adds. A standby that died unused is nobody's."""
+    """Return what a replica's life adds to the sums. A standby that died unused adds nothing: it has no tenant."""
     if record.tenant is None:
         return {}
     day = record.died_at_us // DAY_US
@@ -208,7 +211,7 @@ def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, TotalFigu
 
 
 def runtime_uses(records: Iterable[RequestRecord]) -> dict[str, RuntimeUsage]:
-    """What the records of one request say of each runtime: an orphan's and an activator's are one request of it."""
+    """Return what the records of one request add to each runtime. Orphan and activator records are one request."""
     uses: dict[str, RuntimeUsage] = {}
     for record in records:
         if record.runtime_id is not None:

@@ -1,6 +1,6 @@
-"""Differences between accounts of the ledger: lost records, double ones, unaccounted time, wrong sums.
+"""Report discrepancies of a tenant's ledger: lost or duplicate records, unaccounted time, wrong totals.
 
-A bill lists those that fail, `verify` those of rows and totals, `reconcile` all of them with their sizes.
+A bill lists those that fail, `verify` lists those of rows and totals, `reconcile` lists all with their sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from kelvin.contracts.accounting.usage import ACK_TOKENS, RUNNING_REPORT_INTERVA
 
 TOLERANCE_US: Final = 100_000
 TOLERANCE_PERCENT: Final = 1
-RECORD_DELAY_US: Final = 60_000_000  # between a death and its record
+RECORD_DELAY_US: Final = 60_000_000  # between a replica's death and the arrival of its record
 
 
 class DiscrepancyKind(StrEnum):
-    """What can be wrong, and what is known not to be exact."""
+    """Kinds of discrepancies: errors of the accounts, errors of rows, and known inexactness."""
 
     # A bill with one of these does not balance.
     SEQUENCE_HOLE = "sequence_hole"
@@ -31,11 +31,11 @@ class DiscrepancyKind(StrEnum):
     DEVICE_TIME_OVER = "device_time_over"
     LIFETIME_MISSING = "lifetime_missing"
     CONFLICT = "conflict"
-    # The rows say otherwise.
+    # Rows are changed, or stored totals and bills are not what the rows give.
     ROW_WRONG = "row_wrong"
     TOTAL_WRONG = "total_wrong"
     BILL_WRONG = "bill_wrong"
-    # Known, and no failure.
+    # Known inexactness, which is no failure.
     CHARGED_BY_RECEIPT = "charged_by_receipt"
     CHARGED_SO_FAR = "charged_so_far"
     UNSHIPPED = "unshipped"
@@ -43,18 +43,18 @@ class DiscrepancyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """The most that a difference can be. 0: this figure does not differ. None: unknown."""
+    """The largest possible size of a discrepancy. 0: this figure is right. None: unknown."""
 
     requests: int | None = 0
     tokens: int | None = 0
     device_us: int | None = 0
     amount_micros: int | None = 0
-    least: str = ""  # what is known of it
-    ids: tuple[str, ...] = ()  # of requests
+    least: str = ""  # a known lower bound, as text
+    ids: tuple[str, ...] = ()  # request ids
 
 
 class TotalKind(StrEnum):
-    """What a total sums up."""
+    """Kinds of stored totals."""
 
     REQUESTS = "requests"
     STEPS = "steps"
@@ -64,7 +64,7 @@ class TotalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TotalMismatch:
-    """A sum that is kept beside the rows, and the one that they make; None where there is none."""
+    """A stored total and the one recomputed from the rows. None means that there is none."""
 
     of: TotalKind
     key: tuple[Any, ...]
@@ -73,34 +73,34 @@ class TotalMismatch:
 
     @property
     def deltas(self) -> list[int]:
-        """Figure by figure, how much the two are apart."""
+        """The absolute difference of each figure."""
         return [abs(kept - made) for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """A difference. Its size is computed where it is asked for: it needs prices, and a bill has no use for it."""
+    """A discrepancy. Its impact is computed on demand, because that needs prices and a bill does not use it."""
 
     kind: DiscrepancyKind
     subject: str  # the replica, request, source, row or total that it is about
     detail: str
     impact: Callable[[], Impact] = Impact
     fails: bool = True
-    cause: str = ""  # where it is known
-    total: TotalMismatch | None = None  # of TOTAL_WRONG
+    cause: str = ""  # if known
+    total: TotalMismatch | None = None  # for TOTAL_WRONG
 
 
 @dataclass(frozen=True, slots=True)
 class PriceLookup:
-    """Looks up what a size is made of."""
+    """Functions that an impact is computed with."""
 
-    prices: Callable[[int], Prices]  # of an instant
-    positions: Callable[[str, str | None], int | None]  # that a request of a model's version can have, if registered
+    prices: Callable[[int], Prices]  # at a time in us
+    positions: Callable[[str, str | None], int | None]  # context length of a model's version; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LifetimeFacts:
-    """A replica's lifetime record, beside what the ledger has of its requests in all months and of all callers."""
+    """A replica's lifetime record, with the ledger's totals of its requests in all months and of all callers."""
 
     runtime_id: str
     total_us: int
@@ -108,11 +108,11 @@ class LifetimeFacts:
     restore_us: int
     active_us: int
     idle_us: int
-    requests: int  # that it says must exist
-    recorded_requests: int  # that exist
-    answered_requests: int  # of these, that cost device time or delivered tokens
+    requests: int  # that the replica served, by its lifetime record
+    recorded_requests: int  # request records that name the replica
+    answered_requests: int  # of these, with device time or tokens
     recorded_device_us: int
-    is_cut: bool  # its end was never told: its figures are those of its last word
+    is_cut: bool  # its end was never reported, so its figures are those of its last report
     model: str
     version: str | None
     device_class: str
@@ -121,67 +121,77 @@ class LifetimeFacts:
 
     @property
     def parts_us(self) -> int:
-        """Its time by its own account."""
+        """The time that the replica itself accounts for."""
         return self.standby_us + self.restore_us + self.active_us + self.idle_us
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolPosition:
-    """A source's spool that is still there."""
+    """Position of a spool that still exists: the last acknowledged and the last written sequence."""
 
     acknowledged: int
     last: int
 
 
 def tolerance_us(total_us: int) -> int:
-    """1 % or 100 ms, whichever is more."""
+    """Return 1 % or 100 ms, whichever is more."""
     return max(TOLERANCE_US, total_us * TOLERANCE_PERCENT // 100)
 
 
 def check_lifetime(life: LifetimeFacts, price_lookup: PriceLookup) -> Iterator[Discrepancy]:
-    """The runtime's own four parts against the supervisor's total; its requests against those in the ledger."""
+    """Check a replica's lifetime record against itself and against the records of its requests.
+
+    (1) Its four parts must sum to the supervisor's total.
+    (2) Its requests must not use more device time than it was active.
+    (3) Every request that it served must have a record.
+    (4) No more requests may have been answered than it served.
+    (5) If its end was never reported, its time after the last report is not charged.
+    """
     found = partial(Discrepancy, subject=life.runtime_id, cause=_describe_exit(life.exit_status))
     allowed_us = tolerance_us(life.total_us)
+    # (1)
     if abs(life.parts_us - life.total_us) > allowed_us:
         yield found(
             kind=DiscrepancyKind.TIME_UNACCOUNTED,
             detail=f"standby, restore, active and idle are {life.parts_us} us; it lived {life.total_us} us",
             impact=partial(_device_time_impact, life, abs(life.parts_us - life.total_us), price_lookup),
         )
+    # (2) The impact has no amount, because the replica's life is billed, not its requests' device time.
     if life.recorded_device_us > life.active_us + allowed_us and not life.is_cut:
-        # Billed is the replica's life, and not its requests' share of it.
         yield found(
             kind=DiscrepancyKind.DEVICE_TIME_OVER,
             detail=f"its requests used {life.recorded_device_us} us of device time; "
             f"it was active for {life.active_us} us",
             impact=partial(Impact, device_us=life.recorded_device_us - life.active_us),
         )
+    # (3)
     if life.recorded_requests < life.requests:
         yield found(
             kind=DiscrepancyKind.REQUESTS_MISSING,
             detail=f"it served {life.requests} requests; {life.recorded_requests} request records name it",
             impact=partial(_missing_requests_impact, life, price_lookup),
         )
-    # A record that cost nothing may name a replica that never saw the request: its caller left on the way there.
+    # (4) Records without cost don't count: the caller may have left before the request reached the replica.
     if life.answered_requests > life.requests and not life.is_cut:
         yield found(
             kind=DiscrepancyKind.REQUESTS_EXTRA,
             detail=f"it served {life.requests} requests; {life.answered_requests} request records have its answers",
             impact=partial(Impact, life.answered_requests - life.requests, None, life.recorded_device_us, None),
         )
-    if life.is_cut:  # its pod ended with all that it had to tell: what it lived after its last word is not charged
+    # (5)
+    if life.is_cut:
         yield found(
             kind=DiscrepancyKind.CHARGED_SO_FAR,
-            detail="charged up to its last word of its life",
+            detail="charged up to the last report of its life",
             impact=partial(_device_time_impact, life, RUNNING_REPORT_INTERVAL_S * SECOND_US, price_lookup),
             fails=False,
-            cause="its pod, or its node, ended at once",
+            cause="its pod, or its node, ended suddenly",
         )
 
 
 def check_sequence_gaps(source: str, received: Sequence[Range], waiting: SpoolPosition | None) -> Iterator[Discrepancy]:
-    """Report records that `source` wrote and that never arrived. They may be any tenant's. `received` is normal."""
-    cause = "its spool is gone, and they with it" if waiting is None else "its spool is there, and can't be read there"
+    """Report records that `source` wrote and that never arrived. They may be any tenant's. `received` is normalized."""
+    cause = "they were lost with its spool" if waiting is None else "its spool exists, but can't be read there"
     for first, last in gaps(received):
         which = f"record {first}" if first == last else f"records {first} to {last}"
         detail = f"{which} of this source never arrived; record {last + 1} did"
@@ -201,19 +211,19 @@ def report_missing_lifetime(runtime_id: str, requests: int, device_us: int) -> D
 
 
 def report_silent_replica(runtime_id: str) -> Discrepancy:
-    """A replica that has been silent for a while, and may still report. After an hour its last word is charged."""
+    """Report a replica that is silent, and may report again. An hour after its last report, that one is charged."""
     return Discrepancy(
         DiscrepancyKind.CHARGED_SO_FAR,
         runtime_id,
-        "has said nothing of its life lately; an hour after its last word it is charged up to there",
+        "has not reported its life lately; an hour after its last report it is charged up to there",
         partial(Impact, 0, 0, RUNNING_REPORT_INTERVAL_S * SECOND_US, None),
         fails=False,
-        cause="its pod ended at once, or can't reach the control plane",
+        cause="its pod ended suddenly, or can't reach the control plane",
     )
 
 
 def report_unshipped(source: str, waiting: SpoolPosition) -> Discrepancy:
-    """Records that will come."""
+    """Report records that wait in a spool and will arrive."""
     count = waiting.last - waiting.acknowledged
     detail = f"{count} records wait in its spool; they may be any tenant's"
     return Discrepancy(DiscrepancyKind.UNSHIPPED, source, detail, partial(Impact, count, None, None, None), fails=False)
@@ -222,7 +232,7 @@ def report_unshipped(source: str, waiting: SpoolPosition) -> Discrepancy:
 def report_charged_orphan(
     request_id: str, runtime_id: str, ended_at_us: int, tokens: int, price_lookup: PriceLookup
 ) -> Discrepancy:
-    """A request whose activator died: what it delivered after its last word to the replica is not charged."""
+    """Report a request whose activator died. Tokens after the last acknowledgement to the replica are not charged."""
 
     def impact() -> Impact:
         prices = price_lookup.prices(ended_at_us)
@@ -235,7 +245,7 @@ def report_charged_orphan(
 
 
 def estimate_record_impact(record: RequestRecord | LifetimeRecord | None, prices: Prices) -> Impact:
-    """What a record that was kept aside would be charged; None is one that can't be read."""
+    """Return what a record that was kept aside would be charged. None is an unreadable record."""
     match record:
         case RequestRecord():
             tokens = record.prompt_tokens + record.completion_tokens
@@ -250,25 +260,25 @@ def estimate_record_impact(record: RequestRecord | LifetimeRecord | None, prices
 
 
 def max_tokens_price_micros(prices: Prices, tokens: int) -> int:
-    """The most that so many tokens of any kind may cost."""
+    """Return the highest possible price of that many tokens."""
     return amount_micros(tokens, max(prices.prompt, prices.cached, prices.completion), prices.per_tokens)
 
 
 def max_device_price_micros(prices: Prices, device_class: str, time_us: int) -> int:
-    """The most that so much device time may cost, whatever the replica was doing."""
+    """Return the highest possible price of that much device time, whatever the replica was doing."""
     rate = prices.device_of(device_class)
     return amount_micros(time_us, max(rate.restore, rate.active, rate.idle), SECOND_US)
 
 
 def device_price_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
-    """What that device time costs."""
+    """Return the price of that device time."""
     rate = prices.device_of(device_class)
     pairs = ((restore_us, rate.restore), (active_us, rate.active), (idle_us, rate.idle))
     return sum(amount_micros(time_us, price, SECOND_US) for time_us, price in pairs)
 
 
 def requests_price_micros(prices: Prices, requests: int, prompt: int, cached: int, completion: int) -> int:
-    """What these requests cost if they are charged; `prompt` includes `cached`."""
+    """Return the price of these requests if they are charged. `prompt` includes `cached`."""
     pairs = ((prompt - cached, prices.prompt), (cached, prices.cached), (completion, prices.completion))
     tokens = sum(amount_micros(quantity, price, prices.per_tokens) for quantity, price in pairs)
     return tokens + requests * prices.request
@@ -280,7 +290,7 @@ def _device_time_impact(life: LifetimeFacts, excess_us: int, price_lookup: Price
 
 
 def _missing_requests_impact(life: LifetimeFacts, price_lookup: PriceLookup) -> Impact:
-    """Each at most a whole context of its version, in the active time that no request has."""
+    """Assume that each missing request used a whole context, and together all unaccounted active time."""
     count = life.requests - life.recorded_requests
     left_us = max(0, life.active_us - life.recorded_device_us)
     positions = price_lookup.positions(life.model, life.version)

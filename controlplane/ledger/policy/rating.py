@@ -1,7 +1,7 @@
-"""Price what was used. Integers only: money is micro-units of the book's currency, time is microseconds.
+"""Price usage. Integers only: money is micro-units of the book's currency, time is microseconds.
 
-Rounding: a line collects the whole quantity that one price applies to, and is rounded once, half to even, on the exact
-quotient. So neither the order of records nor how they were batched can change a bill.
+Rounding: a bill line collects the whole quantity that one price applies to, and is rounded once, half to even, on the
+exact quotient. So neither the order of records nor their batches can change a bill.
 """
 
 from collections import defaultdict
@@ -19,9 +19,9 @@ SECOND_US: Final = 1_000_000
 
 
 class Item(StrEnum):
-    """What has a price."""
+    """Items that have a price."""
 
-    PROMPT = "prompt_tokens"  # those that were not cached
+    PROMPT = "prompt_tokens"  # without cached ones
     CACHED = "cached_tokens"
     COMPLETION = "completion_tokens"
     REQUEST = "requests"
@@ -32,7 +32,7 @@ class Item(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DevicePrices:
-    """Micro-units per device-second, by what the replica was doing."""
+    """Micro-units per device-second, by what the replica is doing."""
 
     restore: int
     active: int
@@ -41,7 +41,7 @@ class DevicePrices:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What holds from `from_us` (midnight UTC) on. Token prices are per `per_tokens` tokens."""
+    """Prices from `from_us` (midnight UTC) on. Token prices are per `per_tokens` tokens."""
 
     from_us: int
     per_tokens: int  # 1_000 or 1_000_000
@@ -58,7 +58,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """Prices in the order of their dates. The first holds for everything before it, too: nothing is ever unpriced."""
+    """Prices in the order of their dates. The first entry also holds for all earlier times, so nothing is unpriced."""
 
     currency: str
     prices: tuple[Prices, ...]
@@ -69,22 +69,22 @@ class PriceBook:
             raise ValueError("a price book has at least one entry, and their dates ascend")
 
     def at(self, at_us: int) -> Prices:
-        """What holds at an instant."""
+        """Return the prices at a time."""
         return next((prices for prices in reversed(self.prices) if prices.from_us <= at_us), self.prices[0])
 
 
 def is_billable(record: RequestRecord) -> bool:
-    """Whether the request is charged."""
+    """Return whether the request is charged."""
     return is_charged(record.outcome, record.completion_tokens)
 
 
 def is_charged(outcome: str, completion_tokens: int) -> bool:
-    """A request is charged if it went well, or if some of its answer was delivered, whatever became of it then."""
+    """Return whether a request is charged: it succeeded, or some of its answer was delivered before it failed."""
     return outcome == OK or completion_tokens > 0
 
 
 def amount_micros(quantity: int, price_micros: int, per: int) -> int:
-    """`quantity` x `price` / `per`, exact, rounded half to even."""
+    """Return `quantity` x `price_micros` / `per`, exact, rounded half to even."""
     whole, rest = divmod(quantity * price_micros, per)
     return whole + (1 if 2 * rest > per or (2 * rest == per and whole % 2) else 0)
 
@@ -101,7 +101,7 @@ class _Key:
 
 
 class Bill:
-    """Collects quantities. As large as models x prices, however many records there are."""
+    """Collects quantities by price. Its size is models times prices, however many records there are."""
 
     def __init__(self) -> None:
         self._quantities: defaultdict[_Key, int] = defaultdict(int)
@@ -120,9 +120,9 @@ class Bill:
         completion_tokens: int,
         adjusts: str = "",
     ) -> None:
-        """Billable requests that ended while `prices` held. `prompt_tokens` includes `cached_tokens`.
+        """Add billable requests that ended while `prices` held. `prompt_tokens` includes `cached_tokens`.
 
-        `adjusts` is the closed month for which they came too late; such a line may take back what that month charged.
+        `adjusts` is the closed month that the requests are too late for. Its lines may take back charges of that month.
         """
         for item, quantity, price, per in (
             (Item.PROMPT, prompt_tokens - cached_tokens, prices.prompt, prices.per_tokens),
@@ -143,7 +143,7 @@ class Bill:
         idle_us: int,
         adjusts: str = "",
     ) -> None:
-        """Time of replicas that died while `prices` held."""
+        """Add time of replicas that died while `prices` held."""
         rate = prices.device_of(device_class)
         for item, quantity, price in (
             (Item.RESTORE, restore_us, rate.restore),
@@ -153,7 +153,7 @@ class Bill:
             self._add(_Key(adjusts, model, item, device_class, prices.from_us, price, SECOND_US), quantity)
 
     def lines(self) -> tuple[BillLine, ...]:
-        """By adjusted month (none first), model, item, device class, date; items without quantity have no line."""
+        """Return the lines by adjusted month (none first), model, item, device class and date, except those of 0."""
         return tuple(_line(key, quantity) for key, quantity in sorted(self._quantities.items()) if quantity)
 
     def _add(self, key: _Key, quantity: int) -> None:

@@ -1,6 +1,6 @@
-"""Which usage record enters the ledger, and which of several about one request is the one that is charged.
+"""Decide which usage records enter the ledger, and which of several records of a request is charged.
 
-The answer depends on the set of records alone, not on the order in which they arrive.
+The decision depends on the set of records alone, not on the order of their arrival.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, Requ
 
 MAX_VALUE: Final = 2**53  # microseconds: 285 years; a larger one is damage, and sums must fit 64 bits
 
-# What a column of the ledger holds; a longer word is damage, as nothing here writes one.
+# Lengths of the ledger's columns. A longer text is damage, because Kelvin writes none.
 REQUEST_TEXT_LENGTHS: Final = {
     "request_id": 128, "source": 128, "tenant": 63, "model": 127, "version": 64, "key_id": 64, "runtime_id": 128,
     "outcome": 64, "once": 64, "degraded": 160,
@@ -20,7 +20,7 @@ REQUEST_TEXT_LENGTHS: Final = {
 LIFETIME_TEXT_LENGTHS: Final = {
     "runtime_id": 128, "source": 128, "tenant": 63, "model": 63, "version": 64, "device_class": 64,
 }  # fmt: skip
-_INT32_FIELDS: Final = ("status", "pid", "exit_status")  # of 32 bits
+_INT32_FIELDS: Final = ("status", "pid", "exit_status")
 _MAX_INT32: Final = 2**31 - 1
 
 _REQUEST_COUNTERS: Final = (
@@ -34,7 +34,7 @@ _LIFETIME_COUNTERS: Final = (
 
 
 class RecordStatus(Enum):
-    """Outcomes without a reason."""
+    """Decisions without a reason."""
 
     NEW = auto()
     DUPLICATE = auto()
@@ -42,7 +42,7 @@ class RecordStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordConflict:
-    """Not entered, but kept where people see it: something wrote two different records under one name."""
+    """The record is kept aside, where people see it: two different records were written under one name."""
 
     reason: str
 
@@ -53,9 +53,9 @@ RecordDecision = RecordStatus | RecordConflict
 def decide_request_record(
     known: Sequence[RequestRecord], record: RequestRecord, *, sequence_taken: bool
 ) -> RecordDecision:
-    """`known` are the ledger's records of the same tenant and request id.
+    """Decide whether a request record is entered. `known` are the ledger's records of the same tenant and request id.
 
-    One record by an activator, and one by each runtime that lost its activator, may stand side by side.
+    One record by an activator, and one by each runtime that lost its activator, may coexist.
     """
     if record in known:
         return RecordStatus.DUPLICATE
@@ -75,7 +75,7 @@ def decide_request_record(
 def decide_lifetime_record(
     known: LifetimeRecord | None, record: LifetimeRecord, *, sequence_taken: bool
 ) -> RecordDecision:
-    """`known` is the ledger's record of the same runtime."""
+    """Decide whether a lifetime record is entered. `known` is the ledger's record of the same runtime."""
     if known == record:
         return RecordStatus.DUPLICATE
     if flaw := _find_flaw(record, _LIFETIME_COUNTERS, LIFETIME_TEXT_LENGTHS):
@@ -90,7 +90,7 @@ def decide_lifetime_record(
 
 
 def standing(known: Sequence[RequestRecord]) -> RequestRecord:
-    """The one that is charged: the activator's; else, of the orphans', the one that delivered most."""
+    """Return the charged record: the activator's, else the orphan record that delivered most."""
     return max(
         known,
         key=lambda record: (

@@ -1,12 +1,12 @@
-"""Which sequences of a source arrived, as ranges. Normal form: ascending, disjoint, never adjacent."""
+"""Represent arrived sequences as ranges. Normal form: ascending, disjoint, never adjacent."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-Range = tuple[int, int]  # first and last sequence, both included
+Range = tuple[int, int]  # first and last sequence, inclusive
 
 
 def add_to_ranges(received: Sequence[Range], sequences: Iterable[int]) -> list[Range]:
-    """Return the normal form of both. `received` is normal; `sequences` are any."""
+    """Return the normal form of ranges and sequences together. `received` is in normal form."""
     merged: list[Range] = []
     for first, last in sorted([*received, *((sequence, sequence) for sequence in set(sequences))]):
         if merged and first <= merged[-1][1] + 1:
@@ -22,7 +22,7 @@ def covers(received: Sequence[Range], sequence: int) -> bool:
 
 
 def gaps(received: Sequence[Range]) -> Iterator[Range]:
-    """Yield what is missing between sequence 1 and the last one that arrived. `received` is normal."""
+    """Yield the missing ranges between sequence 1 and the last one that arrived. `received` is in normal form."""
     expected = 1
     for first, last in received:
         if first > expected:

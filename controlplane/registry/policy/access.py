@@ -1,4 +1,4 @@
-"""Who may give which key to whom, what a key may be called, and when one is good: tables and rules, no storage."""
+"""Decide who may give which key to whom, which names and scopes a key may have, and when it is active. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from kelvin.contracts.names import qualified_model_name, require_model_name, spl
 from kelvin.contracts.redaction import redact
 from kelvin.contracts.serving.control_messages import Principal, Scope, scope_allows
 
-OPERATOR_TENANT: Final = "default"  # the installation's own tenant: operators belong to it, and it is always there
+OPERATOR_TENANT: Final = "default"  # the installation's own tenant: operators belong to it, and it can't be deleted
 MAX_MODELS: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,62}")
 
 
 class TenantState(StrEnum):
-    """Life of a tenant. A deleted one is kept, so that nobody else gets its name and with it what it left."""
+    """State of a tenant. A deleted tenant's row is kept, so that no new tenant gets its name and its leftovers."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -25,7 +25,7 @@ class TenantState(StrEnum):
 
 
 class KeyState(StrEnum):
-    """Whether a key is good."""
+    """State of a key."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -34,23 +34,23 @@ class KeyState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """What a new key shall be."""
+    """Name, scopes and models of a new key."""
 
     name: str
     scopes: tuple[Scope, ...]
-    models: tuple[str, ...] = ()  # `M`, or `OWNER/M` of another tenant
+    models: tuple[str, ...] = ()  # `M`, or `OWNER/M` for another tenant's model; empty: all
 
 
 def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) -> KeyState:
-    """Revoked weighs more; a key is good until its second of expiry begins."""
+    """Return the state of a key. Revoked precedes expired. A key expires when its second of expiry begins."""
     if revoked_at_s is not None:
         return KeyState.REVOKED
     return KeyState.EXPIRED if expires_at_s is not None and expires_at_s <= now_s else KeyState.ACTIVE
 
 
 def target_tenant(by: Principal, tenant: str | None) -> str:
-    """Return the tenant that a request is about: the caller's own, or for an operator the one named. Raises
-    Refused(NotFound) if another caller names another tenant, so that it looks like one that does not exist.
+    """Return the tenant that a request is about: the caller's own, or for an operator the named one. Raises
+    Refused(NotFound) if another caller names another tenant, so that it looks like a missing one.
     """
     if tenant is None or tenant == by.tenant:
         return by.tenant
@@ -60,7 +60,7 @@ def target_tenant(by: Principal, tenant: str | None) -> str:
 
 
 def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
-    """The grant with its scopes and models in order. Raises Refused: InvalidRequest, Forbidden."""
+    """Return the spec with scopes and models in order. Raises Refused: InvalidRequest, Forbidden."""
     if _NAME.fullmatch(grant.name) is None or redact(grant.name) != grant.name:
         rule = "must be 1-63 letters, digits, spaces and . _ @ -, the first a letter or digit, and hold no key"
         raise Refused(InvalidRequest("name", repr(grant.name[:80]), rule))
@@ -82,37 +82,40 @@ def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
 
 
 def check_may_manage(by: Principal, scopes: Sequence[Scope]) -> None:
-    """Only an operator gives, renews or takes an operator's key. Raises Refused(Forbidden)."""
+    """Check that only an operator creates, rotates or revokes an operator's key. Raises Refused(Forbidden)."""
     if Scope.OPERATOR in scopes and not scope_allows(by.scopes, Scope.OPERATOR):
         raise Refused(Forbidden(Scope.OPERATOR))
 
 
 def rotated_key_expiry_s(expires_at_s: int | None, now_s: int, overlap_s: int) -> int:
-    """When a key that was rotated ends: after the overlap, or earlier where it would have anyway."""
+    """Return when a rotated key expires: after the overlap, or at its own expiry if that is earlier."""
     ends_s = now_s + overlap_s
     return ends_s if expires_at_s is None else min(ends_s, expires_at_s)
 
 
 def successor_expiry_s(created_at_s: int, expires_at_s: int | None, now_s: int) -> int | None:
-    """When the key that follows another expires: it lives as long as that one was made for."""
+    """Return when a key's successor expires: it has the lifetime that the old key was created with."""
     return None if expires_at_s is None else now_s + expires_at_s - created_at_s
 
 
 def check_not_last(key_id: str, scopes: Sequence[Scope], permanent_operator_keys: Sequence[str]) -> None:
-    """Nobody locks the installation's door from outside. `permanent_operator_keys`: good keys that don't expire."""
+    """Check that an operator key which never expires remains. Raises Refused(Conflict).
+
+    `permanent_operator_keys` are the ids of active keys that don't expire.
+    """
     if Scope.OPERATOR in scopes and set(permanent_operator_keys) <= {key_id}:
         rule = "it is the last key of an operator that does not expire; create another one first"
         raise Refused(Conflict(f"key {key_id}", rule))
 
 
 def check_state_change(tenant: str, wanted: TenantState) -> None:
-    """The installation's own tenant stays. Raises Refused(Conflict)."""
+    """Check that the installation's own tenant stays active. Raises Refused(Conflict)."""
     if tenant == OPERATOR_TENANT and wanted is not TenantState.ACTIVE:
         raise Refused(Conflict(f"tenant '{tenant}'", "it is the operators' and stays active"))
 
 
 def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None:
-    """A tenant is deleted when it has no model and no good key. Raises Refused(Conflict) naming what is left."""
+    """Check that a tenant to be deleted has no model and no active key. Raises Refused(Conflict) naming the rest."""
     left = [f"{what} {_join_limited(names)}" for what, names in (("models", models), ("keys", keys)) if names]
     if left:
         raise Refused(
@@ -121,7 +124,7 @@ def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None
 
 
 def _relative_model_name(tenant: str, model: str) -> str:
-    """As the tenant itself calls it: `T/M` is `M` to T."""
+    """Return the model's name as the tenant itself uses it: T calls `T/M` just `M`."""
     return qualified_model_name(tenant, *split_qualified_name(tenant, model))
 
 

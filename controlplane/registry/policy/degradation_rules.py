@@ -1,4 +1,4 @@
-"""Whether a model may have such a ladder. What it does is the activator's."""
+"""Decide whether a model may have these degradation steps. The activator applies them."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -13,8 +13,9 @@ FindModel = Callable[[tuple[str, str]], Model | None]  # by tenant and name
 
 
 def check_degradation(model: Model, ladder: Ladder, find: FindModel) -> None:
-    """Raises Refused: InvalidRequest (order, a step twice, itself, too many tokens), ModelNotFound (what its owner may
-    not call), Conflict (of a model that does not generate, or to one).
+    """Check the steps for all plans. Raises Refused: InvalidRequest (wrong order, a duplicate step, the model itself,
+    too many tokens), ModelNotFound (the owner may not call the fallback), Conflict (a model or fallback that does not
+    generate).
     """
     _check_steps(model, ladder.steps, find, "steps")
     for plan, steps in ladder.plans.items():
@@ -49,7 +50,9 @@ def _check_fallback(model: Model, named: str, find: FindModel) -> None:
 
 
 def _check_kind(model: Model, named: str) -> None:
-    """An embedding of another model is in another space, a prediction of other features: neither is a lesser one."""
+    """Check that the model generates. Raises Refused(Conflict) if not: an embedding of another model is in another
+    space, and a prediction needs other features, so neither can stand in for the model's own.
+    """
     version = model.version(model.aliases.get(DEFAULT_ALIAS, ""))
     kind = "generate" if version is None else version.registration.kind
     if kind != "generate":

@@ -1,4 +1,4 @@
-"""What the control plane knows of models and versions, as frozen facts. Storing them is `registry`'s work."""
+"""Define models and versions as frozen types. `registry.py` stores them."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from kelvin.contracts.serving.degradation_steps import DegradationStep
 
 @dataclass(frozen=True, slots=True, order=True)
 class VersionKey:
-    """A version of a model of a tenant: the unit that is scaled. The same bytes under two models are two of them."""
+    """A version of a tenant's model: the unit of scaling. The same bytes under two models have two keys."""
 
     tenant: str
     model: str
@@ -22,11 +22,11 @@ class VersionKey:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty. A deletion
-    keeps it if chunks can show the fault.
+    """A published version of a model and its state. `fault` is the failure's code while it is faulty. Deletion keeps
+    the fault if it is about chunks.
 
-    `stopped_at_s` is when an operator stopped it. Until it is asked for, deployed or given a minimum again, the minimum
-    of its model does not hold for it.
+    `stopped_at_s` is when an operator stopped the version. Until it is requested, deployed or given a minimum again,
+    the minimum of its model does not apply to it.
     """
 
     registration: VersionRegistration
@@ -37,25 +37,25 @@ class Version:
 
     @property
     def key(self) -> VersionKey:
-        """What it is scaled under."""
+        """The key under which it is scaled."""
         return VersionKey(self.registration.tenant, self.registration.model, self.registration.version)
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it is only remembered."""
+        """Whether the version is deleted and only its row is left."""
         return self.state is VersionState.DELETED
 
     def row(self) -> VersionRow:
-        """What activators know of it."""
-        of = self.registration
+        """Return the version as activators know it."""
+        registration = self.registration
         return VersionRow(
-            tenant=of.tenant,
-            model=of.model,
-            version=of.version,
-            limits=of.limits,
+            tenant=registration.tenant,
+            model=registration.model,
+            version=registration.version,
+            limits=registration.limits,
             created_at_s=self.created_at_s,
-            kind=of.kind,
-            signature=of.signature,
+            kind=registration.kind,
+            signature=registration.signature,
         )
 
 
@@ -70,16 +70,14 @@ class Model:
     aliases: dict[str, str] = field(default_factory=dict)  # alias -> version; replaced, never changed in place
     versions: tuple[Version, ...] = ()
     grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
-    split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
-    ladder: tuple[DegradationStep, ...] = ()  # what it gives up before it refuses
-    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(
-        default_factory=dict
-    )  # in its place, by the plan of who asks
-    meanwhile: dict[str, str] = field(default_factory=dict)  # as in `ModelRow`: by what runs, and kept nowhere
+    split: dict[str, int] = field(default_factory=dict)  # versions that share requests to `prod`, by weight
+    ladder: tuple[DegradationStep, ...] = ()  # degradation steps, tried before a request is refused
+    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(default_factory=dict)  # by plan, instead of `ladder`
+    meanwhile: dict[str, str] = field(default_factory=dict)  # as in `ModelRow`; depends on what runs, is not stored
 
     @property
     def named(self) -> frozenset[str]:
-        """Versions that are asked for without their digests."""
+        """Versions that can be requested without their digests."""
         return frozenset((*self.aliases.values(), *self.split))
 
     @property
@@ -88,15 +86,15 @@ class Model:
         return tuple(version for version in self.versions if not version.is_deleted)
 
     def aliases_of(self, version: str) -> tuple[str, ...]:
-        """Aliases that name the version of that full digest, sorted."""
+        """Return the aliases of the version with that full digest, sorted."""
         return tuple(sorted(alias for alias, named in self.aliases.items() if named == version))
 
     def version(self, version: str) -> Version | None:
-        """The version of that full digest."""
+        """Return the version with that full digest, deleted ones included; None if unknown."""
         return next((found for found in self.versions if found.registration.version == version), None)
 
     def row(self) -> ModelRow:
-        """What activators know of it."""
+        """Return the model as activators know it."""
         return ModelRow(
             tenant=self.tenant,
             model=self.model,

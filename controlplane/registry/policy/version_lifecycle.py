@@ -1,9 +1,10 @@
-"""The life of a version: which events move it where. Pure; storing the state is the registry's work.
+"""Define the life cycle of a version: which event leads from which state to which. Pure; `registry.py` stores the
+state.
 
-A version is immutable, so only what was learned of its bytes moves: a restore that found them broken makes it faulty,
-and one that succeeded, or a push that found all of them good, makes it ready again. A faulty version can still be asked
-for by its digest, which tries the restore anew, but no alias moves to it. A deleted version is not served and may lose
-its bytes at any time; its row stays, and pushing the same again brings it back.
+A version is immutable, so its state is what was learned of its bytes. A restore that finds them damaged makes it
+faulty. A successful restore, or a push that verified all of them, makes it ready again. A faulty version can still be
+requested by its digest, which tries a restore again, but no alias moves to it. A deleted version is not served and may
+lose its bytes at any time. Its row stays, and pushing the same bytes brings it back.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from kelvin.contracts.errors import Conflict, Refused
 
 
 class VersionState(StrEnum):
-    """Where a version is."""
+    """State of a version."""
 
     ABSENT = "absent"
     READY = "ready"
@@ -23,7 +24,7 @@ class VersionState(StrEnum):
 
 
 class VersionEvent(StrEnum):
-    """What happened to it."""
+    """Events of a version's life."""
 
     PUBLISHED = "published"
     RESTORED = "restored"
@@ -32,7 +33,7 @@ class VersionEvent(StrEnum):
 
 
 class IllegalVersionEvent(ValueError):
-    """The event can't happen in that state; the state stays as it was."""
+    """The event can't happen in that state. The state is unchanged."""
 
 
 TRANSITIONS: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
@@ -49,7 +50,7 @@ TRANSITIONS: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
     (VersionState.DELETED, VersionEvent.PUBLISHED): VersionState.READY,
 }
 
-# Failures of a restore that speak about the version's bytes; all others are about the machine.
+# Restore failures that mean damaged bytes of the version. All others are about the machine.
 _VERSION_FAULT_CODES: Final = frozenset(
     {
         "attestation_invalid", "chunk_corrupt", "chunk_missing", "manifest_corrupt", "manifest_missing",
@@ -59,7 +60,7 @@ _VERSION_FAULT_CODES: Final = frozenset(
 
 
 def move(state: VersionState, event: VersionEvent) -> VersionState:
-    """The state after the event. Raises IllegalVersionEvent."""
+    """Return the state after the event. Raises IllegalVersionEvent."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
@@ -67,7 +68,7 @@ def move(state: VersionState, event: VersionEvent) -> VersionState:
 
 
 def check_unused(model: str, aliases: Sequence[str], running: int) -> None:
-    """A model is deleted when nobody relies on it, unless that is asked for. Raises Refused(Conflict)."""
+    """Check that a model to be deleted has no alias and no running version. Raises Refused(Conflict)."""
     in_the_way = [f"the alias '{alias}' names a version of it" for alias in sorted(aliases)]
     if running:
         in_the_way.append(f"replicas run {running} of its versions")
@@ -78,5 +79,5 @@ def check_unused(model: str, aliases: Sequence[str], running: int) -> None:
 
 
 def is_version_fault(code: str) -> bool:
-    """Whether a failure of this code says that the version itself is broken."""
+    """Return whether a failure with this code means that the version itself is damaged."""
     return code in _VERSION_FAULT_CODES

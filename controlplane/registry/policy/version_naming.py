@@ -1,4 +1,4 @@
-"""Which version a beginning of its digest means, and whether it may be named: by an alias, or by a split."""
+"""Find a version by a prefix of its digest, and decide whether an alias or a split may name it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,13 +12,13 @@ MIN_PREFIX: Final = 12
 
 
 def check_digest(version: str) -> None:
-    """Raises Refused(InvalidRequest) for what is no whole one."""
+    """Check for a full digest. Raises Refused(InvalidRequest)."""
     if not is_digest(version):
         raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
 
 
 def find_version(model: Model, prefix: str) -> Version:
-    """The model's version. Raises Refused: NotFound, InvalidRequest (it is too short, or fits two)."""
+    """Return the model's version. Raises Refused: NotFound; InvalidRequest if the prefix is too short or fits two."""
     if len(prefix) < MIN_PREFIX:
         raise Refused(InvalidRequest("version", repr(prefix), f"must have {MIN_PREFIX} or more hex digits"))
     fitting = [each for each in model.versions if each.registration.version.startswith(prefix)]
@@ -30,7 +30,7 @@ def find_version(model: Model, prefix: str) -> Version:
 
 
 def find_servable(model: Model, prefix: str) -> Version:
-    """One that may be named. Raises Refused: as `find_version`, Conflict (it is faulty or deleted)."""
+    """Return a version that may be named. Raises Refused: as `find_version`, Conflict if it is faulty or deleted."""
     version = find_version(model, prefix)
     what = f"version {version.registration.version[:12]}"
     if version.is_deleted:
@@ -42,7 +42,7 @@ def find_servable(model: Model, prefix: str) -> Version:
 
 
 def check_unnamed(model: Model, version: Version) -> None:
-    """Raises Refused(Conflict) where an alias or the split names it."""
+    """Check that no alias and no split names the version. Raises Refused(Conflict)."""
     digest = version.registration.version
     what = f"version {digest[:12]}"
     if aliases := model.aliases_of(digest):
@@ -53,7 +53,7 @@ def check_unnamed(model: Model, version: Version) -> None:
 
 
 def check_split(versions: Sequence[Version]) -> None:
-    """None, which ends a split, or several of one kind. Raises Refused: InvalidRequest, Conflict."""
+    """Check a split: no version, which ends it, or several of one kind. Raises Refused: InvalidRequest, Conflict."""
     digests = [version.registration.version for version in versions]
     for digest in digests:
         if digests.count(digest) > 1:

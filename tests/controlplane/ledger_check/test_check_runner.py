@@ -122,7 +122,7 @@ async def test_same_check_is_joined_and_others_are_limited(tmp_path: Path, monke
             assert isinstance(await it.answer(order(month=month)), Examining)
         with pytest.raises(Refused) as refused:
             await it.answer(order(month="2026-12"))
-        assert refused.value.failure == Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0)
+        assert refused.value.failure == Overloaded("the queue of ledger checks", RUNNING_LIMIT, 5.0)
         assert isinstance(await it.answer(order(tenant="beta")), Examining)
         with pytest.raises(Refused):
             await it.answer(order(tenant="gamma"))

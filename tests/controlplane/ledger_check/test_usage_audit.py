@@ -240,8 +240,8 @@ def test_unshipped_records_are_reported(engine: Engine) -> None:
         ("sequence_hole", "activator-1", 1, True),
         ("unshipped", "activator-1", 2, False),
     ]
-    assert report.differences[0].cause == "its spool is there, and can't be read there"
-    assert run_usage_audit(engine).differences[0].cause == "its spool is gone, and they with it"
+    assert report.differences[0].cause == "its spool exists, but can't be read there"
+    assert run_usage_audit(engine).differences[0].cause == "they were lost with its spool"
 
 
 def test_closed_months_and_adjustments_agree(engine: Engine) -> None:
