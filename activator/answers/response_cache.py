@@ -6,6 +6,7 @@ that a model's degradation policy may repeat are kept separately, for longer.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +18,7 @@ from activator.answers.idempotency_policy import AnswerKey, AnswerStoreLimits, d
 from activator.answers.idempotency_secret import Sealer, StoredResponse
 from activator.answers.response_broadcast import OF_THE_MOMENT, replay
 from activator.http.exchange import Exchange, Headers, now_us
-from activator.limits.concurrency_limits import CapacityPermit, SharedCapacity
+from activator.limits.concurrency_limits import SharedCapacity
 from activator.limits.single_flight import run_every
 from activator.request.client_response import ClientResponse
 from activator.request.inference_request import InferenceRequest
@@ -153,11 +154,12 @@ class CacheableRequest:
         ClientGone.
         """
         found = await self._answers.find(self._what)
-        self._tell(found is not None)
-        if found is None:
-            self.record_response(exchange, [(HEADER, b"miss")])
-            return False
-        with self._hold_capacity(found[0], inference_request):
+        with ExitStack() as stack:
+            if found is None or not self._try_hold_capacity(stack, found[0], inference_request):
+                self._tell(False)
+                self.record_response(exchange, [(HEADER, b"miss")])
+                return False
+            self._tell(True)
             inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
             await replay(
                 exchange, found[0], [(HEADER, b"hit")], lambda status: client_response.settle_replay(CACHED, status)
@@ -173,11 +175,13 @@ class CacheableRequest:
         found = await self._answers.find(self._what)
         if found is None or found[1] > within_s:
             return False
-        await client_response.stop_heartbeats()
-        if inference_request.exchange.started:
-            return False
-        account, age = inference_request.account, int(found[1])
-        with self._hold_capacity(found[0], inference_request):
+        with ExitStack() as stack:
+            if not self._try_hold_capacity(stack, found[0], inference_request):
+                return False
+            await client_response.stop_heartbeats()
+            if inference_request.exchange.started:
+                return False
+            account, age = inference_request.account, int(found[1])
             account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
             account.timeline.stamp(Stage.ROUTED, now_us())
             marks: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
@@ -200,9 +204,18 @@ class CacheableRequest:
             content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._answers.put(self._what, content)
 
-    def _hold_capacity(self, content: StoredResponse, inference_request: InferenceRequest) -> CapacityPermit:
-        """Return a block that counts the answer's bytes, which stay in memory until a slow client has read them."""
-        return self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
+    def _try_hold_capacity(
+        self, stack: ExitStack, content: StoredResponse, inference_request: InferenceRequest
+    ) -> bool:
+        """Count the answer's bytes until `stack` ends: they stay in memory until a slow client has read them. Return
+        whether they fit. If not, a replica may still answer.
+        """
+        permit = self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
+        try:
+            stack.enter_context(permit)
+        except Refused:
+            return False
+        return True
 
     def _record_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -130,7 +130,7 @@ def _mapped_pages(fd: int, length: int) -> int:
 
 
 def _pages(length: int) -> int:
-    return -(-length // 4096) * 4096
+    return -(-length // _PAGE) * _PAGE
 
 
 def _mapped(address: int | None) -> int:

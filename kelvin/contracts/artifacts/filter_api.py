@@ -119,8 +119,8 @@ def read_policy(raw: bytes) -> FilterPolicy:
     names = [_name(each) for each in policy.filters]
     if not names:
         raise Refused(ArtifactRejected(POLICY_FILE, "filters=[]: must name at least one filter"))
-    if len(set(names)) < len(names):
-        raise Refused(ArtifactRejected(POLICY_FILE, f"filters: {names[0]!r} is named twice"))
+    for repeated in (name for name in names if names.count(name) > 1):
+        raise Refused(ArtifactRejected(POLICY_FILE, f"filters: {repeated!r} is named twice"))
     for each in policy.filters:
         _check_pii(each)
     return policy

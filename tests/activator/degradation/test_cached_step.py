@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -154,6 +155,27 @@ async def test_old_answer_has_a_maximum_age() -> None:
     assert not await CacheableRequest(answers, what).try_old_answer(nobody, nobody, 10)
     with pytest.raises(AttributeError):  # the control: it would be
         await CacheableRequest(answers, what).try_old_answer(nobody, nobody, 11)
+
+
+async def test_answer_without_capacity_counts_as_missing() -> None:
+    """Slow clients hold all memory for cached answers: the next step, or a replica, serves the request."""
+    what = derive_answer_key(b"s" * 32, "acme", None, [b"x"])
+    limits, background_tasks = AnswerStoreLimits(), BackgroundTasks()
+    answers = SealedAnswerStore(b"s" * 32, limits, LocalAnswerStore(limits), background_tasks)
+    answers.put(what, StoredResponse("req_1", 200, [], b"hello"))
+    await background_tasks.close()
+    request: Any = SimpleNamespace(account=SimpleNamespace(principal=SimpleNamespace(tenant="acme")))
+    recorded: list[bytes] = []
+    exchange: Any = SimpleNamespace(tap_response=lambda _, headers: recorded.extend(value for _, value in headers))
+    unused: Any = None
+    hits: list[bool] = []
+    cached = CacheableRequest(answers, what, hits.append)
+    with answers.capacity.take("other", limits.nbytes):
+        assert not await cached.try_old_answer(request, unused, 10)
+        assert not await cached.try_answer(exchange, request, unused)
+    assert (hits, recorded) == ([False], [b"miss"])
+    with pytest.raises(AttributeError):  # the control: with capacity it would be answered
+        await cached.try_old_answer(request, unused, 10)
 
 
 def test_degradation_policy_round_trips_through_the_feed() -> None:

@@ -81,7 +81,7 @@ def test_predictor_manifest_pins_its_signature() -> None:
     ("manifest", "want"),
     [
         pytest.param(structs.replace(PREDICTS, signature=None), "has a signature", id="no signature"),
-        pytest.param(structs.replace(GOOD, signature=SIGNATURE), "nothing else has", id="of what generates"),
+        pytest.param(structs.replace(GOOD, signature=SIGNATURE), "and only then", id="of what generates"),
         pytest.param(
             structs.replace(PREDICTS, signature=structs.replace(SIGNATURE, outputs=SIGNATURE.inputs)), "hash",
             id="another schema under the hash",
