@@ -43,7 +43,7 @@ CACHE: Final = next(spec for spec in CHILD_SPECS if spec.name == "cache")
 _LAST_FRAMES_S: Final = 10.0  # time beyond the runtime's drain for clients to read the last bytes
 
 
-class Pod:
+class PodSupervisor:
     """The runtime and its cache agent, or the runtime alone if the node has an agent."""
 
     def __init__(self, settings: PodSettings, exit_recorder: ExitRecorder, lifeline_fd: int) -> None:
@@ -62,7 +62,7 @@ class Pod:
         self.status: int | None = None  # the runtime's exit status, as in Popen.returncode
 
     def __repr__(self) -> str:
-        return f"<Pod {self._runtime} {self._cache}>"
+        return f"<PodSupervisor {self._runtime} {self._cache}>"
 
     def running_lifetime(self) -> LifetimeRecord | None:
         """Return the runtime's lifetime up to now. None before it has a tenant, and after its death."""
@@ -160,7 +160,7 @@ async def _supervise(settings: PodSettings) -> int:
         open_lifeline() as lifeline_fd,
         closing(SocketDirectory(settings.data / "run")) as directory,
     ):
-        pod = Pod(settings, exit_recorder, lifeline_fd)
+        pod = PodSupervisor(settings, exit_recorder, lifeline_fd)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stop_on_signals(loop, stop.set)
         call_on_deaths(pod.group.reap_dead)

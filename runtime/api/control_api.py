@@ -33,7 +33,7 @@ from kelvin.telemetry.policy.exposition import CONTENT_TYPE
 from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, by
 from kelvin.telemetry.telemetry import open_without_traces
 from runtime.lifecycle.gpu_watch import GpuWatch
-from runtime.lifecycle.replica import Replica
+from runtime.lifecycle.replica import RuntimeReplica
 
 T = TypeVar("T")
 Values = dict[tuple[str, ...], float]
@@ -157,7 +157,7 @@ class BindHandler:
     has disconnected. It ends within `bind_timeout_s` seconds, with a ready or a failed replica.
     """
 
-    def __init__(self, parked: ParkedSpec, replica: Replica, end: asyncio.Event, bind_timeout_s: float) -> None:
+    def __init__(self, parked: ParkedSpec, replica: RuntimeReplica, end: asyncio.Event, bind_timeout_s: float) -> None:
         """Setting `end` makes the process drain and exit. The pod's supervisor then starts a fresh process."""
         self._parked = parked
         self._replica = replica
@@ -229,7 +229,7 @@ class BindHandler:
             raise Refused(CapacityExceeded("this pod", take.weight_bytes, parked.weight_bytes))
 
 
-def build_bind_api(orders: BindHandler, replica: Replica) -> FastAPI:
+def build_bind_api(orders: BindHandler, replica: RuntimeReplica) -> FastAPI:
     """Return the application with a parked pod's orders. Its listener must authenticate the caller."""
     app = FastAPI(openapi_url=None)
     install_failure_handlers(app)
@@ -260,16 +260,16 @@ def _retrieve_exception(task: "asyncio.Task[BindResponse]") -> None:
         task.exception()
 
 
-def attach_replica(app: FastAPI, replica: Replica) -> None:
+def attach_replica(app: FastAPI, replica: RuntimeReplica) -> None:
     """Set the replica that the application's routes use."""
     app.state.replica = replica
 
 
-def _replica(request: Request) -> Replica:
-    return cast(Replica, request.app.state.replica)
+def _replica(request: Request) -> RuntimeReplica:
+    return cast(RuntimeReplica, request.app.state.replica)
 
 
-def render_metrics(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
+def render_metrics(replica: RuntimeReplica, gpus: Sequence[GpuFacts] = ()) -> str:
     """Return the metrics in Prometheus' text format. Callers sum over replicas, so no series has a replica label."""
     report = replica.report()
     telemetry = open_without_traces("runtime")

@@ -39,7 +39,7 @@ from runtime.drivers.event_stream import EventStreams
 from runtime.drivers.interface import Request
 from runtime.drivers.schedule_policy import OWNER_TENANT
 from runtime.lifecycle.credit_policy import Credits
-from runtime.lifecycle.replica import Replica
+from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.serving import INLINE_CHARACTERS, ServedVersion
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,9 @@ class CreditPermit:
 class ServingApi:
     """The ASGI application of one replica process. It supports HTTP only."""
 
-    def __init__(self, replica: Replica, orphans: OrphanRecords, control: ASGIApp, *, in_pod: bool = False) -> None:
+    def __init__(
+        self, replica: RuntimeReplica, orphans: OrphanRecords, control: ASGIApp, *, in_pod: bool = False
+    ) -> None:
         """With `in_pod`, activators run on other hosts and know this replica by its pod's name. A pod keeps its name
         when its process restarts, so each response names the runtime id.
         """

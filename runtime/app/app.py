@@ -36,7 +36,7 @@ from runtime.dependencies import LEDGER, SEALS
 from runtime.lifecycle import sealing_jobs
 from runtime.lifecycle.gpu_watch import GpuWatch
 from runtime.lifecycle.meter_writer import MeterWriter
-from runtime.lifecycle.replica import Replica, ReplicaOperations
+from runtime.lifecycle.replica import ReplicaOperations, RuntimeReplica
 from runtime.lifecycle.version_restore import restore
 from runtime.lifecycle.weights import AcquireLease, Weights, engine_fingerprint, resolve_device
 from runtime.predictor.onnx_session import installed_fingerprint
@@ -88,7 +88,7 @@ async def serve(
     ):
         url = inner.url if parked is None else ""  # other processes know a parked pod's address already
         work = build_operations(agent or directory, settings.restore_s, filters)
-        replica = Replica(runtime_id, meter, work, url, step_s=settings.step_s)
+        replica = RuntimeReplica(runtime_id, meter, work, url, step_s=settings.step_s)
         keep = build_seal_uploader(inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER))
         attach_replica(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)
@@ -197,7 +197,7 @@ def list_engines(device: torch.device) -> tuple[tuple[str, str], ...]:
     return (engine_fingerprint(device),) if predicting is None else (engine_fingerprint(device), (predicting, "cpu"))
 
 
-async def upload_recorded_seal(replica: Replica, keep: UploadSeal) -> None:
+async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> None:
     """Send the known answers that this replica recorded to the snapshotter, once the engine has reproduced them.
 
     The snapshotter signs them as a seal of the version. Nothing waits for this: if it fails, the next start records the
@@ -237,7 +237,7 @@ def build_seal_uploader(way: Connector) -> UploadSeal:
     return keep
 
 
-async def _bind_initial(replica: Replica, initial_bind: BindRequest) -> None:
+async def _bind_initial(replica: RuntimeReplica, initial_bind: BindRequest) -> None:
     """Bind the pod's version. The replica records a failure and ends with it."""
     try:
         await replica.bind(initial_bind)
@@ -247,14 +247,14 @@ async def _bind_initial(replica: Replica, initial_bind: BindRequest) -> None:
         log.exception("bind")
 
 
-async def _wait_for_exit(replica: Replica, orphans: OrphanRecords, ended: asyncio.Event) -> None:
+async def _wait_for_exit(replica: RuntimeReplica, orphans: OrphanRecords, ended: asyncio.Event) -> None:
     """Set `ended` once nothing is in flight and activators had time to confirm their last records."""
     await replica.may_exit.wait()
     await orphans.wait_until_empty(_LAST_RECEIPTS_S)
     ended.set()
 
 
-async def _drain_on_stop(stop: asyncio.Event, replica: Replica, settings: RuntimeSettings) -> None:
+async def _drain_on_stop(stop: asyncio.Event, replica: RuntimeReplica, settings: RuntimeSettings) -> None:
     await stop.wait()
     replica.drain()
     if replica.stalled_s < settings.step_s:  # an engine that hangs finishes no request, so don't wait for it

@@ -68,7 +68,7 @@ class ReplicaOperations:
     warm_up: Sequence[Callable[[], None]] = ()  # short steps
 
 
-class Replica:
+class RuntimeReplica:
     """The state of one process. A standby binds one version, once: its process never serves another tenant."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Replica:
         self.may_exit = asyncio.Event()  # set when nothing is in flight and no request will be accepted
 
     def __repr__(self) -> str:
-        return f"<Replica {self.runtime_id} {self._state.value} {self._served_version!r} {self._streams!r}>"
+        return f"<RuntimeReplica {self.runtime_id} {self._state.value} {self._served_version!r} {self._streams!r}>"
 
     @property
     def state(self) -> RuntimeState:

@@ -29,7 +29,7 @@ from runtime.api.orphan_records import OrphanRecords
 from runtime.drivers.engine_thread import EngineThread
 from runtime.drivers.interface import GenerationRequest
 from runtime.lifecycle.meter_writer import MeterWriter, create_meter_page
-from runtime.lifecycle.replica import Replica, ReplicaOperations
+from runtime.lifecycle.replica import ReplicaOperations, RuntimeReplica
 from runtime.models.pinned_files import SamplingDefaults
 from runtime.surface.filter_pipeline import FilterPipeline
 from runtime.surface.serving import EngineCallbacks, ServedDecoder, SuspendHandle
@@ -95,10 +95,10 @@ def fake_work(
     return ReplicaOperations(restore, gate, seal)
 
 
-def replica_of(tmp_path: Path, work: ReplicaOperations | None = None, failure: Failure | None = None) -> Replica:
+def replica_of(tmp_path: Path, work: ReplicaOperations | None = None, failure: Failure | None = None) -> RuntimeReplica:
     """A parked one, and nothing around it."""
     work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
-    return Replica("rt1", create_meter_page(tmp_path, "rt1"), work)
+    return RuntimeReplica("rt1", create_meter_page(tmp_path, "rt1"), work)
 
 
 LIVES = "activator-lives"  # any other activator is dead
@@ -108,7 +108,7 @@ LIVES = "activator-lives"  # any other activator is dead
 class Bench:
     """A replica that is served on a socket, and a client of it."""
 
-    replica: Replica
+    replica: RuntimeReplica
     api: ServingApi
     engine: ScriptedEngine
     meter: MeterWriter
@@ -188,7 +188,9 @@ async def bench(
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")
-    replica = Replica("x", meter, fake_work(engine, failure=failure, filter_pipeline=filter_pipeline), step_s=step_s)
+    replica = RuntimeReplica(
+        "x", meter, fake_work(engine, failure=failure, filter_pipeline=filter_pipeline), step_s=step_s
+    )
     records = MemoryRecords()
     orphans = OrphanRecords("x", records.append, lambda source: source == LIVES, grace_s)
     control = probes or build_control_app()

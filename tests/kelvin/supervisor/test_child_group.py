@@ -13,8 +13,7 @@ from typing import Final, cast
 
 import pytest
 
-from kelvin.contracts.artifacts.runtime_control import ParkedSpec
-from kelvin.contracts.artifacts.runtime_control import Pod as Told
+from kelvin.contracts.artifacts.runtime_control import ParkedSpec, Pod
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process import procfs
 from kelvin.supervisor import child_group as subject
@@ -31,7 +30,7 @@ from kelvin.supervisor.child_group import (
 )
 from kelvin.supervisor.exit_recorder import ExitRecorder
 from kelvin.supervisor.installation_supervisor import Supervisor
-from kelvin.supervisor.pod_supervisor import Pod
+from kelvin.supervisor.pod_supervisor import PodSupervisor
 from kelvin.supervisor.settings import EngineSettings, PodSettings, UpSettings
 from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
@@ -62,8 +61,8 @@ def _engine(data: Path) -> Supervised:
 
 def _pod(data: Path) -> Supervised:
     parked = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
-    settings = PodSettings(data, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
-    pod = Pod(settings, cast(ExitRecorder, None), 0)
+    settings = PodSettings(data, 1, {}, Pod(runtime_id="r", host="", port=1, parked=parked))
+    pod = PodSupervisor(settings, cast(ExitRecorder, None), 0)
     return pod.group, pod.group.members[0]
 
 

@@ -10,11 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from kelvin.contracts.artifacts.runtime_control import ParkedSpec
-from kelvin.contracts.artifacts.runtime_control import Pod as Told
+from kelvin.contracts.artifacts.runtime_control import ParkedSpec, Pod
 from kelvin.supervisor import child_group
 from kelvin.supervisor.child_group import Child, ReapedChild
-from kelvin.supervisor.pod_supervisor import Pod
+from kelvin.supervisor.pod_supervisor import PodSupervisor
 from kelvin.supervisor.settings import PodSettings
 
 
@@ -22,7 +21,7 @@ from kelvin.supervisor.settings import PodSettings
 async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It died a moment before the runtime was released; what it had kept is gone."""
     parked = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
-    settings = PodSettings(tmp_path, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
+    settings = PodSettings(tmp_path, 1, {}, Pod(runtime_id="r", host="", port=1, parked=parked))
     pids = itertools.count(4_000_000)  # beyond any that the kernel gives
     running: dict[str, int] = {}
     started: list[str] = []
@@ -37,7 +36,7 @@ async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monke
     monkeypatch.setattr(Child, "start", start)
     monkeypatch.setattr(child_group, "reap_children", lambda: iter([dead.pop()] if dead else []))
 
-    pod = Pod(settings, Mock(), 0)
+    pod = PodSupervisor(settings, Mock(), 0)
 
     async def die(name: str, status: int) -> None:
         dead.append(ReapedChild(running[name], status, 1, 1, 1, 1))

@@ -33,7 +33,7 @@ from kelvin.contracts.wire import decode, encode
 from runtime.api.control_api import ENGINE_HANGS, BindHandler, build_probe_app
 from runtime.app.app import _drain_on_stop
 from runtime.app.settings import RuntimeSettings
-from runtime.lifecycle.replica import Replica
+from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.serving import EngineCallbacks, ServedVersion
 from tests.runtime.fakes import BIND, DEADLINE_S, Bench, bench, fake_work, replica_of, saying
 from tests.runtime.scripted_engine import ScriptedEngine
@@ -274,7 +274,7 @@ TAKE = BindPodRequest(
 @asynccontextmanager
 async def parked(
     tmp_path: Path, bind_timeout_s: float = DEADLINE_S
-) -> AsyncIterator[tuple[BindHandler, Replica, threading.Event]]:
+) -> AsyncIterator[tuple[BindHandler, RuntimeReplica, threading.Event]]:
     """A parked pod, whose restore goes on once the event is set."""
     goes_on, work = threading.Event(), fake_work(ScriptedEngine(saying("hello")))
 

@@ -25,7 +25,7 @@ from runtime.app import app, pod, preload
 from runtime.app.app import upload_recorded_seal
 from runtime.app.settings import RuntimeSettings
 from runtime.lifecycle.meter_writer import create_meter_page
-from runtime.lifecycle.replica import Replica
+from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.serving import EngineCallbacks, ServedDecoder
 from tests.eventually import eventually
 from tests.runtime.fakes import BIND, fake_work, replica_of, saying
@@ -44,7 +44,7 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
             raise errors.pop()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Replica, "watch", fails)
+    monkeypatch.setattr(RuntimeReplica, "watch", fails)
     monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     monkeypatch.setattr(app, "upload_recorded_seal", fails)
 
@@ -141,7 +141,7 @@ class Prover(ScriptedEngine):
 @asynccontextmanager
 async def replica_with(
     tmp_path: Path, engine: Prover, recorded: SealAttestation | None
-) -> AsyncIterator[tuple[Replica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
+) -> AsyncIterator[tuple[RuntimeReplica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
     """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
     plain = fake_work(engine)
 

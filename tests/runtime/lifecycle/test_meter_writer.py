@@ -14,7 +14,7 @@ from kelvin.contracts.accounting.meter_format import METER_FILE_BYTES, Meter, Ph
 from kelvin.process.procfs import born_ns
 from kelvin.supervisor.lifetime_policy import lifetime_record, unseen_death
 from runtime.lifecycle.meter_writer import CHECKPOINT_NS, MeterWriter, create_meter_page
-from runtime.lifecycle.replica import Replica
+from runtime.lifecycle.replica import RuntimeReplica
 from tests.runtime.fakes import fake_work, saying
 from tests.runtime.scripted_engine import ScriptedEngine
 from tests.virtual_loop import run_virtually
@@ -126,7 +126,7 @@ def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Ph
         page = MeterWriter(memory, clock_ns=lambda: int(loop.time() * 1e9))
         page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
         page.start_phase(phase)
-        watching = asyncio.create_task(Replica("rt-1", page, fake_work(ScriptedEngine(saying("a")))).watch())
+        watching = asyncio.create_task(RuntimeReplica("rt-1", page, fake_work(ScriptedEngine(saying("a")))).watch())
         await asyncio.sleep(3600)
         watching.cancel()
         return int(loop.time() * 1e9)
