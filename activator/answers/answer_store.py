@@ -71,7 +71,7 @@ class AnswerStore(Protocol):
         """End the claim without keeping an answer. Does nothing if the claim has ended."""
         ...
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Drop expired answers and renew claims. Call it every TEND_S."""
         ...
 
@@ -132,7 +132,7 @@ class LocalAnswerStore:
         if self.on_claim_ended is not None:
             self.on_claim_ended(asked, None)
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Drop the expired answers."""
         self.cache.drop_expired(self._clock())
 

@@ -144,7 +144,7 @@ class Idempotency:
 
     async def run(self) -> None:
         """Tend kept answers and claims until cancelled."""
-        await run_every(TEND_S, self._answers.tend)
+        await run_every(TEND_S, self._answers.maintain)
 
     async def close(self) -> None:
         """Cancel all runs and wait for them. Each still writes its usage record."""
@@ -195,7 +195,7 @@ class Idempotency:
         finally:
             # A correct answer counts as well: its caller can displace it from the store, and run it again.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
-                self._run_counts.note(run.asked.once, time.monotonic())
+                self._run_counts.record_run(run.asked.once, time.monotonic())
             if not run.is_replayable:
                 await self._answers.release(run.asked, claim)
 

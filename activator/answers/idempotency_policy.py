@@ -188,7 +188,7 @@ class RunCounts:
         self._keys = keys
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # runs, and the time of the first one
 
-    def note(self, once: str, now_s: float) -> None:
+    def record_run(self, once: str, now_s: float) -> None:
         """Count one more run of the key."""
         count, since_s = self._counts.pop(once, (0, now_s))
         if now_s - since_s >= CHARGE_S:

@@ -186,12 +186,12 @@ class RedisAnswerStore:
             with suppress(StoreUnavailable):  # the claim expires
                 await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Renew this process's claims. A claim that can't be renewed soon expires. A claim that Redis has lost is set
         again, unless another activator has the name now.
         """
         if self._own is not None:
-            await self._own.tend()
+            await self._own.maintain()
         claims = list(self._claims.items())
         for first in range(0, len(claims), AT_ONCE):
             if not all(await asyncio.gather(*(self._renew(*claim) for claim in claims[first : first + AT_ONCE]))):

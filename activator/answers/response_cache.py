@@ -121,8 +121,8 @@ class ResponseCache:
         await run_every(TEND_S, self._tend)
 
     async def _tend(self) -> None:
-        await self._answers.kept.tend()
-        await self.last.kept.tend()
+        await self._answers.kept.maintain()
+        await self.last.kept.maintain()
 
     def _found(self, found: bool) -> None:
         self._asked.add(("hit" if found else "miss",))

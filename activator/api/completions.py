@@ -49,10 +49,10 @@ class Completions:
         usage: UsageRecords,
         limits: RequestLimits,
         tenant_limiter: TenantLimiter,
-        under_way: InFlightRequests,
-        once: Idempotency,
+        in_flight: InFlightRequests,
+        idempotency: Idempotency,
         cache: ResponseCache,
-        ladders: Degradation,
+        degradation: Degradation,
         unread: SharedCapacity,
     ) -> None:
         """`unread` has a place for each request that waits for its body."""
@@ -64,10 +64,10 @@ class Completions:
         self._usage = usage
         self._limits = limits
         self._tenant_limiter = tenant_limiter
-        self._in_flight = under_way
-        self._idempotency = once
+        self._in_flight = in_flight
+        self._idempotency = idempotency
         self._cache = cache
-        self._degradation = ladders
+        self._degradation = degradation
         self._unread = unread
         self._body_capacity = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activator.http.error_response import render_error
-from activator.http.exchange import NAMED
+from activator.http.exchange import REQUEST_ID_KEY
 from activator.routing.policy.knative_headers import ProbeResponse, answer_to_probe, parse_revision
 from activator.routing.revisions import Revisions
 from kelvin.contracts.errors import ModelNotFound
@@ -36,7 +36,7 @@ class KnativeDataPath:
         key = None if named is None else self._revisions.version(*named)
         if key is None:
             failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
-            status, kind, body, more = render_error(failure, scope["raw_path"], scope[NAMED])
+            status, kind, body, more = render_error(failure, scope["raw_path"], scope[REQUEST_ID_KEY])
             await _respond(scope, send, ProbeResponse(status, body, ((b"content-type", kind), *more)))
             return
         # The same form as in a public path. The front door refuses a body that names another model.
@@ -45,7 +45,10 @@ class KnativeDataPath:
 
 
 async def _respond(scope: Scope, send: Send, probe_response: ProbeResponse) -> None:
-    named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(probe_response.body))
+    named, length = (
+        (b"x-request-id", scope[REQUEST_ID_KEY].encode()),
+        (b"content-length", b"%d" % len(probe_response.body)),
+    )
     headers = [named, length, *probe_response.headers]
     await send({"type": "http.response.start", "status": probe_response.status, "headers": headers})
     await send({"type": "http.response.body", "body": probe_response.body, "more_body": False})

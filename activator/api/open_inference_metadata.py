@@ -8,7 +8,7 @@ from typing import Final
 from activator.auth.authenticator import Authenticator
 from activator.http.exchange import Exchange
 from activator.limits.concurrency_limits import SharedCapacity
-from activator.routing.policy.traffic_split import ModelEntry, resolve, which_model
+from activator.routing.policy.traffic_split import ModelEntry, merge_references, resolve
 from activator.routing.request_routes import ShowPredictor, ShowServer, Target
 from activator.routing.routing_table import RoutingTable, authorize_model
 from kelvin.contracts.artifacts.kind_routes import wrong_kind_failure
@@ -48,7 +48,7 @@ class OpenInference:
     async def model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
         """Send what a version takes and returns, or that it is ready: requests wake every version. Raises Refused."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        reference = which_model(request_route.target.model, request_route.named)
+        reference = merge_references(request_route.target.model, request_route.named)
         entry, row = self._find(principal, request_route.target, reference)
         if row.signature is None:
             raise Refused(wrong_kind_failure(reference.model, row.kind))

@@ -61,7 +61,7 @@ class Authenticator:
         now_s = self._wall_s()
         principal = find(self._table, authorization, now_s)
         if principal is not None:
-            self._uses.note(principal.key_id, now_s)
+            self._uses.record_use(principal.key_id, now_s)
         elif authorization is None:  # without credentials, nothing was guessed
             raise Refused(Unauthenticated())
         else:

@@ -72,7 +72,7 @@ class Firewall:
         """Return if the request may pass. Raises Refused(FirewallRefused), Refused(Unavailable), ClientGone."""
         try:
             with exchange.cancel_on_disconnect(self._within_s):
-                verdict = await self._ask(encode(question_of(exchange)))
+                verdict = await self._ask(encode(firewall_request(exchange)))
         except TimeoutError:
             self._without("late")
         except _NoAnswer as none:
@@ -115,7 +115,7 @@ class Firewall:
             return decode(raw, FirewallVerdict, what="the firewall's verdict").verdict
 
 
-def question_of(exchange: Exchange) -> FirewallRequest:
+def firewall_request(exchange: Exchange) -> FirewallRequest:
     """Return what the firewall may know of the request."""
     return FirewallRequest(
         request_id=exchange.request_id,

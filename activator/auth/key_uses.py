@@ -28,7 +28,7 @@ class KeyUses:
     def __repr__(self) -> str:
         return f"<KeyUses noted={len(self._noted)} untold={len(self._news)}>"
 
-    def note(self, key_id: str, now_s: float) -> None:
+    def record_use(self, key_id: str, now_s: float) -> None:
         """Record that the key was valid at `now_s` (seconds since 1970)."""
         minute_s = int(now_s) // PERIOD_S * PERIOD_S
         if self._noted.get(key_id) != minute_s:

@@ -107,7 +107,7 @@ class Degradation:
         entry = inference_request.entry
         if not entry.plan_ladders:
             return entry.ladder
-        return entry.ladder_for(self._table.limits(inference_request.account.principal.tenant).plan)
+        return entry.steps_for_plan(self._table.limits(inference_request.account.principal.tenant).plan)
 
     def _old_answer_of(
         self, inference_request: InferenceRequest, row: VersionRow, ladder: tuple[DegradationStep, ...]

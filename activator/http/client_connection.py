@@ -62,7 +62,7 @@ class ClientConnection(asyncio.Protocol):
         """Return whether the socket has accepted the whole response so far, and the client is still connected."""
         return self.unaccepted() == 0 and self.is_connected()
 
-    async def accepted(self) -> bool:
+    async def wait_accepted(self) -> bool:
         """Wait until the socket has accepted everything. Return False if the client left."""
         while self.is_connected():
             if self.is_accepted():
@@ -221,7 +221,7 @@ class BodyRateMonitor:
         self._was_held = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def read(self, nbytes: int) -> None:
+    def record_raw_bytes(self, nbytes: int) -> None:
         """Count bytes read after the head, framing included."""
         self._raw_bytes += nbytes
 

@@ -28,8 +28,8 @@ _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # b
 _OF_BYTE: Final = (_DIGITS * 8).encode()  # `translate` table: a byte to a digit of five of its bits
 _LAST: Final = (_DIGITS[::4] * 32).encode()  # the same for three bits
 _CHANCE: Final = 15  # random digits before the last one
-ARRIVED: Final = "kelvin.arrived"  # scope key: arrival time of the complete head, by both clocks
-NAMED: Final = "kelvin.request_id"  # scope key: the request id
+ARRIVAL_KEY: Final = "kelvin.arrived"  # scope key: arrival time of the complete head, by both clocks
+REQUEST_ID_KEY: Final = "kelvin.request_id"  # scope key: the request id
 # We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
 _ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -150,7 +150,7 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
-        self.arrived_us, self.arrived_at_us = scope[ARRIVED]  # monotonic, wall clock
+        self.arrived_us, self.arrived_at_us = scope[ARRIVAL_KEY]  # monotonic, wall clock
         self._receive = receive
         self._send = send
         self._stall_s = stall_s
@@ -167,7 +167,7 @@ class Exchange:
         self.hosts = [] if host is None else [host]
         if self._repeats:  # otherwise skip the loop over all headers
             self.hosts = [value for name, value in self.headers if name == b"host"]
-        self.request_id: str = scope[NAMED]
+        self.request_id: str = scope[REQUEST_ID_KEY]
         self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # in every response
         self.rates: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
         own = first.get(b"x-request-id")

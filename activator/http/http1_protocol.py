@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from activator.http.client_connection import EXTENSION, BodyRateMonitor, ClientConnection
 from activator.http.deadline_timer import DeadlineTimer
 from activator.http.error_response import closing_response, head_too_large_response, malformed
-from activator.http.exchange import NAMED, new_request_id
+from activator.http.exchange import REQUEST_ID_KEY, new_request_id
 from activator.http.listener_state import ListenerState
 from activator.http.request_response_cycle import RequestResponseCycle, scope_of
 from kelvin.contracts.traffic_errors import DeadlineExceeded
@@ -91,7 +91,7 @@ class Http1Protocol(ClientConnection):
         """
         try:
             async with asyncio.timeout(self._limits.stall_s):
-                await self.accepted()
+                await self.wait_accepted()
         except TimeoutError:
             self.abort()
 
@@ -130,7 +130,7 @@ class Http1Protocol(ClientConnection):
                 self._request_line += data
             self._head_read += len(data)
         else:
-            self._body_rate.read(len(data))
+            self._body_rate.record_raw_bytes(len(data))
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -307,7 +307,7 @@ class Http1Protocol(ClientConnection):
     def _request_id(self) -> str:
         """Return the id of the running request, or a new id for a request that is refused here."""
         busy = self._busy()
-        named: str = new_request_id() if busy is None else busy.scope[NAMED]
+        named: str = new_request_id() if busy is None else busy.scope[REQUEST_ID_KEY]
         return named
 
     def _is_answered(self) -> bool:

@@ -14,7 +14,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Scope
 
 from activator.http.error_response import render_error
-from activator.http.exchange import ARRIVED, NAMED, arrival
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, arrival
 from kelvin.contracts.errors import Failure
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RequestResponseCycle:
 
     def refuse(self, failure: Failure) -> None:
         """Answer with a failure instead of calling `run`. The connection closes afterwards."""
-        request_id: str = self.scope[NAMED]
+        request_id: str = self.scope[REQUEST_ID_KEY]
         status, kind, body, more = render_error(failure, self.scope["raw_path"], request_id)
         named, length = (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))
         self._begin(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
@@ -194,7 +194,7 @@ class RequestResponseCycle:
         """End a response that the application left incomplete: a 500, or a cut if some of it was sent."""
         if not self.response_started or self._head is not None:  # nothing was sent
             self.response_started = True
-            self._writer.write(_FAILED % self.scope[NAMED].encode())
+            self._writer.write(_FAILED % self.scope[REQUEST_ID_KEY].encode())
         elif self._is_unframed:
             self._writer.abort()  # a clean close would look like the end of the body
             return
@@ -291,6 +291,6 @@ def scope_of(
         "query_string": parsed.query or b"",
         "headers": headers,
         "extensions": extensions,
-        ARRIVED: arrival(),
-        NAMED: request_id,
+        ARRIVAL_KEY: arrival(),
+        REQUEST_ID_KEY: request_id,
     }

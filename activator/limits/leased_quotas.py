@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from activator.limits.concurrency_limits import RETRY_AFTER_S, Permit
 from activator.limits.policy.held_quota import (
     BUDGETS,
-    PLACES,
+    PERMITS,
     RENEW_S,
     HeldQuota,
     LeaseRequest,
@@ -191,7 +191,7 @@ class SharedConcurrencyLimiter(LeasedQuotas[None]):
     """A `ConcurrencyLimiter` for several activators."""
 
     def __init__(
-        self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: LeaseTerms = PLACES
+        self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: LeaseTerms = PERMITS
     ) -> None:
         super().__init__(store, "places", terms, clock)
         self._inside: Counter[str] = Counter()

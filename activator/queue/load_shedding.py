@@ -34,7 +34,7 @@ class LoadShedder:
     def __repr__(self) -> str:
         return f"<LoadShedder {self.counts.total()}>"
 
-    def refused(self, reason: Reason, queued_request: QueuedRequest) -> None:
+    def count_refusal(self, reason: Reason, queued_request: QueuedRequest) -> None:
         """Count a new request that the throttler refused."""
         self.counts[reason, queued_request.priority_class] += 1
 
@@ -45,7 +45,7 @@ class LoadShedder:
         )  # Computed first: nothing may fail between the removal of a request and its refusal.
         out = try_enter(version_queue.waiting, waiter, queued_request, waiter.until_s, self._limits)
         if out is None:
-            self.refused(Reason.FULL, queued_request)
+            self.count_refusal(Reason.FULL, queued_request)
             return False
         for shed_class, place in out:
             if shed_class is ShedClass.OVER:

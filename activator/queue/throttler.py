@@ -100,15 +100,15 @@ class Slot:
         if replica is not None:
             self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
 
-    def release_after(self, told: "asyncio.Task[None] | None") -> None:
+    def release_after(self, cancel_task: "asyncio.Task[None] | None") -> None:
         """Give the slot back after `told` (None: now), without settling: another slot of the request does that."""
         replica, self._replica = self._replica, None
         if replica is None:
             return
-        if told is None:
+        if cancel_task is None:
             self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
         else:
-            told.add_done_callback(
+            cancel_task.add_done_callback(
                 lambda _: self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
             )
 
@@ -373,7 +373,7 @@ class Throttler:
         if asleep:
             self._waker.start_wake_for(key, expected_s)
         self.slots.drop_if_empty(key, version_queue)
-        self.shedding.refused(Reason.LATE, queued_request)
+        self.shedding.count_refusal(Reason.LATE, queued_request)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(

@@ -19,7 +19,7 @@ from activator.request.attempt_failure import RETRYABLE_CODES, decode_failure, r
 from activator.request.client_response import ClientResponse
 from activator.request.hedged_request import HedgeAttempt, HedgedRequest, Hedges, HedgeWon, has_begun_answer
 from activator.request.inference_request import InferenceRequest, UpstreamRequestFactory
-from activator.request.retry_policy import LIMITS, Retry, RetryBudgets, RetryState, Withheld, decide, failed
+from activator.request.retry_policy import LIMITS, Retry, RetryBudgets, RetryState, Withheld, decide, record_failure
 from activator.routing.policy.version_key import VersionKey
 from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
 from kelvin.contracts.accounting.usage import ACK_TOKENS
@@ -67,7 +67,7 @@ class Attempts:
         before the client had any of it. Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound)
         before an attempt if `is_current` returns False, because the request no longer goes to this version.
         """
-        self._budgets.asked((queued_request.tenant, key), time.monotonic())
+        self._budgets.record_request((queued_request.tenant, key), time.monotonic())
         tried = _UNTRIED
         failure: Failure | None = None
         while True:
@@ -91,7 +91,7 @@ class Attempts:
                 failure = declined.failure
                 if failure.code not in RETRYABLE_CODES:
                     raise Refused(failure) from declined
-            tried = failed(
+            tried = record_failure(
                 tried, lost=isinstance(failure, ReplicaLost), sent_s=inference_request.dispatched_us / 1e6,
                 now_s=time.monotonic(), limits=LIMITS,
             )  # fmt: skip

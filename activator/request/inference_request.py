@@ -12,7 +12,7 @@ from activator.queue.policy.queued_request import PriorityClass, QueuedRequest, 
 from activator.queue.version_queue import Replica
 from activator.routing.policy.affinity import Affinity, read_affinity, read_session
 from activator.routing.policy.request_body import RequestBody, read_body
-from activator.routing.policy.traffic_split import ModelEntry, which_model
+from activator.routing.policy.traffic_split import ModelEntry, merge_references
 from activator.routing.policy.version_key import VersionKey
 from activator.routing.request_routes import RunInference
 from activator.routing.routing_table import RoutingTable, authorize_model
@@ -82,7 +82,7 @@ def parse_inference_request(
     `tenant_limits` is the tenant's, `deadline_s` the installation's.
     """
     body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
-    reference = which_model(
+    reference = merge_references(
         request_route.target.model, body.model if request_route.named is None else request_route.named
     )
     entry = authorize_model(table, principal, request_route.target.tenant, reference)

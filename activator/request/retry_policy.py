@@ -66,7 +66,7 @@ class RetryState:
     until_s: float | None = None
 
 
-def failed(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> RetryState:
+def record_failure(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> RetryState:
     """Count one more failure of a request that was sent at `sent_s`, and return the new state.
 
     A request that was sent after `until_s` had waited for a start. Earlier failures say nothing about that, so its time
@@ -109,7 +109,7 @@ class RetryBudgets(Generic[Of]):
     def __repr__(self) -> str:
         return f"<RetryBudgets known={len(self._buckets)}>"
 
-    def asked(self, whose: Of, now_s: float) -> None:
+    def record_request(self, whose: Of, now_s: float) -> None:
         """Add to the budget for a new request, not a retry."""
         self._settled(whose, now_s).retries += self._limits.share
 

@@ -10,7 +10,7 @@ from activator.queue.policy.queued_request import QueuedRequest
 from activator.queue.policy.tenant_fair_queue import cost
 from activator.queue.policy.wait_estimate import MeasuredThroughput, Throughput
 from activator.routing.policy.version_key import VersionKey
-from activator.scale_link.concurrency_policy import RequestProgress, weighed
+from activator.scale_link.concurrency_policy import RequestProgress, concurrency_by_tokens
 
 MAX_REMEMBERED_VERSIONS: Final = 4096  # bound on versions whose throughput is kept while they are at zero
 
@@ -65,7 +65,7 @@ class Backlogs:
             for work in self._inside.get(key, {}).values()
             if work.queued_request is not None
         )
-        return weighed(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
+        return concurrency_by_tokens(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
 
     def check_integrity(self) -> None:
         """Assert that no version is kept without requests, and that kept throughputs are bounded."""

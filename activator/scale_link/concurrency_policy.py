@@ -97,12 +97,12 @@ class RequestProgress(NamedTuple):
     computed: int
 
 
-def left(each: RequestProgress, share: float) -> float:
+def remaining_tokens(each: RequestProgress, share: float) -> float:
     """Return the tokens still to compute if answers take `share` of their estimate; never below 0."""
     return max(0.0, each.estimated * share - each.computed)
 
 
-def weighed(
+def concurrency_by_tokens(
     concurrency: float,
     inside: Iterable[RequestProgress],
     waiting: int,
@@ -114,7 +114,7 @@ def weighed(
     """
     if measured is None or backlog_s <= 0:
         return concurrency
-    tokens = sum(left(each, measured.share) for each in inside)
+    tokens = sum(remaining_tokens(each, measured.share) for each in inside)
     if not tokens:
         return max(concurrency, 1.0 if waiting else 0.0)
     of_one = measured.tokens_per_s * backlog_s

@@ -12,7 +12,7 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.connector import Connector, SocketConnector
 
 MAX_RECEIPTS: Final = 256  # at most 200 bytes each: a replica reads bodies up to this size
-TOLD_S: Final = dependencies.RECEIPTS.timeout_s
+RECEIPT_TIMEOUT_S: Final = dependencies.RECEIPTS.timeout_s
 LINGER_S: Final = 0.02  # far less than a replica waits for receipts before it exits
 _PATH: Final = "/v1/receipts"
 _JSON: Final = (("content-type", "application/json"),)
@@ -52,7 +52,7 @@ class ReceiptSender:
             await asyncio.wait((self._send_task,))
 
     def _start_sending(self) -> None:
-        self._send_task = self._background_tasks.start(self._send_receipts(), TOLD_S)
+        self._send_task = self._background_tasks.start(self._send_receipts(), RECEIPT_TIMEOUT_S)
 
     async def _send_receipts(self) -> None:
         with suppress(TimeoutError):

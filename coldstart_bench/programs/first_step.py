@@ -17,7 +17,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 from runtime.app import preload
 from runtime.drivers.interface import Generated, GenerationRequest, Sampling
 from runtime.drivers.native.engine import ModelEngine
-from runtime.lifecycle.weights import Weights, bind_verified, pinned_files
+from runtime.lifecycle.weights import Weights, bind_verified, read_pinned_files
 from weightcache.client.device_copy import tensors
 from weightcache.client.lease import acquire
 
@@ -29,7 +29,7 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
     cpu = torch.device("cpu")
     lease = acquire(directory, tenant, version, TIMEOUT_S)
     weights = Weights(lease, tensors(lease))
-    proven = bind_verified(version, weights, pinned_files(lease), cpu)
+    proven = bind_verified(version, weights, read_pinned_files(lease), cpu)
     known = proven.probe if probe else None
     engine = ModelEngine(proven.bound, proven.facts, version=version, kv_bytes=KV_BYTES, device=cpu, probe=known)
     asked = GenerationRequest(

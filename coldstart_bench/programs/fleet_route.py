@@ -7,7 +7,7 @@ import random
 import time
 from typing import Any
 
-from activator.routing.policy.traffic_split import resolve, which_model
+from activator.routing.policy.traffic_split import merge_references, resolve
 from activator.routing.routing_table import RoutingTable
 from coldstart_bench.harness.synthetic_fleet import fleet_feed, key_of, model_of, tenant_of, version_of
 from coldstart_bench.programs.json_lines import answer_lines
@@ -29,7 +29,7 @@ def measured(models: int, lookups: int) -> dict[str, Any]:
     found = []
     began = time.process_time()
     for tenant, model, _ in asked:
-        reference = which_model(None, model)
+        reference = merge_references(None, model)
         entry = table.find_callable_model(tenant, reference.owner or tenant, reference.model)
         assert entry is not None
         found.append(resolve(reference, entry, tenant))

@@ -43,7 +43,7 @@ from kelvin.ipc.http_bodies import answer, empty_response
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin, require_scope
 from kelvin.telemetry.policy.exposition import CONTENT_TYPE, merge, render
-from kelvin.telemetry.policy.instruments import MetricFamily, MetricKind, by
+from kelvin.telemetry.policy.instruments import MetricFamily, MetricKind, series_by_label
 from kelvin.telemetry.telemetry import Telemetry
 
 
@@ -72,7 +72,7 @@ async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]
     await pool.footprints.refresh()  # after the call to the zygote, which makes its pid known
     device = DeviceStatus(
         slots=table.slots,
-        held=table.held,
+        held=table.held_slots,
         standbys=table.count(ReplicaState.STANDBY),
         pools=(pool_status(pool),),
         zygote=memory(pool.footprints.zygote),
@@ -153,7 +153,7 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
         operator_of(request)
         serving = (replica.runtime_id for replica in table if replica.state in SERVING)
         found = await peers.metrics(serving)
-        heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
+        heard = series_by_label((name, page is not None) for name, page in found.items() if name in peers.names)
         up = render(
             (MetricFamily("kelvin_up", "Whether a process answers.", MetricKind.GAUGE, ("peer",), heard),),
             "controlplane",

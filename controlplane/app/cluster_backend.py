@@ -32,7 +32,7 @@ from kelvin.contracts.accounting.usage import RequestRecord
 from kelvin.contracts.setting_parser import BadSetting
 from kelvin.ipc.connector import ConnectorFactory
 from kelvin.process.race import first
-from kelvin.telemetry.policy.instruments import MetricKind, by
+from kelvin.telemetry.policy.instruments import MetricKind, series_by_label
 
 if TYPE_CHECKING:
     from controlplane.knative.apply.kubernetes_client import KubernetesCluster
@@ -85,7 +85,7 @@ async def on_cluster(
     page = services.telemetry.page
     page.read(
         "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
-        lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
+        lambda: series_by_label((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
     outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
     rendering = ServiceRenderer(
@@ -113,13 +113,16 @@ async def on_cluster(
         },
     )
     page.read(
-        "kelvin_cluster_refused_objects", "Objects that the cluster refuses or changes.", MetricKind.GAUGE,
-        ("reason",), lambda: by((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
-    )  # fmt: skip
+        "kelvin_cluster_refused_objects",
+        "Objects that the cluster refuses or changes.",
+        MetricKind.GAUGE,
+        ("reason",),
+        lambda: series_by_label((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
+    )
     page.read(
         "kelvin_cluster_versions_behind", "Versions that run an older image, or older settings of Kelvin's own.",
         MetricKind.GAUGE, ("reason",),
-        lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
+        lambda: series_by_label((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
         BEHIND_REASONS),
     )  # fmt: skip
     services.registry.on_changed = plane.tick

@@ -78,7 +78,7 @@ class CustomResourceController:
     async def _watch(self, kind: str) -> None:
         async with aclosing(self._api.watch(policy.API_VERSION, kind)) as changes:
             async for change in changes:
-                self._caches[kind].take(change)
+                self._caches[kind].apply_change(change)
                 self._changed.set()
 
     async def _reconcile_all(self) -> None:

@@ -21,7 +21,7 @@ class ReplicaLookup(Protocol):
 
     def __iter__(self) -> Iterator[Replica]: ...
 
-    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+    def replicas_of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Return the version's replicas in any state, the oldest first."""
         ...
 

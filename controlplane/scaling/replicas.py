@@ -86,7 +86,7 @@ class ReplicaTable:
         states: dict[str, int] = {}
         for replica in self._replicas.values():
             states[replica.state] = states.get(replica.state, 0) + 1
-        return f"<ReplicaTable {states} starts={len(self._starts)} slots={self.held}/{self.slots}>"
+        return f"<ReplicaTable {states} starts={len(self._starts)} slots={self.held_slots}/{self.slots}>"
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(tuple(self._replicas.values()))
@@ -98,7 +98,7 @@ class ReplicaTable:
         return self._replicas[runtime_id]
 
     @property
-    def held(self) -> int:
+    def held_slots(self) -> int:
         """Return how many device slots are taken: by starts, by processes with a version that do not sleep, and by
         unknown processes.
         """
@@ -109,9 +109,9 @@ class ReplicaTable:
     @property
     def slots_sharing_threads(self) -> int:
         """Return how many device slots share the machine's threads. A replica that is being replaced does not count."""
-        return self.held - self.count(ReplicaState.RELIEVED)
+        return self.held_slots - self.count(ReplicaState.RELIEVED)
 
-    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+    def replicas_of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Return the version's processes in any state, the oldest first."""
         return tuple(self._replicas[runtime_id] for runtime_id in self._by_key.get(key, ()))
 
@@ -125,19 +125,19 @@ class ReplicaTable:
 
     def is_present(self, key: VersionKey) -> bool:
         """Return whether the version has a process in any state, or a start without one."""
-        return bool(self.of(key) or self.starts_of(key))
+        return bool(self.replicas_of(key) or self.starts_of(key))
 
     def ready(self, key: VersionKey) -> int:
         """Return how many replicas take requests."""
-        return sum(replica.state in SERVING for replica in self.of(key))
+        return sum(replica.state in SERVING for replica in self.replicas_of(key))
 
     def live(self, key: VersionKey) -> int:
         """Return how many replicas take requests or will: starts and restores count."""
-        return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.of(key))
+        return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.replicas_of(key))
 
-    def coming(self, key: VersionKey) -> int:
+    def starting_count(self, key: VersionKey) -> int:
         """Return how many replicas will take requests: starts and restores."""
-        return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.of(key))
+        return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.replicas_of(key))
 
     def leaving(self) -> int:
         """Return how many slots will come free for any version: their processes drain, end or are being replaced.
@@ -160,9 +160,9 @@ class ReplicaTable:
         if replica.key is not None:
             self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
 
-    def begin(self, key: VersionKey, requested_us: int, after: str | None = None) -> Start:
+    def add_start(self, key: VersionKey, requested_us: int, after: str | None = None) -> Start:
         """Accept a start. It takes a free slot, or later the slot of the runtime `after`. Raises NoSlot."""
-        if after is None and self.held >= self.slots:
+        if after is None and self.held_slots >= self.slots:
             raise NoSlot
         start = Start(next(self._start_numbers), key, requested_us, after)
         self._starts[start.number] = start
@@ -170,12 +170,12 @@ class ReplicaTable:
 
     def sleepers(self, key: VersionKey | None = None) -> tuple[Replica, ...]:
         """Return the sleeping processes of one version, or of all. The one that has slept longest is first."""
-        candidates = self._replicas.values() if key is None else self.of(key)
+        candidates = self._replicas.values() if key is None else self.replicas_of(key)
         return tuple(sorted((each for each in candidates if each.state in SLEEPING), key=lambda each: each.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
         """Give a slot to a sleeping process; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""
-        if self._replicas[runtime_id].state in SLEEPING and self.held >= self.slots:
+        if self._replicas[runtime_id].state in SLEEPING and self.held_slots >= self.slots:
             raise NoSlot
         return self._move(runtime_id, ReplicaEvent.WAKE, now_us)
 

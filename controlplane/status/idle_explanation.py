@@ -180,7 +180,7 @@ def _version(
 
 def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str]:
     """Return the current level, since when (None: unknown), and the device class."""
-    awake = [r for r in table.of(key) if r.state in SERVING | {ReplicaState.RESTORING, ReplicaState.DOZING}]
+    awake = [r for r in table.replicas_of(key) if r.state in SERVING | {ReplicaState.RESTORING, ReplicaState.DOZING}]
     found = next(iter((*awake, *table.sleepers(key))), None)
     if found is None:
         return Level.ZERO, None, ANY_CLASS

@@ -108,7 +108,7 @@ def _version_status(model: Model, version: Version, replicas: ReplicaLookup, out
         weight_bytes=registration.weight_bytes,
         total_bytes=registration.total_bytes,
         kv_bytes_per_token=registration.kv_bytes_per_token,
-        replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
+        replicas=tuple(_replica_status(replica) for replica in replicas.replicas_of(key)),
         last_restore=_restore_status(outcomes.last_attempt(key)),
         start_problem=outcomes.problem(key),
         last_death=outcomes.last_death(key),

@@ -55,12 +55,12 @@ class FilterMetrics:
             "kelvin_filter_unseen_total", "Pieces that passed without being looked at, as their policy allows"
         )
 
-    def unseen(self, texts: int) -> None:
+    def count_unchecked(self, texts: int) -> None:
         """Count texts that passed without a check."""
         if texts:
             self._unseen.add((), texts)
 
-    def looked(self, direction: Direction, looked: TextResult) -> None:
+    def count_checked(self, direction: Direction, looked: TextResult) -> None:
         """Count one checked text and its findings."""
         actions = {span.action for span in looked.spans}
         verdict = "stop" if "stop" in actions else "redact" if actions else "allow"
@@ -94,9 +94,9 @@ def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
         question = await read(request, FilterRequest, LARGE_BYTES)
         _check_rules_known(question)
         looked = await scanner.scan(request.headers.get(TENANT_HEADER, ""), question, _remaining_s(request))
-        meters.unseen(question.unseen)
+        meters.count_unchecked(question.unseen)
         for found in looked:
-            meters.looked(question.direction, found)
+            meters.count_checked(question.direction, found)
         return answer(FilterResponse(looked=looked))
 
     @app.get("/healthz")

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kelvin.process.loops import PROCESS_HEALTH, record_error
 from kelvin.process.procfs import resident_bytes
 from kelvin.telemetry.policy.exposition import CONTENT_TYPE, render
-from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, series_by_label
 from kelvin.telemetry.policy.spans import RequestFacts, RestoreFacts, is_sampled_for_caller
 from kelvin.telemetry.settings import TelemetrySettings
 from kelvin.telemetry.trace_sender import TraceSender
@@ -112,7 +112,11 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
     page.gauge("process_open_fds", "Open descriptors.", _open_fds)
     errors = "Unexpected errors of background loops. Each was started again."
     page.read(
-        "kelvin_loop_errors_total", errors, MetricKind.COUNTER, ("loop",), lambda: by(PROCESS_HEALTH.errors.items())
+        "kelvin_loop_errors_total",
+        errors,
+        MetricKind.COUNTER,
+        ("loop",),
+        lambda: series_by_label(PROCESS_HEALTH.errors.items()),
     )
     failing = "Background loops that keep failing. The process is not ready unless this is 0."
     page.gauge("kelvin_loops_failing", failing, lambda: len(PROCESS_HEALTH.failing()))
@@ -123,7 +127,7 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
             results,
             MetricKind.COUNTER,
             ("result",),
-            lambda: by((("sent", sender.sent), ("dropped", sender.dropped), ("lost", sender.lost))),
+            lambda: series_by_label((("sent", sender.sent), ("dropped", sender.dropped), ("lost", sender.lost))),
         )
 
 

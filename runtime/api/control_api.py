@@ -30,7 +30,7 @@ from kelvin.devices.gpu_policy import DegradedGpu, GpuFacts, HealthyGpu, Unhealt
 from kelvin.ipc.failure_responses import install_failure_handlers
 from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
 from kelvin.telemetry.policy.exposition import CONTENT_TYPE
-from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, series_by_label
 from kelvin.telemetry.telemetry import open_without_traces
 from runtime.lifecycle.gpu_watch import GpuWatch
 from runtime.lifecycle.replica import RuntimeReplica
@@ -60,7 +60,7 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/drop")
     async def drop(request: Request) -> Response:
-        await _replica(request).drop()
+        await _replica(request).release_weights()
         return Response(status_code=204)
 
     @app.post("/control/wake")
@@ -86,7 +86,7 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/condemn")
     async def condemn(request: Request) -> Response:
-        _replica(request).stop_for_damage()
+        _replica(request).stop_damaged()
         return Response(status_code=202)
 
     @app.get("/metrics")
@@ -274,9 +274,11 @@ def render_metrics(replica: RuntimeReplica, gpus: Sequence[GpuFacts] = ()) -> st
     report = replica.report()
     telemetry = open_without_traces("runtime")
     blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
-    telemetry.page.read("kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: by(blocks))
+    telemetry.page.read("kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: series_by_label(blocks))
     sequences = (("running", report.running), ("waiting", report.waiting))
-    telemetry.page.read("kelvin_sequences", "Requests in engines.", MetricKind.GAUGE, ("state",), lambda: by(sequences))
+    telemetry.page.read(
+        "kelvin_sequences", "Requests in engines.", MetricKind.GAUGE, ("state",), lambda: series_by_label(sequences)
+    )
     if gpus:
         _add_gpu_metrics(telemetry.page, gpus)
     return telemetry.render_page()
@@ -308,4 +310,4 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
 
 
 def _known_values(values: Mapping[str, int | None]) -> Values:
-    return by((gpu, float(value)) for gpu, value in values.items() if value is not None)
+    return series_by_label((gpu, float(value)) for gpu, value in values.items() if value is not None)

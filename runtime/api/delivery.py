@@ -69,7 +69,7 @@ class ServedRequest:
         """Return whether the connection closed early without a DELETE: the activator died or uses another replica."""
         return self.disconnected and not self.ended and not self.deleted
 
-    def delete(self) -> None:
+    def cancel_by_activator(self) -> None:
         """Cancel the request because its activator sent a DELETE. That activator is alive and writes the record."""
         self.deleted = True
         self.stream.abandon(Cancelled())
@@ -119,7 +119,7 @@ class Delivery:
 
     async def _run(self) -> None:
         stream = self._served_request.stream
-        events = await stream.take(COMMIT_DELAY_S)
+        events = await stream.next_events(COMMIT_DELAY_S)
         if events and isinstance(events[0], Failed):
             raise Refused(events[0].failure)
         while True:
@@ -150,7 +150,7 @@ class Delivery:
             if not frames and (not events or time.monotonic() - self._sent_at >= HEARTBEAT_INTERVAL_S):
                 frames = encode_frame(Frame(FrameKind.HEARTBEAT, progress.counts))
             await self._write(frames, last=False)
-            events = await stream.take(HEARTBEAT_INTERVAL_S)
+            events = await stream.next_events(HEARTBEAT_INTERVAL_S)
 
     async def _fail(self, failure: Failure) -> None:
         served_request = self._served_request

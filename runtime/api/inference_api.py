@@ -277,11 +277,11 @@ class ServingApi:
             limit.reschedule(asyncio.get_running_loop().time())
         if (served_request := self._served_requests.get(request_id)) is not None:
             served_request.answered_elsewhere = served_request.answered_elsewhere or answered_elsewhere
-            served_request.delete()
+            served_request.cancel_by_activator()
 
     def _record_receipt(self, receipt: Receipt) -> None:
         """Apply a receipt. It may arrive before the last frame is sent, or after the request has ended."""
-        self._orphans.take(receipt)
+        self._orphans.apply_receipt(receipt)
         if (served_request := self._served_requests.get(receipt.request_id)) is not None:
             served_request.delivered_tokens = max(served_request.delivered_tokens, receipt.completion_tokens)
             served_request.recorded = served_request.recorded or receipt.recorded

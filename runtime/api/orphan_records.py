@@ -165,7 +165,7 @@ class OrphanRecords:
             kept.account = kept.account.answered_elsewhere()
             self._write(request_id, logging.DEBUG, "answered elsewhere")
 
-    def take(self, receipt: Receipt) -> None:
+    def apply_receipt(self, receipt: Receipt) -> None:
         """Apply a late acknowledgement, or the message that the activator's record is durable."""
         if receipt.recorded:
             if self._pending.pop(receipt.request_id, None) is not None:

@@ -143,7 +143,7 @@ def build_operations(
 
     def acquire_on(device: torch.device, *, progressive: bool) -> AcquireLease:
         def on_device(lease: client.Lease, expected: str | None) -> Weights:
-            there = copy_to_device(lease, lanes.to(device), expected)
+            there = copy_to_device(lease, lanes.lane_for(device), expected)
             checksum = there.checksum  # a local name, so that `recopy` does not keep the arena alive
             on_host = partial(tensors, lease)
             return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)

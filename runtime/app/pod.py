@@ -56,7 +56,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
     with ExitStack() as stack:
         stack.enter_context(listener)
         directory = stack.enter_context(closing(SocketDirectory(settings.run)))
-        devices = stack.enter_context(opened_for(pod.device_class, shown))
+        devices = stack.enter_context(open_gpus_for(pod.device_class, shown))
         gpus = None if devices is None else GpuWatch(devices.read_facts)
         if _is_unhealthy(gpus):
             return 1
@@ -83,7 +83,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
         return 1 if _is_unhealthy(gpus) else 0
 
 
-def opened_for(device_class: str, shown: CudaVisibility) -> AbstractContextManager[Gpus | None]:
+def open_gpus_for(device_class: str, shown: CudaVisibility) -> AbstractContextManager[Gpus | None]:
     """Return the GPUs that CUDA shows to this process, or None if the device class is a CPU or NVML can't be read."""
     from runtime.lifecycle.weights import resolve_device
 

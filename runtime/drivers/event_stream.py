@@ -105,7 +105,7 @@ class EventStream:
         if not self.is_released:
             self._cancel(self.serial)
 
-    async def take(self, timeout_s: float) -> list[Event]:
+    async def next_events(self, timeout_s: float) -> list[Event]:
         """Return all waiting events, at least one, or [] after `timeout_s`. Raises `Refused` once abandoned."""
         if not self._has_events.is_set():
             try:

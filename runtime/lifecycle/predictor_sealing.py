@@ -9,7 +9,7 @@ from kelvin.contracts.artifacts.runtime_control import Fingerprint, GateFacts, P
 from kelvin.contracts.artifacts.tensor_schema import Signature
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import encode
-from runtime.lifecycle.weights import Lease, find_attestation, pinned_files, require_file
+from runtime.lifecycle.weights import Lease, find_attestation, read_pinned_files, require_file
 from runtime.predictor import probe as known_answers
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.onnx_session import MODEL, OnnxSession, fingerprint
@@ -29,7 +29,9 @@ def require_signature(manifest: Manifest, version: str) -> Signature:
 
 def open_session(lease: Lease, version: str, threads: int) -> OnnxSession:
     """Return a session over the lease's model file. Raises `Refused`."""
-    return OnnxSession(require_file(pinned_files(lease), MODEL), require_signature(lease.manifest, version), threads)
+    return OnnxSession(
+        require_file(read_pinned_files(lease), MODEL), require_signature(lease.manifest, version), threads
+    )
 
 
 def seal(version: str, lease: Lease) -> SealAttestation:

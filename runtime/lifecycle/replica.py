@@ -199,7 +199,7 @@ class RuntimeReplica:
                 self.meter.start_phase(Phase.STANDBY)
         log.info("asleep")
 
-    async def drop(self) -> None:
+    async def release_weights(self) -> None:
         """Also release a sleeping version's weights. Raises `Refused`: Conflict if not asleep, else it has failed."""
         async with self._operation_lock:
             self._require_state(RuntimeState.ASLEEP, "to drop its weights")
@@ -311,7 +311,7 @@ class RuntimeReplica:
             log.info("draining", extra={"in_flight": len(self._streams or ())})
         self._exit_if_idle()
 
-    def stop_for_damage(self) -> None:
+    def stop_damaged(self) -> None:
         """Stop serving, because the version's bytes in host memory are damaged. Requests on a CPU compute over those
         bytes and fail now with `weights_damaged`. Requests on a device compute over copies that were verified when they
         were made, so they finish, as in a drain. Raises `Refused(Conflict)` without a version.

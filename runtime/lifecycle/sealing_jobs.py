@@ -27,7 +27,7 @@ from runtime.lifecycle.weights import (
     Weights,
     check_architecture,
     gate_job,
-    pinned_files,
+    read_pinned_files,
     verify_and_record,
 )
 from runtime.models.architecture_gate import public_message
@@ -57,7 +57,7 @@ def seal(
     includes the checksum that a device must find over the bytes. It takes 0.65 s of a core per GB.
     """
     weights = acquire(job.tenant, job.version)
-    manifest, files = weights.lease.manifest, pinned_files(weights.lease)
+    manifest, files = weights.lease.manifest, read_pinned_files(weights.lease)
     if manifest.engine.kind != "predict":
         check_filters(files, manifest.engine.kind, filters)
     with _as_artifact_rejected():

@@ -32,7 +32,7 @@ from runtime.lifecycle.weights import (
     Weights,
     bind_verified,
     binds_without_reading,
-    pinned_files,
+    read_pinned_files,
     resolve_device,
 )
 from runtime.models.attention_hook import detach_backend
@@ -171,7 +171,7 @@ def restore(
         weights.lease.wait_until_whole()
         stages.end(Stage.LEASED)
         return _start_predictor(request, callbacks, weights, acquire, stages)
-    files = pinned_files(weights.lease)
+    files = read_pinned_files(weights.lease)
     filter_pipeline = build_filter_pipeline(files, filters)
     device = resolve_device(request.device_class)
     if not binds_without_reading(weights.lease, device):

@@ -189,7 +189,7 @@ def version_fingerprint(manifest: Manifest, device: torch.device) -> Fingerprint
     return Fingerprint(torch=version, dtype=manifest.engine.dtype, device_class=kind)
 
 
-def pinned_files(lease: Lease) -> PinnedFiles:
+def read_pinned_files(lease: Lease) -> PinnedFiles:
     """Return the small files by name, copied out of the mapping."""
     return {file.path: bytes(lease.view(file.offset, file.size)) for file in lease.manifest.files}
 

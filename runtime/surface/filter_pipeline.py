@@ -156,7 +156,7 @@ class FilterPipeline:
         if (characters := sum(map(len, texts))) > MAX_PROMPT_CHARACTERS:
             raise Refused(LimitExceeded(field, characters, MAX_PROMPT_CHARACTERS, "characters, as it is filtered"))
         question = FilterRequest(direction="input", rules=rules, texts=tuple(texts), whole=True)
-        passed = await self.look(question, guest)
+        passed = await self.check_texts(question, guest)
         if stopped := [each.stopped for each in passed if each.stopped is not None]:
             raise Refused(ContentFiltered(field, stopped[0]))
         return passed
@@ -166,7 +166,7 @@ class FilterPipeline:
         rules = rules_for_direction(self.policy, "output")
         return OutputFilter(self, rules, guest) if rules else None
 
-    async def look(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
+    async def check_texts(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
         """Return what may pass of each text. Raises `Refused(FilterFailed)` if the policy refuses unchecked text."""
         try:
             found = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
@@ -198,7 +198,7 @@ class OutputFilter:
         if not text and not (last and self._held):
             return FilteredText("")
         question = FilterRequest(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
-        (passed,) = await self._filter_pipeline.look(question, self._guest)
+        (passed,) = await self._filter_pipeline.check_texts(question, self._guest)
         self._held = passed.pending_text
         return passed
 

@@ -117,7 +117,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
         reading = partial(read_body, request, DIGESTS_BYTES)
         async with pushes.body_room.receive(tenant, reading, pushes.record_turns.take(tenant, PLAN_TURN_S)) as body:
-            return answer_of(tenant, encode(await pushes.missing(tenant, plan_id, decode(body, MissingRequest))))
+            return answer_of(tenant, encode(await pushes.find_missing(tenant, plan_id, decode(body, MissingRequest))))
 
     @router.put(
         "/plans/{plan_id}/chunks/{digest}",

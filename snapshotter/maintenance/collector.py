@@ -131,7 +131,7 @@ class Collector:
 
     async def _list_store(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
         """List the store. `under_way` was read before named versions, so no commit that ends meanwhile is missed."""
-        named = frozenset(await self._jobs.named(tenant))
+        named = frozenset(await self._jobs.list_named(tenant))
         declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)
         # Read after the listing, so that the push of every listed attestation is included.

@@ -55,7 +55,7 @@ from snapshotter.store.pack_check import NAMED, check_file, check_pack
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INPUTS, MANIFESTS, PACK_LISTS)  # packs are listed after manifests
 
 AT_ONCE: Final = 4  # concurrent checks, one per tenant; each lasts as long as its client reads
-OUT_OF_REACH: Final = 8  # a check fails once more objects than this can't be read
+MAX_UNREADABLE: Final = 8  # a check fails once more objects than this can't be read
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it, which deletes the version"
 
@@ -176,7 +176,7 @@ class _Check:
     def _unreachable(self, key: str, error: BlobUnavailable) -> FsckFinding:
         """Return the finding of an unreadable object. Raise `error` instead after more than `OUT_OF_REACH` of them."""
         self._out_of_reach.add(key)
-        if len(self._out_of_reach) > OUT_OF_REACH:
+        if len(self._out_of_reach) > MAX_UNREADABLE:
             raise error
         mend = "repair the disk or the connection to the store; if that does not help, delete it, then"
         fault = "it or an object that belongs to it can't be read now"

@@ -26,7 +26,7 @@ T = TypeVar("T")
 PEER: Final = "the engine"
 
 
-class Judge(Protocol):
+class JobExecutor(Protocol):
     """The executor of a push's jobs: the control plane or an engine, with the same paths."""
 
     async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
@@ -63,9 +63,9 @@ class GateJobs:
     All calls raise `Refused`: the job's own refusal, or Unavailable.
     """
 
-    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: Judge | None = None) -> None:
+    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: JobExecutor | None = None) -> None:
         self._client = client
-        self._judge: Judge = client if judge is None else judge
+        self._judge: JobExecutor = client if judge is None else judge
         self._gate_s = gate_s
         self._seal_s = seal_s
 
@@ -92,7 +92,7 @@ class GateJobs:
         )
         return answer
 
-    async def named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named(self, tenant: str) -> tuple[str, ...]:
         """Return every version that a model of the tenant names."""
         path = f"/internal/v1/versions?tenant={tenant}"
         return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions

@@ -148,7 +148,7 @@ class Pushes:
         check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
         return facts
 
-    async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
+    async def find_missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
         """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
         unless it is a dry run. The caller holds one of `record_turns`.
         """
@@ -168,7 +168,7 @@ class Pushes:
                 holdings.stored_bytes + sum(publisher_objects.values()), holdings, stores, open_promises, limit
             )
             needed = find_unstaged(record, request.digests, holdings)
-            staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
+            staged = await asyncio.to_thread(self._staging.find_staged, tenant, needed)
             staged.update(record.staged_by_plan())  # also for a dry run, which stages nothing
             await asyncio.to_thread(self._staging.check_room, _bytes_without(needed, staged))
             if rehearsed is None:
@@ -191,7 +191,7 @@ class Pushes:
         self.commits.forget(push.plan_id)  # a result of an earlier push
         await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
         self._remember(push, digests)
-        staged = await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
+        staged = await asyncio.to_thread(self._staging.link_staged, push.tenant, push.plan_id, needed)
         if push.kept is not None and push.kept.rest in needed.keys() - staged:
             raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile; only a new plan stages it again
         return staged
@@ -263,7 +263,7 @@ class Pushes:
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
         """Publish the version, then drop what was staged. Also drop it if it can never be published."""
         try:
-            with self._staging.hold(record.plan_id):
+            with self._staging.pin(record.plan_id):
                 committed = await self._publisher.publish(record, digests, report)
         except Refused as refused:
             # A full store is not the push's fault. It continues once there is room.

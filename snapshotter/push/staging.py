@@ -52,7 +52,7 @@ class Staging:
         return f"<Staging {self._root} held={sum(self._pins.values())}>"
 
     @contextmanager
-    def hold(self, plan_id: str) -> Iterator[None]:
+    def pin(self, plan_id: str) -> Iterator[None]:
         """Keep the plan during the block, whatever its age and the free space."""
         with self._removing:
             self._pins[plan_id] += 1
@@ -122,7 +122,7 @@ class Staging:
         with _translated("plan", plan_id):
             _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
 
-    def staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
+    def find_staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
         """Return those of `wanted` that a push of the tenant holds."""
         names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
         return set(wanted).intersection(names)
@@ -132,7 +132,7 @@ class Staging:
         chunks = _scan(self._path(tenant, plan_id) / "chunks")
         return [entry.name for entry in chunks if not entry.name.startswith(".")]
 
-    def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
+    def link_staged(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
         """Link chunks of the tenant's other pushes into this one. Return those of `wanted` that it then has."""
         mine = self._path(tenant, plan_id) / "chunks"
         with _translated("plan", plan_id):

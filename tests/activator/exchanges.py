@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from starlette.types import Message
 
 from activator.http.deadline_timer import DeadlineTimer
-from activator.http.exchange import ARRIVED, NAMED, Exchange, arrival
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, arrival
 
 
 class FakeConnection:
@@ -55,6 +55,6 @@ def exchange(
 
     scope = {
         "method": "POST", "raw_path": b"/", "query_string": b"", "headers": [*headers], "client": (address, 1),
-        ARRIVED: arrival(), NAMED: "req_1",
+        ARRIVAL_KEY: arrival(), REQUEST_ID_KEY: "req_1",
     }  # fmt: skip
     return Exchange(scope, receive, send, connection or FakeConnection(), 60.0)

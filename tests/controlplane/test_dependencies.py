@@ -18,7 +18,7 @@ async def stopped(it: LocalMachine, model: str) -> None:
     """A replica of it serves, then answers nothing any more."""
     it.apply(key(model), 1)
     await it.ready(key(model))
-    (replica,) = it.table.of(key(model))
+    (replica,) = it.table.replicas_of(key(model))
     stop(replica.pid)
 
 
@@ -31,7 +31,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def gone_and_another(it: LocalMachine, model: str) -> None:
     """It ends, and the next who asks has a start."""
-    await eventually(lambda: not it.table.of(key(model)), "it is ended")
+    await eventually(lambda: not it.table.replicas_of(key(model)), "it is ended")
     it.apply(key(model), 1)
     await it.ready(key(model))
     assert len(it.run.calls(f"bind:{model}")) == 2
@@ -54,7 +54,7 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
-        (replica,) = it.table.of(key("busy"))
+        (replica,) = it.table.replicas_of(key("busy"))
         assert replica.state is ReplicaState.DRAINING
         stop(replica.pid)
         await gone_and_another(it, "busy")

@@ -12,7 +12,7 @@ from kelvin.contracts.artifacts.runtime_control import BindRequest, SealJob
 from runtime.drivers.interface import GenerationRequest, Sampling
 from runtime.lifecycle.sealing_jobs import seal
 from runtime.lifecycle.version_restore import restore
-from runtime.lifecycle.weights import AcquireLease, Weights, bind_weights, pinned_files
+from runtime.lifecycle.weights import AcquireLease, Weights, bind_weights, read_pinned_files
 from runtime.surface.serving import ServedVersion, SuspendHandle
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.versions import MemoryLease, make_llama
@@ -50,7 +50,7 @@ def sealed_lease(lease: MemoryLease) -> MemoryLease:
 
 
 def by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
-    bound = bind_weights(lease.weights(), pinned_files(lease), "library", torch.device("cpu"))
+    bound = bind_weights(lease.weights(), read_pinned_files(lease), "library", torch.device("cpu"))
     bound.config._attn_implementation = "sdpa"
     generated = bound.module.generate(  # type: ignore[operator]
         torch.tensor([[0, 7, 9, 11]]), max_new_tokens=tokens, do_sample=False, eos_token_id=None

@@ -168,7 +168,7 @@ class CacheWorld(World):
         """Lease it, look at all of its bytes, and hold it."""
         begun_s = self.loop.time()
         try:
-            async with self.cache.residents.pinned(tenant, version.id, timeout_s) as arrival:
+            async with self.cache.version_loader.pinned(tenant, version.id, timeout_s) as arrival:
                 self._judge(tenant, version, begun_s, timeout_s)
                 data = _bytes_of(self.cache, arrival.resident)
                 wrong = [
@@ -219,7 +219,7 @@ class CacheWorld(World):
 
         async def bring() -> None:
             try:
-                await self.cache.residents.bring(tenant, version.id, 20.0, urgent=is_urgent)
+                await self.cache.version_loader.load(tenant, version.id, 20.0, urgent=is_urgent)
             except Refused as refused:
                 self.note(f"a prefetch is refused: {refused.failure.code}")
 
@@ -371,7 +371,7 @@ class CacheWorld(World):
 
     async def _lease_at_rest(self, tenant: str, version: Version) -> None:
         try:
-            async with self.cache.residents.pinned(tenant, version.id, 60.0) as arrival:
+            async with self.cache.version_loader.pinned(tenant, version.id, 60.0) as arrival:
                 if _bytes_of(self.cache, arrival.resident) != version.linear:
                     self.bad.append(f"{version.id[:8]} has wrong bytes at rest")
         except Refused as refused:

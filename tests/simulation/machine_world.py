@@ -668,7 +668,7 @@ def the_autoscaler_is_sound(world: MachineWorld) -> None:
 def no_more_slots_are_held_than_there_are(world: MachineWorld) -> None:
     if world.plane is not None:
         table = world.plane.fleet.table
-        assert table.held <= table.slots, f"{table!r}"
+        assert table.held_slots <= table.slots, f"{table!r}"
 
 
 def minimums_hold(world: MachineWorld) -> None:

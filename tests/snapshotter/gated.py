@@ -110,7 +110,7 @@ class GatedJobs(GateJobs):
         await self.gates.wait()
         return None
 
-    async def named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named(self, tenant: str) -> tuple[str, ...]:
         await self.gates.wait()
         found = tuple(self.named_versions)
         await self.gates.wait()

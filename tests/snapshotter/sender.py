@@ -38,7 +38,7 @@ async def ask_missing(pushes: Pushes, plan: Plan, files: Mapping[str, bytes]) ->
     """Ask which chunks of a plan are missing."""
     data = [assemble(chunk, dict(files)) for chunk in plan.chunks]
     digests = tuple(blake3(chunk).hexdigest() for chunk in data)
-    missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+    missing = await pushes.find_missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
     return Opened(missing.plan_id, digests, missing.digests, dict(zip(digests, data, strict=True)))
 
 

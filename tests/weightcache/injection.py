@@ -280,7 +280,7 @@ class Rig:
         arena = self.cache.arena
         reservation = arena.reserve(TENANT, [(body.digest, len(body.right))], time.monotonic())
         try:
-            await self.cache.loader.bring(reservation)
+            await self.cache.loader.load(reservation)
             served = await arena.view(reservation.places[body.digest])
             return None if served == body.right else "wrong"
         except Refused as refused:

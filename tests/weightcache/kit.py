@@ -348,7 +348,7 @@ async def cached(
     async with open_cache(settings, store, verify=verify) as cache:
         for version in versions:
             await publish(store, version)
-            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=False)
+            await cache.version_loader.load(TENANT, version.id, TIMEOUT_S, urgent=False)
         await cache.loader.wait_until_idle()
         yield cache
 

@@ -172,7 +172,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
             chunks_by_tier=tally.chunks,
             bytes_by_tier=tally.bytes,
             rates=rates_of(cache),
-            bytes_s=cache.residents.rates.load_time_s(tally.bytes),
+            bytes_s=cache.version_loader.rates.load_time_s(tally.bytes),
         )
         return answer(found)
 
@@ -193,7 +193,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     async def prefetch(request: Request) -> Response:
         wish = await read(request, Prefetch)
         leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
-        cache.prefetcher.ask(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
+        cache.prefetcher.start_prefetch(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)
 
     return app
@@ -203,7 +203,7 @@ def rates_of(cache: Cache) -> dict[str, TierRate]:
     """Return the speed of each tier below the host's, as learned from loads."""
     return {
         tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
-        for tier, rate in cache.residents.rates.by_tier.items()
+        for tier, rate in cache.version_loader.rates.by_tier.items()
     }
 
 
@@ -222,7 +222,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             bytes=in_use,
             budget_bytes=index.max_slabs * index.slab_bytes,
             chunks=chunks,
-            versions=cache.residents.hot_count,
+            versions=cache.version_loader.hot_count,
             slab_bytes=index.slab_bytes,
             slabs_used=index.slab_count,
             slabs_busy=index.busy_count,
@@ -275,7 +275,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         chunks_queued=cache.fetcher.scheduler.queued,
         hedges=counters.hedges,
         hedges_won=counters.hedges_won,
-        unreadable_packs=cache.remote.unreadable_packs,
+        unreadable_packs=cache.store_tier.unreadable_packs,
         rates=rates_of(cache),
-        peers=peer_state(cache.peering, counters),
+        peers=peer_state(cache.peer_node, counters),
     )

@@ -36,11 +36,11 @@ async def serve(
     try:
         async with (
             open_cache(settings, store, verify=verify) as cache,
-            serving_peers(settings.peers, cache.peering, cache.counters),
+            serving_peers(settings.peers, cache.peer_node, cache.counters),
         ):
             leases = LeaseServer(
                 directory.listen(SOCKET, socket.SOCK_SEQPACKET),
-                cache.residents,
+                cache.version_loader,
                 cache.arena,
                 cache.counters,
                 settings.tenant,

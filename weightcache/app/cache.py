@@ -50,24 +50,24 @@ class Cache:
 
     arena: Arena
     nvme: NvmeTier
-    remote: StoreTier
+    store_tier: StoreTier
     fetcher: Fetcher
     admissions: NvmeAdmission
     loader: ChunkLoader
-    papers: ManifestLoader
-    residents: VersionLoader
+    manifest_loader: ManifestLoader
+    version_loader: VersionLoader
     prefetcher: Prefetcher
     examiner: ChunkExaminer
     counters: Counters
-    peering: PeerNode | None
+    peer_node: PeerNode | None
 
     async def locate_chunks(self, tenant: str, version: str) -> TierTally:
         """Count the version's distinct chunks by the tier in which a lease would find them now. Reads no chunk. Peers
         are not asked: their chunks count as the store's. Raises as `ManifestLoader.manifest`.
         """
-        if (hot := self.residents.try_hot(tenant, version)) is not None:
+        if (hot := self.version_loader.try_hot(tenant, version)) is not None:
             return hot
-        _, manifest = await self.papers.manifest(tenant, version)
+        _, manifest = await self.manifest_loader.manifest(tenant, version)
         tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
         for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
             tier = "store"
@@ -90,7 +90,7 @@ class Cache:
         if version is not None:
             if tenant is None:
                 raise Refused(InvalidRequest("tenant", "null", "must be given with a version"))
-            _, manifest = await self.papers.manifest(tenant, version)
+            _, manifest = await self.manifest_loader.manifest(tenant, version)
             digests = frozenset(chunk.digest for chunk in manifest.chunks)
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):

@@ -210,7 +210,7 @@ class LeaseServer:
     async def _stream_progress(self, connection: _LeaseConnection, progress: LoadProgress) -> None:
         """Send the slabs as early as possible, then the parts that become ready, until cancelled."""
         resident = await progress.wait_until_placed()
-        if not await self._arena.made(resident.slabs) or progress.resident is not resident:
+        if not await self._arena.wait_until_allocated(resident.slabs) or progress.resident is not resident:
             return
         self._send_slabs(connection, resident, LeaseReply(ok=True, whole=False))
         sent_count = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from kelvin.telemetry.policy.instruments import Labels, MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.instruments import Labels, MetricKind, MetricsPage, series_by_label
 from kelvin.telemetry.policy.labels import outcome_of
 from weightcache.app.api import State
 
@@ -17,13 +17,23 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
         page.read(name, help, MetricKind.GAUGE, ("tier",), lambda: read(state()))
 
     tier = ("tier",)
-    counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: by(now.chunk_reads.items()))
-    counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: by(now.bytes_read.items()))
-    counter("kelvin_nvme_read_bytes_total", "Of NVMe, by way.", ("way",), lambda now: by(now.nvme.bytes_by_way.items()))
+    counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: series_by_label(now.chunk_reads.items()))
+    counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: series_by_label(now.bytes_read.items()))
+    counter(
+        "kelvin_nvme_read_bytes_total",
+        "Of NVMe, by way.",
+        ("way",),
+        lambda now: series_by_label(now.nvme.bytes_by_way.items()),
+    )
     counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
     counter("kelvin_healed_chunks_total", "Faulty chunks of which a good copy was found.", tier, _healed)
     counter("kelvin_refused_chunks_total", "Chunks not healed.", ("outcome",), lambda now: _codes(now.refused_chunks))
-    counter("kelvin_examined_chunks_total", "Chunks looked at anew.", tier, lambda now: by(now.examined_chunks.items()))
+    counter(
+        "kelvin_examined_chunks_total",
+        "Chunks looked at anew.",
+        tier,
+        lambda now: series_by_label(now.examined_chunks.items()),
+    )
     counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
     page.read(
         "kelvin_damaged_processes", "Processes with wrong memory.", MetricKind.GAUGE, (), lambda: _damaged(state())
@@ -34,31 +44,39 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
     counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
     counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
-    gauge("kelvin_reads_running", "Reads under way.", lambda now: by(now.reads_running.items()))
-    gauge("kelvin_chunks_queued", "Chunks that wait for their turn.", lambda now: by(now.chunks_queued.items()))
+    gauge("kelvin_reads_running", "Reads under way.", lambda now: series_by_label(now.reads_running.items()))
+    gauge(
+        "kelvin_chunks_queued",
+        "Chunks that wait for their turn.",
+        lambda now: series_by_label(now.chunks_queued.items()),
+    )
     counter("kelvin_peer_sent_chunks_total", "Chunks sent to peers.", (), lambda now: {(): now.peers.sent_chunks})
     counter("kelvin_peer_sent_bytes_total", "Bytes sent to peers.", (), lambda now: {(): now.peers.sent_bytes})
     counter("kelvin_peer_refusals_total", "Peers that were not served, by why.", ("reason",), _peer_refusals)
     page.read("kelvin_peers", "Other nodes.", MetricKind.GAUGE, ("state",), lambda: _peers(state()))
-    gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
+    gauge(
+        "kelvin_tier_bytes",
+        "Bytes held.",
+        lambda now: series_by_label((("host", now.host.bytes), ("nvme", now.nvme.bytes))),
+    )
     gauge(
         "kelvin_tier_budget_bytes",
         "Bytes that a tier may hold.",
-        lambda now: by((("host", now.host.budget_bytes), ("nvme", now.nvme.budget_bytes))),
+        lambda now: series_by_label((("host", now.host.budget_bytes), ("nvme", now.nvme.budget_bytes))),
     )
     gauge(
         "kelvin_tier_bytes_per_second",
         "How fast loads from a tier were, lately.",
-        lambda now: by((tier, rate.bytes_per_s) for tier, rate in now.rates.items()),
+        lambda now: series_by_label((tier, rate.bytes_per_s) for tier, rate in now.rates.items()),
     )
 
 
 def _leases(now: State) -> dict[Labels, float]:
-    return by((("hot", now.leases_hot), ("cold", now.leases_granted - now.leases_hot)))
+    return series_by_label((("hot", now.leases_hot), ("cold", now.leases_granted - now.leases_hot)))
 
 
 def _hedges(now: State) -> dict[Labels, float]:
-    return by((("second", now.hedges_won), ("first", now.hedges - now.hedges_won)))
+    return series_by_label((("second", now.hedges_won), ("first", now.hedges - now.hedges_won)))
 
 
 def _faults(now: State) -> dict[Labels, float]:
@@ -66,7 +84,7 @@ def _faults(now: State) -> dict[Labels, float]:
 
 
 def _healed(now: State) -> dict[Labels, float]:
-    return by(now.healed_chunks.items())
+    return series_by_label(now.healed_chunks.items())
 
 
 def _damaged(now: State) -> dict[Labels, float]:
@@ -83,12 +101,12 @@ def _unverified(now: State) -> dict[Labels, float]:
 
 def _peer_refusals(now: State) -> dict[Labels, float]:
     peers = now.peers
-    return by((("busy", peers.refused), ("slow", peers.cut), ("stranger", peers.strangers)))
+    return series_by_label((("busy", peers.refused), ("slow", peers.cut), ("stranger", peers.strangers)))
 
 
 def _peers(now: State) -> dict[Labels, float]:
     answering = sum(node.answers for node in now.peers.nodes)
-    return by((("asked", answering), ("left_alone", len(now.peers.nodes) - answering)))
+    return series_by_label((("asked", answering), ("left_alone", len(now.peers.nodes) - answering)))
 
 
 def _codes(counted: Mapping[str, int]) -> dict[Labels, float]:

@@ -204,9 +204,9 @@ class Lanes:
     def prepare(self) -> None:
         """Make the lane to the first device, if any. A step of a parked standby's warm-up."""
         if self.has_device:
-            self.to(torch.device("cuda", 0))
+            self.lane_for(torch.device("cuda", 0))
 
-    def to(self, device: torch.device) -> Lane:
+    def lane_for(self, device: torch.device) -> Lane:
         """Return the lane to the device, made on first use."""
         if device not in self._lanes:
             self._lanes[device] = self._make(device)

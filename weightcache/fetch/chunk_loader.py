@@ -56,7 +56,7 @@ class ChunkLoader:
         """Return the number of chunks whose slabs are in use: loading, or waiting to be written to NVMe."""
         return len(self._jobs) + self._admissions.waiting
 
-    async def bring(
+    async def load(
         self,
         reservation: Reservation,
         flow: Flow | None = None,

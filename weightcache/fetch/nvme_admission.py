@@ -142,7 +142,7 @@ class NvmeAdmission:
             finally:
                 self._arena.unpin((place.slab,))
         assert length is not None
-        with self._nvme.coming(tenant, digest):
+        with self._nvme.marking_write(tenant, digest):
             if not self._nvme.index.has_room_for(tenant, length):
                 free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
                 raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))

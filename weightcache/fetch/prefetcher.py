@@ -68,7 +68,7 @@ class Prefetcher:
         """Return the number of prefetches that wait for their turn or for leases."""
         return len(self._under_way) - self.running
 
-    def ask(self, wish: PrefetchRequest) -> None:
+    def start_prefetch(self, wish: PrefetchRequest) -> None:
         """Start a prefetch in the background, unless it exists. Raises `Refused(Overloaded)` if there are too many."""
         if wish in self._under_way:
             return
@@ -124,7 +124,7 @@ class Prefetcher:
     async def _try_host(self, wish: PrefetchRequest) -> bool:
         """Load the version into the host tier. Return False if there is no room for it."""
         try:
-            await self._residents.bring(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
+            await self._residents.load(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
         except Refused as refused:
             if isinstance(refused.failure, CapacityExceeded | Overloaded):
                 return False

@@ -165,7 +165,7 @@ class VersionLoader:
             is_hot = arrival.tally is arrival.resident.tally
             yield LoadedVersion(arrival.resident, prefetch_tally) if is_hot and prefetch_tally is not None else arrival
 
-    async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
+    async def load(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
         """Load the version without a lease. Once this returns, the version may be evicted. Raises `Refused`.
 
         An urgent call is part of a start: the following lease reports its tiers. Other calls get a small share of each
@@ -290,7 +290,7 @@ class VersionLoader:
             try:
                 with progress.loading_into(resident, chunks, reservation.ready):
                     ready = partial(progress.add, resident)
-                    found = await self._loader.bring(reservation, bandwidth_share, bandwidth_share.weight, ready)
+                    found = await self._loader.load(reservation, bandwidth_share, bandwidth_share.weight, ready)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
                 raise

@@ -69,7 +69,7 @@ class Arena:
         slab = await asyncio.shield(self._slabs[place.slab])
         return slab.view(place.offset, place.length)
 
-    async def made(self, slabs: Iterable[int]) -> bool:
+    async def wait_until_allocated(self, slabs: Iterable[int]) -> bool:
         """Wait until each of these slabs is allocated or has failed. Return whether all are allocated."""
         tasks = [self._slabs[number] for number in slabs]
         if tasks:

@@ -159,7 +159,7 @@ class NvmeTier:
         return {key: size for key, size in sizes.items() if size is not None}
 
     @contextmanager
-    def coming(self, tenant: str, digest: str) -> Iterator[None]:
+    def marking_write(self, tenant: str, digest: str) -> Iterator[None]:
         """Mark the chunk as being fetched or written while the block runs. Other calls for it wait meanwhile. Blocks
         may nest: one call writes the chunk that another one is fetching. Waiters then wait for both.
         """
@@ -206,7 +206,7 @@ class NvmeTier:
         gone = self.index.admit(key, data.nbytes, self._wall_s())
         if gone is None:
             return False
-        with self.coming(tenant, digest):
+        with self.marking_write(tenant, digest):
             return await self._write(key, data, gone)
 
     async def _write(self, key: Key, data: memoryview, gone: tuple[Key, ...]) -> bool:

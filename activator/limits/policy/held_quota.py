@@ -29,7 +29,7 @@ class LeaseTerms:
 
 
 # Places come back when requests end. Spent money does not, and without the store others may spend the rest.
-PLACES: Final = LeaseTerms(5.0, 4.0, 0.1, parts=20, renews_most=True, shares_alone=True)
+PERMITS: Final = LeaseTerms(5.0, 4.0, 0.1, parts=20, renews_most=True, shares_alone=True)
 BUDGETS: Final = LeaseTerms(60.0, 50.0, 0.2, parts=100, renews_most=False, shares_alone=False)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from activator.limits.policy.held_quota import equal_share
 
-TOLD_S: Final = 2.0  # a credit is valid for so long
+CREDIT_VALID_S: Final = 2.0  # a credit is valid for so long
 TRY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.025
 LONGEST_PAUSE_S: Final = 0.4  # less than the time for which a replica reserves a stream after a refusal
@@ -53,7 +53,7 @@ class ReplicaCredit:
 
     def credited_slots(self, streams: int, members: int, now_s: float) -> int:
         """Return how many of the replica's `streams` are for this activator: its credit, else 1/`members` of them."""
-        is_recent = self._credit is not None and now_s - self._credit_at_s < TOLD_S
+        is_recent = self._credit is not None and now_s - self._credit_at_s < CREDIT_VALID_S
         part = self._credit if self._credit is not None and is_recent else equal_share(streams, members)
         return min(part, streams)
 
@@ -79,7 +79,7 @@ class ReplicaCredit:
 
     def next_change_s(self, now_s: float) -> float:
         """Return when `limit` may change without news from the replica; inf if never."""
-        times = (self._paused_until_s, self._credit_at_s + TOLD_S, self._sent_s + TRY_S)
+        times = (self._paused_until_s, self._credit_at_s + CREDIT_VALID_S, self._sent_s + TRY_S)
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def _may_try(self, limit: int, running: int, now_s: float) -> bool:

@@ -44,12 +44,12 @@ class ModelEntry:
         """Return the name that the caller uses for it. API keys, records and lists use this name."""
         return qualified_model_name(caller, self.tenant, self.model)
 
-    def ladder_for(self, plan: str | None) -> tuple[DegradationStep, ...]:
+    def steps_for_plan(self, plan: str | None) -> tuple[DegradationStep, ...]:
         """Return the degradation steps for a tenant of that plan."""
         return self.ladder if plan is None else self.plan_ladders.get(plan, self.ladder)
 
 
-def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
+def merge_references(in_url: str | None, in_body: str | None) -> ModelReference:
     """Return the reference on which URL and body agree. One that names an alias or version wins over the bare model.
     Raises Refused(InvalidRequest) if they disagree, if neither names a model, or for a malformed name.
     """

@@ -122,7 +122,7 @@ class Applier:
     async def _watch(self) -> None:
         async with aclosing(self._api.watch(*self._kind, labels=OURS_SELECTOR)) as changes:
             async for change in changes:
-                first, refs = not self._view.synced, self._view.take(change)
+                first, refs = not self._view.synced, self._view.apply_change(change)
                 self.synced.set()
                 if first and self._wanted is not None:
                     refs |= self._wanted.keys()

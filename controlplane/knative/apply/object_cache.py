@@ -22,7 +22,7 @@ class ObjectCache:
         # By object with a call in flight: the version at which it was last known to be deleted.
         self._deleted_versions: dict[Ref, str] = {}
 
-    def take(self, change: Change) -> set[Ref]:
+    def apply_change(self, change: Change) -> set[Ref]:
         """Apply a change. Return the names whose objects may have changed."""
         match change:
             case Synced(objects, version):

@@ -186,7 +186,7 @@ class PoolActuator:
     def _serve(self, pod: PoolPod, start: _Start, bound: BindResponse) -> None:
         pod.state, pod.runtime_id, pod.max_streams = PodState.BOUND, bound.runtime_id, bound.max_streams
         self._publish(pod, bound.spans)
-        (replica,) = [each for each in self._table.of(start.key) if each.runtime_id == pod.runtime_id]
+        (replica,) = [each for each in self._table.replicas_of(start.key) if each.runtime_id == pod.runtime_id]
         log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
         notify(self._listeners, lambda listener: listener.ready(replica))
 

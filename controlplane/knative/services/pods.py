@@ -28,7 +28,7 @@ class PodTable:
     def __iter__(self) -> Iterator[Replica]:
         return iter(tuple(self._pods.values()))
 
-    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+    def replicas_of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Return the version's pods in any state, the one seen first before others."""
         return tuple(self._pods[name] for name in self._by_key.get(key, ()))
 
@@ -38,11 +38,11 @@ class PodTable:
 
     def ready(self, key: VersionKey) -> int:
         """Return how many pods the cluster calls ready."""
-        return sum(pod.state in SERVING for pod in self.of(key))
+        return sum(pod.state in SERVING for pod in self.replicas_of(key))
 
     def live(self, key: VersionKey) -> int:
         """Return how many pods are ready or will be."""
-        return sum(pod.state in LIVE for pod in self.of(key))
+        return sum(pod.state in LIVE for pod in self.replicas_of(key))
 
     def sleepers(self, key: VersionKey) -> tuple[Replica, ...]:
         """Return nothing: pods never sleep."""

@@ -18,7 +18,7 @@ POLL_S: Final = 0.1
 EXIT_GRACE_S: Final = 1.0
 
 
-async def drained(
+async def drain_and_end(
     fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
 ) -> None:
     """Drain a replica and end it. Feed revision `revision` says that it drains. After `drain_s` it is told to end, and
@@ -56,4 +56,4 @@ async def end_damaged_replica(
             log.error("a damaged replica is killed", extra={"runtime_id": process.runtime_id, "why": str(refused)})
         fleet.end(process, term_s=0.0)
         return
-    await drained(fleet, feed, process, revision, drain_s, term_s)
+    await drain_and_end(fleet, feed, process, revision, drain_s, term_s)

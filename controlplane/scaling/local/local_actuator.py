@@ -15,7 +15,7 @@ from controlplane import dependencies
 from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.local.cpu_share import CpuShare
-from controlplane.scaling.local.drain import drained, end_damaged_replica
+from controlplane.scaling.local.drain import drain_and_end, end_damaged_replica
 from controlplane.scaling.local.fleet import Fleet
 from controlplane.scaling.local.replica_sleeper import ReplicaSleeper
 from controlplane.scaling.local.runtime_process import RuntimeProcess
@@ -121,7 +121,7 @@ class LocalActuator:
 
     def process_count(self, key: VersionKey) -> int:
         """Return how many processes in any state and starts the version has."""
-        return len(self._table.of(key)) + len(self._table.starts_of(key))
+        return len(self._table.replicas_of(key)) + len(self._table.starts_of(key))
 
     def active_versions(self) -> tuple[VersionKey, ...]:
         """Return the versions that have a process or a start."""
@@ -133,7 +133,7 @@ class LocalActuator:
 
     def has_room(self) -> bool:
         """Return whether a device slot is free."""
-        return self._table.held < self._table.slots
+        return self._table.held_slots < self._table.slots
 
     def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
         """Scale the version to `replicas`. Idempotent. On return the order is accepted; replicas are ready later.
@@ -162,12 +162,12 @@ class LocalActuator:
                 assert self._table[runtime_id].state is ReplicaState.READY
                 log.info("a replica is replaced", extra={"runtime_id": runtime_id, "version": str(key), "how": step})
                 if step is ReplacementStep.BESIDE:
-                    start = self._table.begin(key, self._now())
+                    start = self._table.add_start(key, self._now())
                     self._table.move(runtime_id, ReplicaEvent.RELIEVE, self._now())
                     self._take_standby(start)
                 else:
                     self.drain(process)
-                    start = self._table.begin(key, self._now(), after=runtime_id)
+                    start = self._table.add_start(key, self._now(), after=runtime_id)
                     self._fleet.tasks.start(self._start_in_freed_slot(process, start), f"follow {runtime_id}")
             case ReplacementStep.CONDEMN:
                 self._begin_drain(process, end_damaged_replica)
@@ -186,7 +186,7 @@ class LocalActuator:
             self.fail(start.key, Unavailable("the device slot of the replica before"))
 
     def _members(self, key: VersionKey) -> list[VersionReplica]:
-        return [VersionReplica(each.runtime_id, each.state, each.since_us) for each in self._table.of(key)]
+        return [VersionReplica(each.runtime_id, each.state, each.since_us) for each in self._table.replicas_of(key)]
 
     def _without_successor(self, key: VersionKey) -> tuple[str, ...]:
         """Return the relieved replicas for which no new one is starting."""
@@ -207,7 +207,7 @@ class LocalActuator:
         """Put the version's only replica to sleep, one level per call. Idempotent. Does nothing if other replicas serve
         too, or if it sleeps as deeply already.
         """
-        serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
+        serving = [replica for replica in self._table.replicas_of(key) if replica.state is ReplicaState.READY]
         if len(serving) == self._table.live(key) == 1:
             process = self._fleet[serving[0].runtime_id]
             revision = self._sleeper.begin_sleep(serving[0])
@@ -274,7 +274,7 @@ class LocalActuator:
 
     def drain(self, process: RuntimeProcess) -> None:
         """Drain a serving replica in the background: it finishes its requests, and ends."""
-        self._begin_drain(process, drained)
+        self._begin_drain(process, drain_and_end)
 
     def _begin_drain(self, process: RuntimeProcess, end_replica: EndReplica) -> None:
         replica = self._table[process.runtime_id]
@@ -289,7 +289,7 @@ class LocalActuator:
         try:
             if self._try_wake(key, requested_us):
                 return True
-            self._take_standby(self._table.begin(key, requested_us))
+            self._take_standby(self._table.add_start(key, requested_us))
         except NoSlot:
             return False
         return True
@@ -312,7 +312,7 @@ class LocalActuator:
 
     def _try_wake(self, key: VersionKey, requested_us: int) -> bool:
         """Wake a replica that sleeps or is falling asleep. Return False if there is none. Raises NoSlot."""
-        dozing = [replica for replica in self._table.of(key) if replica.state is ReplicaState.DOZING]
+        dozing = [replica for replica in self._table.replicas_of(key) if replica.state is ReplicaState.DOZING]
         replica = next(iter((*self._table.sleepers(key), *dozing)), None)
         if replica is None:
             return False

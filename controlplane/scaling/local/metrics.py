@@ -11,7 +11,7 @@ from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from controlplane.scaling.replicas import Replica, ReplicaTable
 from kelvin.contracts.errors import Failure
 from kelvin.contracts.timeline import Stamp
-from kelvin.telemetry.policy.instruments import Labels, MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.instruments import Labels, MetricKind, MetricsPage, series_by_label
 from kelvin.telemetry.policy.labels import OK, outcome_of, slowest_tier
 from kelvin.telemetry.policy.spans import RestoreFacts
 from kelvin.telemetry.telemetry import Telemetry
@@ -40,7 +40,7 @@ class RestoreMetrics:
             "Room for replicas on this machine.",
             MetricKind.GAUGE,
             ("state",),
-            lambda: by((("held", table.held), ("free", table.slots - table.held))),
+            lambda: series_by_label((("held", table.held_slots), ("free", table.slots - table.held_slots))),
         )
 
     def ready(self, replica: Replica) -> None:
@@ -133,4 +133,4 @@ def _of(name: str, seen: Footprint) -> dict[Labels, float]:
 
 
 def _by_state(table: ReplicaTable) -> dict[Labels, float]:
-    return by((str(state), table.count(state)) for state in ReplicaState)
+    return series_by_label((str(state), table.count(state)) for state in ReplicaState)

@@ -89,7 +89,7 @@ class ReplicaReplacement:
         old = {
             replica.runtime_id: version.key
             for version in model.versions
-            for replica in self._table.of(version.key)
+            for replica in self._table.replicas_of(version.key)
             if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING)
         }
         order = self._orders[model.tenant, model.model] = _ReplacementOrder(
@@ -135,7 +135,7 @@ class ReplicaReplacement:
                 state=self._table[runtime_id].state if runtime_id in self._table else None,
                 start_step=start_step,
                 has_room=self._actuator.has_room(),
-                coming=self._table.coming(key),
+                coming=self._table.starting_count(key),
                 is_new_ready=new > ready_before,
                 failure=failure,
             )
@@ -157,7 +157,8 @@ class ReplicaReplacement:
     def _count_new(self, order: _ReplacementOrder, key: VersionKey) -> int:
         """Count the ready replicas that did not exist when the order was given."""
         return sum(
-            each.state is ReplicaState.READY and each.runtime_id not in order.old for each in self._table.of(key)
+            each.state is ReplicaState.READY and each.runtime_id not in order.old
+            for each in self._table.replicas_of(key)
         )
 
 

@@ -24,7 +24,7 @@ from controlplane.scaling.policy.standby_sizing import (
     choose_fork_count,
     holds_cores,
     next_size,
-    size,
+    target_size,
 )
 from controlplane.scaling.replicas import Replica
 from kelvin.contracts.backoff import should_log
@@ -64,7 +64,7 @@ class StandbyPool:
         self._fleet = fleet
         self._cores = cores
         self._demand = StandbyDemand()
-        self._size = size(sizing, self._load())
+        self._size = target_size(sizing, self._load())
         self._kept = self._size.wanted
         self._surplus_since_us = self._now()  # last time when all kept standbys were wanted
         self._parked: deque[RuntimeProcess] = deque()
@@ -197,7 +197,7 @@ class StandbyPool:
 
     def _resize(self) -> None:
         now_us = self._now()
-        self._size = size(self.sizing, self._load())
+        self._size = target_size(self.sizing, self._load())
         kept = next_size(self._kept, self._size.wanted, (now_us - self._surplus_since_us) / 1e6)
         if kept != self._kept or self._size.wanted >= kept:
             self._surplus_since_us = now_us

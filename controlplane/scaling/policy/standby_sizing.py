@@ -67,7 +67,7 @@ class TargetSize:
     probability: float
 
 
-def size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
+def target_size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
     """Return the largest of the demands, within both bounds."""
     if sizing.least == 0:
         return TargetSize(0, SizeReason.OFF, 0.0)

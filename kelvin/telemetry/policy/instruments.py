@@ -155,7 +155,7 @@ class MetricsPage:
         self._instruments[name] = made
 
 
-def by(values: Iterable[tuple[str, float]]) -> dict[Labels, float]:
+def series_by_label(values: Iterable[tuple[str, float]]) -> dict[Labels, float]:
     """Return the values as series with one label each."""
     return {(name,): value for name, value in values}
 

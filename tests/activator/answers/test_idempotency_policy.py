@@ -162,10 +162,10 @@ def test_running_again_and_again_is_charged_in_the_end() -> None:
     counts = RunCounts(keys=2)
     for now_s in range(RUNS_PER_CHARGE):
         assert not counts.exceeds_free_runs("a", now_s)
-        counts.note("a", now_s)
+        counts.record_run("a", now_s)
     assert counts.exceeds_free_runs("a", CHARGE_S - 1)
-    counts.note("b", CHARGE_S - 1)
-    counts.note("c", CHARGE_S - 1)
+    counts.record_run("b", CHARGE_S - 1)
+    counts.record_run("c", CHARGE_S - 1)
     assert not counts.exceeds_free_runs("a", CHARGE_S - 1)
 
 
@@ -174,5 +174,5 @@ def test_runs_of_a_key_are_counted_anew_each_day() -> None:
     counts = RunCounts()
     for day in range(2 * RUNS_PER_CHARGE):
         assert not counts.exceeds_free_runs("a", day * CHARGE_S)
-        counts.note("a", day * CHARGE_S)
+        counts.record_run("a", day * CHARGE_S)
         assert not counts.exceeds_free_runs("a", day * CHARGE_S + 1)

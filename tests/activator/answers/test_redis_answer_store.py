@@ -134,7 +134,7 @@ async def test_stored_answer_expires(opened: Opened) -> None:
     async with opened(AnswerStoreLimits(ttl_s=2.0)) as answers:
         await answers.publish(ask("1"), None, b"sealed")
         await until(answers, ask("1"), None)
-        await answers.tend()
+        await answers.maintain()
         assert answers.nbytes == 0
 
 
@@ -166,7 +166,7 @@ async def test_a_claim_ends_unless_it_is_renewed(redis: RedisServer) -> None:
     async with member(redis, lease_s=2.0) as (one, _, _), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
-        await one.tend()
+        await one.maintain()
         assert isinstance(await two.claim(ask("k")), ClaimedElsewhere)
         async with asyncio.timeout(30):
             while isinstance(theirs := await two.claim(ask("k")), ClaimedElsewhere):
@@ -182,15 +182,15 @@ async def test_a_claim_outlives_the_data_of_redis(redis: RedisServer) -> None:
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
         redis.ask("FLUSHALL")
-        await one.tend()
+        await one.maintain()
         assert await two.claim(ask("k")) == ClaimedElsewhere(ask("k").fingerprint, RETRY_S)
         redis.ask("FLUSHALL")
         theirs = await two.claim(ask("k"))
         assert isinstance(theirs, Claimed)
-        await one.tend()
+        await one.maintain()
         await one.publish(ask("k"), mine, b"late")
         await two.publish(ask("k"), theirs, b"sealed")
-        await one.tend()
+        await one.maintain()
         assert await one.claim(ask("k")) == KeptAnswer(ask("k").fingerprint, b"sealed")
 
 
@@ -209,7 +209,7 @@ async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
             return await ask_store(script, keys, *arguments)
 
         store.ask = late  # type: ignore[method-assign]
-        await one.tend()
+        await one.maintain()
         assert not is_late
         assert isinstance(await two.claim(ask("k")), Claimed)
 
@@ -366,5 +366,5 @@ async def test_many_claims_are_renewed_within_their_lease() -> None:
         await answers.claim(ask(str(number)))
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    await answers.tend()
+    await answers.maintain()
     assert clock() - began_s + TEND_S < LEASE_S

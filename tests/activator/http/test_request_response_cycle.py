@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from activator.http.exchange import NAMED
+from activator.http.exchange import REQUEST_ID_KEY
 from activator.http.request_response_cycle import READ_AHEAD, RequestResponseCycle
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -66,7 +66,7 @@ def _says(messages: Iterable[Message]) -> ASGIApp:
 
 
 def _scope(method: str, version: str = "1.1") -> Scope:
-    return {"type": "http", "method": method, "http_version": version, NAMED: "req_1"}
+    return {"type": "http", "method": method, "http_version": version, REQUEST_ID_KEY: "req_1"}
 
 
 async def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:

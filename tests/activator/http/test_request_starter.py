@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from activator.accounting.metrics import RequestMetrics
 from activator.app.settings import read_settings
-from activator.http.exchange import ARRIVED, now_us
+from activator.http.exchange import ARRIVAL_KEY, now_us
 from activator.http.http1_protocol import Http1Protocol
 from activator.http.listener_state import STARTS_PER_TICK, ListenerState, RequestStarter
 from kelvin.telemetry.policy.instruments import MetricsPage
@@ -166,7 +166,7 @@ async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: i
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         begun.append(scope["path"])
-        came_us.append(scope[ARRIVED][0])
+        came_us.append(scope[ARRIVAL_KEY][0])
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -10,7 +10,7 @@ import pytest
 
 from activator.limits.concurrency_limits import Permit
 from activator.limits.leased_quotas import SharedConcurrencyLimiter
-from activator.limits.policy.held_quota import PLACES
+from activator.limits.policy.held_quota import PERMITS
 from activator.limits.redis_store import open_store
 from kelvin.contracts.errors import Refused
 from tests.activator.clock import Clock
@@ -124,7 +124,7 @@ async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> Non
 async def test_silent_activator_loses_its_permits(redis: RedisServer) -> None:
     """After its time, and not before; who ends gives them back at once."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
-        one = SharedConcurrencyLimiter(store, terms=replace(PLACES, leased_s=0.5))
+        one = SharedConcurrencyLimiter(store, terms=replace(PERMITS, leased_s=0.5))
         with await one.enter("a", 1):
             async with over(redis, "two") as two:
                 assert int(redis.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
@@ -153,7 +153,7 @@ async def test_concurrency_falls_back_to_a_share_without_redis(fault: str, redis
             stack.enter_context(await one.enter("a", 6))
             assert await refused(one, "a", 6) is not None
             assert not is_up(store)
-            clock.now_s += PLACES.good_s
+            clock.now_s += PERMITS.good_s
             stack.enter_context(await one.enter("a", 6))
             commands = store.commands
             assert await refused(one, "a", 6) is not None
@@ -176,7 +176,7 @@ async def test_places_of_a_dead_member_come_back_after_a_clock_step(redis: Redis
         with await one.enter("a", 5), await one.enter("a", 5):
             assert await refused(one, "a", 5) is not None
         ends = redis.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
-        assert float(ends) <= redis.now_s() + PLACES.leased_s + 1
+        assert float(ends) <= redis.now_s() + PERMITS.leased_s + 1
 
 
 async def test_an_activator_leases_its_places(tmp_path: Path, redis: RedisServer) -> None:

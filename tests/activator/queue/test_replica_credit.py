@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.queue.policy.queued_request import QueuedRequest
-from activator.queue.policy.replica_credit import TOLD_S, TRY_S
+from activator.queue.policy.replica_credit import CREDIT_VALID_S, TRY_S
 from activator.queue.slot_allocator import ActivatorPeers
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.errors import Refused
@@ -178,7 +178,7 @@ async def test_only_busy_activator_gets_all_streams() -> None:
         found.append((one.inside, two.inside))
     assert all(3 <= inside <= 5 for pair in found[4:] for inside in pair), found
     await second
-    await asyncio.sleep(TOLD_S + 2.0)
+    await asyncio.sleep(CREDIT_VALID_S + 2.0)
     assert one.inside >= 7
     await first
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.request.retry_policy import Retry, RetryBudgets, RetryLimits, RetryState, Withheld, decide, failed
+from activator.request.retry_policy import (
+    Retry,
+    RetryBudgets,
+    RetryLimits,
+    RetryState,
+    Withheld,
+    decide,
+    record_failure,
+)
 
 LIMITS = RetryLimits()
 
@@ -63,7 +71,7 @@ def test_failure_count_and_retry_deadline_are_updated(
     tried: RetryState, lost: bool, sent_s: float, want: RetryState
 ) -> None:
     """At 20 s, with five seconds for it."""
-    assert failed(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
+    assert record_failure(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause
     """After so many requests, retries and seconds."""
     budgets = RetryBudgets[str](LIMITS)
     for _ in range(requests):
-        budgets.asked("a", 0.0)
+        budgets.record_request("a", 0.0)
     assert all(budgets.try_spend("a", 0.0) for _ in range(spent))
     assert _drain(budgets, "a", pause_s) == want
 
@@ -93,7 +101,7 @@ def test_budgets_are_apart_and_bounded() -> None:
     assert budgets.try_spend(1, 0.0)
     for number in range(100):
         assert not budgets.try_spend(0, 0.0)
-        budgets.asked(number + 2, 0.0)
+        budgets.record_request(number + 2, 0.0)
         budgets.check_integrity()
 
 
@@ -109,7 +117,7 @@ def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -
     for what, seconds in steps:
         if what == "ask":
             asked += 1
-            budgets.asked("a", now_s)
+            budgets.record_request("a", now_s)
         elif what == "wait":
             now_s += seconds
         elif budgets.try_spend("a", now_s):

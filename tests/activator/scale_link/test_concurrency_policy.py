@@ -12,8 +12,8 @@ from activator.scale_link.concurrency_policy import (
     ConcurrencyMeter,
     ConcurrencyReport,
     RequestProgress,
-    left,
-    weighed,
+    concurrency_by_tokens,
+    remaining_tokens,
 )
 
 
@@ -109,7 +109,7 @@ HALF = MeasuredThroughput(10.0, 0.5)
 )
 def test_remaining_tokens_are_never_negative(each: RequestProgress, share: float, want: float) -> None:
     """Tokens."""
-    assert left(each, share) == want
+    assert remaining_tokens(each, share) == want
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_concurrency_is_weighted_by_tokens(
     want: float,
 ) -> None:
     """Requests at once: tokens over ten a second of a slot, and the seconds that count as one."""
-    assert weighed(concurrency, inside, waiting, measured, backlog_s) == pytest.approx(want)
+    assert concurrency_by_tokens(concurrency, inside, waiting, measured, backlog_s) == pytest.approx(want)
 
 
 _SOME = st.builds(RequestProgress, st.integers(1, 1 << 40), st.integers(0, 1 << 40))
@@ -171,18 +171,20 @@ def test_weighted_concurrency_is_finite_and_monotonic(
     """A finite number, never under the requests at once, nor under 1 while one waits; more to do is never less; itself
     where it is off or nothing is known.
     """
-    found = weighed(concurrency, inside, waiting, measured, backlog_s)
+    found = concurrency_by_tokens(concurrency, inside, waiting, measured, backlog_s)
     if measured is None or backlog_s == 0:
         assert found == concurrency
         return
     assert isfinite(found)
     assert max(concurrency, 1.0 if waiting else 0.0) <= found <= max(concurrency, MAX_CONCURRENCY, 1.0)
-    assert weighed(concurrency, [*inside, more], waiting, measured, backlog_s) >= found
+    assert concurrency_by_tokens(concurrency, [*inside, more], waiting, measured, backlog_s) >= found
     longer = [RequestProgress(each.estimated + more.estimated, each.computed) for each in inside]
-    assert weighed(concurrency, longer, waiting, measured, backlog_s) >= found
+    assert concurrency_by_tokens(concurrency, longer, waiting, measured, backlog_s) >= found
     further = [RequestProgress(each.estimated, each.computed + more.computed) for each in inside]
-    assert weighed(concurrency, further, waiting, measured, backlog_s) <= found
-    assert weighed(concurrency, inside, waiting, measured, backlog_s / 2) >= found, "a shorter backlog asks for more"
+    assert concurrency_by_tokens(concurrency, further, waiting, measured, backlog_s) <= found
+    assert concurrency_by_tokens(concurrency, inside, waiting, measured, backlog_s / 2) >= found, (
+        "a shorter backlog asks for more"
+    )
 
 
 @given(target=st.integers(1, 1000), speed=st.floats(0.1, 1000), backlog_s=st.floats(0.1, 1000), share=st.floats(0.1, 1))
@@ -193,7 +195,7 @@ def test_a_replica_at_its_target_has_so_many_seconds_before_it(
     tokens = target * speed * backlog_s
     inside = [RequestProgress(1_000_000, 0)] * int(tokens // (1_000_000 * share))
     rest = tokens - len(inside) * 1_000_000 * share
-    by = weighed(
+    by = concurrency_by_tokens(
         0.0, [*inside, RequestProgress(round(rest / share), 0)], 0, MeasuredThroughput(speed, share), backlog_s
     )
     assert by == pytest.approx(target, abs=1 / (speed * backlog_s) + 1e-6)

@@ -102,7 +102,7 @@ async def test_retired_session_closes_although_its_replica_is_deaf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call that tells it something may take longer than the errand that closes the session."""
-    monkeypatch.setattr(replica_sessions, "TOLD_S", 0.2)
+    monkeypatch.setattr(replica_sessions, "RECEIPT_TIMEOUT_S", 0.2)
     replica, background_tasks = FakeReplica(), BackgroundTasks()
     replica.deaf = True
     await replica.start(tmp_path, "a")

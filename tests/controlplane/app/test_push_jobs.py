@@ -85,7 +85,7 @@ async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
         await eventually(lambda: len(it.pool._starts) == 1)
         it.pool.put_back(process)
         await it.ready(key())
-        assert it.table.of(key())[0].runtime_id == process.runtime_id
+        assert it.table.replicas_of(key())[0].runtime_id == process.runtime_id
         assert not job.done()
         (run.path / "away").rename(run.path / "zygote.sock")
         assert await job == GATE

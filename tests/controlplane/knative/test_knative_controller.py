@@ -564,7 +564,7 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
         await it.let_pass()
         assert cluster.services() == {at("a").name, at("b").name}
-        assert it.table.of(key())[0].state is ReplicaState.READY
+        assert it.table.replicas_of(key())[0].state is ReplicaState.READY
 
 
 async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ class Table(RuleBasedStateMachine):
 
     @rule(which=st.sampled_from(KEYS))
     def begin(self, which: object) -> None:
-        held = self.table.held
+        held = self.table.held_slots
         try:
-            self.starts.append(self.table.begin(which, 0))  # type: ignore[arg-type]
+            self.starts.append(self.table.add_start(which, 0))  # type: ignore[arg-type]
         except NoSlot:
             assert held >= SLOTS
-            assert self.table.held == held
+            assert self.table.held_slots == held
         else:
             assert held < SLOTS
 
@@ -51,10 +51,10 @@ class Table(RuleBasedStateMachine):
     def begin_after(self, data: st.DataObject) -> None:
         """A start that waits for the slot of a process which has a version."""
         draining = [each for each in sorted(self.alive) if self.alive[each] is ReplicaState.DRAINING]
-        before, held = data.draw(st.sampled_from(draining)), self.table.held
+        before, held = data.draw(st.sampled_from(draining)), self.table.held_slots
         if before not in {start.after for start in self.starts}:
-            self.starts.append(self.table.begin(KEYS[0], 0, after=before))
-            assert self.table.held == held, "it has the other's slot"
+            self.starts.append(self.table.add_start(KEYS[0], 0, after=before))
+            assert self.table.held_slots == held, "it has the other's slot"
 
     @precondition(lambda self: self.starts)
     @rule(data=st.data())
@@ -88,48 +88,48 @@ class Table(RuleBasedStateMachine):
     @rule(data=st.data(), event=st.sampled_from([each for each in ReplicaEvent if each not in NEED_A_SLOT]))
     def move(self, data: st.DataObject, event: ReplicaEvent) -> None:
         runtime_id = self._any(data)
-        before, held = self.table[runtime_id], self.table.held
+        before, held = self.table[runtime_id], self.table.held_slots
         try:
             self.alive[runtime_id] = self.table.move(runtime_id, event, 2).state
         except IllegalMove:
             assert self.table[runtime_id] == before
-            assert self.table.held == held
+            assert self.table.held_slots == held
         else:
-            assert self.table.held == held - (event is ReplicaEvent.SLEPT), "only a death and a sleep free a slot"
+            assert self.table.held_slots == held - (event is ReplicaEvent.SLEPT), "only a death and a sleep free a slot"
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def wake(self, data: st.DataObject) -> None:
         runtime_id = self._any(data)
-        before, held = self.table[runtime_id], self.table.held
+        before, held = self.table[runtime_id], self.table.held_slots
         try:
             self.alive[runtime_id] = self.table.wake(runtime_id, 3).state
         except NoSlot:
             assert before.state in SLEEPING
-            assert (self.table.held, self.table[runtime_id]) == (SLOTS, before)
+            assert (self.table.held_slots, self.table[runtime_id]) == (SLOTS, before)
         except IllegalMove:
             assert self.table[runtime_id] == before
         else:
-            assert self.table.held == held + (before.state in SLEEPING)
+            assert self.table.held_slots == held + (before.state in SLEEPING)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         runtime_id = self._any(data)
-        held, replica = self.table.held, self.table[runtime_id]
+        held, replica = self.table.held_slots, self.table[runtime_id]
         heirs = sum(start.after == runtime_id for start in self.starts)
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
-        assert self.table.held == held - replica.holds_slot + heirs
+        assert self.table.held_slots == held - replica.holds_slot + heirs
         del self.alive[runtime_id]
 
     @invariant()
     def holds(self) -> None:
         self.table.check_integrity()
         assert {replica.runtime_id: replica.state for replica in self.table} == self.alive
-        assert self.table.held <= SLOTS
+        assert self.table.held_slots <= SLOTS
         for which in KEYS:
-            live = [each for each in self.table.of(which) if each.state in ("restoring", "ready")]
+            live = [each for each in self.table.replicas_of(which) if each.state in ("restoring", "ready")]
             assert self.table.live(which) == len(live) + sum(start.key == which for start in self.starts)
 
 
@@ -176,9 +176,9 @@ def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
     table.add(Replica("r1", state, 0, key=KEYS[0]))
     table.add(Replica("r2", ReplicaState.READY, 0, key=KEYS[1]))
     table.move("r1", ReplicaEvent.END, 1)
-    assert (table.held, table.leaving()) == (1, 0)
+    assert (table.held_slots, table.leaving()) == (1, 0)
     table.remove("r2")
-    table.begin(KEYS[1], 2)
+    table.add_start(KEYS[1], 2)
 
 
 def test_duplicate_runtime_id_is_refused() -> None:

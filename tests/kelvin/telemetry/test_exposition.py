@@ -3,7 +3,7 @@
 import pytest
 
 from kelvin.telemetry.policy.exposition import merge, render
-from kelvin.telemetry.policy.instruments import MAX_SERIES, MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.instruments import MAX_SERIES, MetricKind, MetricsPage, series_by_label
 
 
 def page(process: str = "activator") -> MetricsPage:
@@ -11,7 +11,9 @@ def page(process: str = "activator") -> MetricsPage:
     made = MetricsPage(process)
     made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
-    made.read("k_replicas", "Replicas.", MetricKind.GAUGE, ("state",), lambda: by((("ready", 2), ("parked", 0))))
+    made.read(
+        "k_replicas", "Replicas.", MetricKind.GAUGE, ("state",), lambda: series_by_label((("ready", 2), ("parked", 0)))
+    )
     return made
 
 

@@ -49,7 +49,7 @@ async def test_orphan_record_is_written_after_the_grace() -> None:
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.02)
     orphans.keep(_account("a", 2), connection_lost=True)
     for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
-        orphans.take(Receipt(request_id=name, completion_tokens=tokens))
+        orphans.apply_receipt(Receipt(request_id=name, completion_tokens=tokens))
     assert records.records == []
     async with asyncio.timeout(30):
         await records.written.wait()
@@ -80,7 +80,7 @@ async def test_dead_activators_record_is_written_soon(dies: bool, connection_los
     orphans.keep(_account("a", 2), connection_lost=connection_lost)
     began_s = loop.time()
     await asyncio.sleep(3.5 * module.ORPHAN_POLL_S)  # its death was seen, once
-    orphans.take(Receipt(request_id="a", completion_tokens=5))
+    orphans.apply_receipt(Receipt(request_id="a", completion_tokens=5))
     with suppress(TimeoutError):
         async with asyncio.timeout(50):
             await records.written.wait()
@@ -95,7 +95,7 @@ async def test_confirmed_record_is_not_written() -> None:
     orphans.keep(_account("a"), connection_lost=True)
     orphans.keep(_account("b"), connection_lost=True)
     for name in ("a", "nobody"):
-        orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
+        orphans.apply_receipt(Receipt(request_id=name, completion_tokens=0, recorded=True))
     await orphans.flush()
     assert [record.request_id for record in records.records] == ["b"]
 

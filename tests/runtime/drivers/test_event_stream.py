@@ -53,18 +53,18 @@ async def test_events_arrive_in_order_and_together() -> None:
     events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
     for event in events:
         stream.push(event)
-    assert await stream.take(0) == events
-    assert await stream.take(0) == []
+    assert await stream.next_events(0) == events
+    assert await stream.next_events(0) == []
 
 
 async def test_a_reader_that_waits_is_woken() -> None:
     """By an event as by an abandonment."""
     stream = EventStream("s", lambda _: None)
-    reader = asyncio.create_task(stream.take(10))
+    reader = asyncio.create_task(stream.next_events(10))
     await asyncio.sleep(0)
     stream.push(_token("s"))
     assert await reader == [_token("s")]
-    reader = asyncio.create_task(stream.take(10))
+    reader = asyncio.create_task(stream.next_events(10))
     await asyncio.sleep(0)
     stream.abandon(Internal())
     with pytest.raises(Refused):
@@ -81,7 +81,7 @@ async def test_the_first_reason_to_abandon_stands() -> None:
     stream.abandon(Cancelled())
     stream.push(_token("s"))
     with pytest.raises(Refused) as caught:
-        await stream.take(0)
+        await stream.next_events(0)
     assert caught.value.failure == DeadlineExceeded(1.0, "generating")
     assert told == ["s"]
 
@@ -126,7 +126,7 @@ async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
             stream.push(_token("s", number))
         clock.now_s += SLOW_READER_S - 0.1
         stream.push(_token("s", 100))
-        assert len(await stream.take(0)) == 101
+        assert len(await stream.next_events(0)) == 101
 
 
 async def test_a_last_event_always_has_room() -> None:
@@ -134,7 +134,7 @@ async def test_a_last_event_always_has_room() -> None:
     stream = EventStream("s", lambda _: None, max_tokens=1)
     stream.push(_token("s"))
     stream.push(Finished("s", "stop", Counts()))
-    assert len(await stream.take(0)) == 2
+    assert len(await stream.next_events(0)) == 2
 
 
 async def test_a_refusal_opens_nothing() -> None:
@@ -154,8 +154,8 @@ async def test_the_same_request_twice_is_two_streams() -> None:
     first, second = streams.open(REQUEST), streams.open(REQUEST)
     assert first.serial != second.serial
     streams.dispatch([_token(second.serial)])
-    assert await first.take(0) == []
-    assert await second.take(0) == [_token(second.serial)]
+    assert await first.next_events(0) == []
+    assert await second.next_events(0) == [_token(second.serial)]
 
 
 async def test_the_end_of_the_engine_is_everyones() -> None:

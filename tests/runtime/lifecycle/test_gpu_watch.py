@@ -85,6 +85,6 @@ def test_a_pod_looks_at_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(pod, "open_gpus", opened)
     for device_class in ("h100", "cpu-1"):
-        with pod.opened_for(device_class, CudaVisibility("1")):
+        with pod.open_gpus_for(device_class, CudaVisibility("1")):
             pass
     assert looked == [CudaVisibility("1")]

@@ -175,10 +175,10 @@ async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) 
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
     with pytest.raises(Refused) as caught:
-        await replica.drop()
+        await replica.release_weights()
     assert isinstance(caught.value.failure, Conflict), "who serves has to sleep first"
     await replica.sleep()
-    await replica.drop()
+    await replica.release_weights()
     report = replica.report()
     assert (report.state, report.version, report.leases) == (RuntimeState.ASLEEP2, BIND.version, 0)
     assert meter_of(tmp_path) is Phase.STANDBY
@@ -204,7 +204,7 @@ async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure 
     await replica.bind(BIND)
     await replica.sleep()
     with pytest.raises((Refused, RuntimeError)):
-        await replica.drop()
+        await replica.release_weights()
     assert replica.failure == Internal()
     assert replica.may_exit.is_set()
     with pytest.raises(Refused):
@@ -239,9 +239,9 @@ async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
     replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), drop=slow))
     await replica.bind(BIND)
     await replica.sleep()
-    dropping = asyncio.create_task(replica.drop())
+    dropping = asyncio.create_task(replica.release_weights())
     await asyncio.to_thread(inside.wait, 20)
-    waking, late = asyncio.create_task(replica.wake(BIND)), asyncio.create_task(replica.drop())
+    waking, late = asyncio.create_task(replica.wake(BIND)), asyncio.create_task(replica.release_weights())
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.wait_for(asyncio.gather(dropping, waking), 20)
@@ -358,10 +358,10 @@ async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_dev
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
     with pytest.raises(Refused) as caught:
-        replica.stop_for_damage()
+        replica.stop_damaged()
     assert isinstance(caught.value.failure, Conflict)
     await replica.bind(BIND)
-    replica.stop_for_damage()
+    replica.stop_damaged()
     assert replica.state is (RuntimeState.DRAINING if has_device_copies else RuntimeState.FAILED)
     assert replica.failure == (None if has_device_copies else WeightsDamaged(BIND.version))
     assert replica.may_exit.is_set(), "it has nothing to finish"

@@ -10,7 +10,7 @@ from kelvin.contracts.artifacts.runtime_control import SealJob
 from kelvin.contracts.errors import Refused
 from runtime.lifecycle import sealing_jobs, weights
 from runtime.lifecycle.sealing_jobs import seal
-from runtime.lifecycle.weights import bind_verified, pinned_files
+from runtime.lifecycle.weights import bind_verified, read_pinned_files
 from runtime.models.probe import POSITIONS
 from tests.runtime.versions import MemoryLease, make_llama
 from weightcache.client.device_checksum import checksum_of
@@ -48,7 +48,7 @@ def test_first_replica_on_a_device_reports_its_checksum() -> None:
     """With the known answers of that device, so that the next restore there need not take it."""
     lease = MemoryLease(VERSION)
     weights = replace(lease.weights(), device_checksum="ab" * 16)
-    proven = bind_verified(VERSION.id, weights, pinned_files(lease), torch.device("cpu"))
+    proven = bind_verified(VERSION.id, weights, read_pinned_files(lease), torch.device("cpu"))
     assert proven.recorded is not None
     assert proven.recorded.device_checksum == "ab" * 16
 

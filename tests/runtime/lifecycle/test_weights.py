@@ -16,7 +16,7 @@ from torch import nn
 from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.errors import Refused
 from runtime.lifecycle.version_restore import restore
-from runtime.lifecycle.weights import DetachableModel, Weights, bind_weights, pinned_files
+from runtime.lifecycle.weights import DetachableModel, Weights, bind_weights, read_pinned_files
 from runtime.models import binding
 from runtime.models.binding import BindMethod, find_differences
 from runtime.models.families import SERVED
@@ -51,7 +51,7 @@ def device_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
 def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of_copies: list[Weights]) -> None:
     """Every parameter is a copy there, ties and values are the library's, and nothing looks into the lease any more."""
     lease = MemoryLease(version)
-    files, weights = pinned_files(lease), copied(lease)
+    files, weights = read_pinned_files(lease), copied(lease)
     device_of_copies.append(weights)
     bound = bind_weights(weights, files, how, CPU)
     there = {tensor.data_ptr() for tensor in weights.tensors.values()}
@@ -67,7 +67,7 @@ def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Wei
     weights = copied(lease)
     device_of_copies.append(weights)
     with pytest.raises(Exception, match="is not the verified tensor"):
-        bind_weights(Weights(lease, weights.tensors), pinned_files(lease), "library", CPU)
+        bind_weights(Weights(lease, weights.tensors), read_pinned_files(lease), "library", CPU)
 
 
 def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights]) -> None:

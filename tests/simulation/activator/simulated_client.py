@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message
 
 from activator.http.client_connection import EXTENSION
 from activator.http.deadline_timer import DeadlineTimer
-from activator.http.exchange import ARRIVED, NAMED, arrival, new_request_id
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, arrival, new_request_id
 from tests.simulation.activator.fake_control_plane import secret_of
 
 PATH: Final = "/v1/chat/completions"
@@ -69,7 +69,8 @@ class SimulatedClient:
         scope: dict[str, object] = {
             "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "server": None,
             "client": ("127.0.0.1", 1), "root_path": "", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
-            "headers": headers, "extensions": {EXTENSION: self}, ARRIVED: arrival(), NAMED: new_request_id(),
+            "headers": headers, "extensions": {EXTENSION: self},
+            ARRIVAL_KEY: arrival(), REQUEST_ID_KEY: new_request_id(),
         }  # fmt: skip
         self._body: bytes | None = body
         self.task = asyncio.get_running_loop().create_task(self._run(app, scope), name=f"caller-{wish.tag}")

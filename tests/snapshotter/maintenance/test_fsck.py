@@ -410,7 +410,7 @@ async def test_an_export_takes_a_mended_index(tmp_path: Path) -> None:
     digest, ((at, _), *_) = json.loads(raw)["chunks"][0]
     path.write_bytes(raw.replace(b"[%d," % at, b"[%d," % (at - 1), 1))
     catalog = Catalog(bench.store)
-    exports = Exports(bench.store, catalog, bench.jobs.named)
+    exports = Exports(bench.store, catalog, bench.jobs.list_named)
     with pytest.raises(Refused, match="chunk_corrupt"):
         await exports.chunk(TENANT, digest)
     path.unlink()

@@ -74,8 +74,8 @@ def test_round_trip(tmp_path: Path) -> None:
     second = Staging(tmp_path, 2)
     assert second.load("acme", plan.plan_id) == plan
     assert second.declared("acme", push.plan_id) == (A, B)
-    assert second.staged("acme", [A, B, C]) == {A, B}
-    assert second.adopt("acme", push.plan_id, [A, B, C]) == {A, B}
+    assert second.find_staged("acme", [A, B, C]) == {A, B}
+    assert second.link_staged("acme", push.plan_id, [A, B, C]) == {A, B}
     assert second.read("acme", push.plan_id, B) == b"two"
     assert second.open_promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
     assert second.open_promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
@@ -88,7 +88,7 @@ def test_tenants_are_apart(tmp_path: Path) -> None:
     theirs = opened(staging, "acme", a=b"one")
     mine = opened(staging, "umbrella")
     assert failure_of(staging.load, "umbrella", theirs) == NotFound("plan", theirs)
-    assert staging.adopt("umbrella", mine, [A]) == set()
+    assert staging.link_staged("umbrella", mine, [A]) == set()
     assert isinstance(failure_of(staging.read, "umbrella", mine, A), Conflict)
 
 
@@ -103,7 +103,7 @@ def test_a_cut_push_is_taken_up(tmp_path: Path) -> None:
     staging = Staging(tmp_path, 3)
     older = opened(staging, a=b"one", b=b"two")
     newer = opened(staging)
-    assert staging.adopt("acme", newer, [A, C]) == {A}
+    assert staging.link_staged("acme", newer, [A, C]) == {A}
     staging.drop("acme", older)
     assert staging.read("acme", newer, A) == b"one"
 
@@ -114,7 +114,7 @@ def test_bounds(tmp_path: Path) -> None:
     first, second = opened(staging, now_s=0.0), opened(staging, now_s=10.0)
     assert failure_of(opened, staging, "acme", IDLE_S - 1) == Overloaded("the list of open pushes", 2, 30.0)
     opened(staging, "umbrella", IDLE_S - 1)  # each tenant has its own bound
-    with staging.hold(first):
+    with staging.pin(first):
         assert failure_of(opened, staging, "acme", IDLE_S + 1) == Overloaded("the list of open pushes", 2, 30.0)
         third = opened(staging, now_s=IDLE_S + 10)
         assert isinstance(failure_of(staging.load, "acme", second), NotFound)
@@ -148,7 +148,7 @@ def test_sweep(tmp_path: Path) -> None:
     """What stood still for too long goes, unless a commit holds it."""
     staging = Staging(tmp_path, 4)
     old, held, young = (opened(staging, now_s=at) for at in (0.0, 0.0, 60.0))
-    with staging.hold(held):
+    with staging.pin(held):
         assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
     assert isinstance(failure_of(staging.load, "acme", old), NotFound)
     staging.load("acme", held)
@@ -234,7 +234,7 @@ def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), plan, A], timeout=60, check=False)
     assert killed.returncode == -9
     assert os.listdir(tmp_path / "acme" / plan / "chunks")  # it had begun
-    assert staging.adopt("acme", plan, [A]) == set()
+    assert staging.link_staged("acme", plan, [A]) == set()
 
 
 def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         plan = data.draw(st.sampled_from(sorted(self.plans)))
         tenant, staged = self.plans[plan]
         anywhere = set().union(*(found for owner, found in self.plans.values() if owner == tenant))
-        assert self.staging.adopt(tenant, plan, wanted) == wanted & anywhere
+        assert self.staging.link_staged(tenant, plan, wanted) == wanted & anywhere
         staged |= wanted & anywhere
 
     @precondition(lambda self: self.plans)

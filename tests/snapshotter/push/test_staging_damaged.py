@@ -55,7 +55,7 @@ def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
     staging = Staging(tmp_path, 2)
     push = opened(staging, a=b"one")
     assert [promise.free for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
-    with staging.hold(push):
+    with staging.pin(push):
         assert not staging.drop_idle("acme", push, IDLE_S)
     staging.touch("acme", push, IDLE_S)  # a client that came back
     assert not staging.drop_idle("acme", push, IDLE_S)
@@ -81,7 +81,7 @@ def test_start_passes_over_what_can_not_be_listed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "scandir", refuse)
     again = Staging(tmp_path, 2)
     assert again.read("umbrella", well, A) == b"two"
-    assert failure_of(again.staged, "acme", [A]) == Unavailable("the staging disk")
+    assert failure_of(again.find_staged, "acme", [A]) == Unavailable("the staging disk")
     (tmp_path / "acme" / sick).rename(tmp_path / "acme" / f".{sick}")
     monkeypatch.setattr(os, "scandir", lambda path: refuse(sick) if "acme" in str(path) else scandir(path))
     assert again.sweep(now_s=101.0, max_age_s=100.0) == 1
@@ -122,8 +122,8 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, stranger: str) -> None:
     staging = Staging(tmp_path, 3)
     assert staging.read("acme", "0" * 32, A) == b"one"
     other = opened(staging, now_s=1.0)
-    assert staging.staged("acme", [A, B]) == {A}
-    assert staging.adopt("acme", other, [A, B]) == {A}
+    assert staging.find_staged("acme", [A, B]) == {A}
+    assert staging.link_staged("acme", other, [A, B]) == {A}
     assert {promise.plan_id for promise in staging.open_promises("acme", "", 0.0)} == {"0" * 32, other}
     assert staging.declared_digests("acme") == set()
     assert staging.sweep(now_s=1e12, max_age_s=100.0) == 2
@@ -149,7 +149,7 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
     call = staging.load if name == "plan.json" else staging.declared
     assert isinstance(failure_of(call, "acme", plan.plan_id), NotFound | Conflict)
     opened(staging, a=b"one")
-    assert staging.staged("acme", [A]) == {A}
+    assert staging.find_staged("acme", [A]) == {A}
     assert len(staging.open_promises("acme", "", 0.0)) == (2 if name == "plan.json" else 1)
     staging.declare(plan, (A,), 0.0)
     assert staging.load("acme", plan.plan_id) == plan

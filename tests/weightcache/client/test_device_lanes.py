@@ -26,7 +26,7 @@ def test_made_while_it_parks() -> None:
     assert lanes.has_device
     lanes.prepare()
     assert makes.made == [DEVICE]
-    assert lanes.to(DEVICE) is lanes.to(DEVICE)
+    assert lanes.lane_for(DEVICE) is lanes.lane_for(DEVICE)
     assert makes.made == [DEVICE]
 
 
@@ -37,7 +37,7 @@ def test_without_a_device() -> None:
     assert not lanes.has_device
     lanes.prepare()
     assert makes.made == []
-    lanes.to(DEVICE)
+    lanes.lane_for(DEVICE)
     assert makes.made == [DEVICE]
 
 

@@ -210,10 +210,10 @@ async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
     await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_STRANGER), BY_STRANGER)
     async with open_cache(settings(tmp_path, VerificationPolicy.REQUIRE), store) as cache:
         with pytest.raises(Refused):
-            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
+            await cache.version_loader.load(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
         await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_ROOT), BY_ROOT)
         store.is_slow = True
-        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
+        await cache.version_loader.load(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
 
 
 def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:

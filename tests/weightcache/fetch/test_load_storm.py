@@ -103,7 +103,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
     packs = [await publish(store, version) for version in versions]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         waiting = [
-            asyncio.create_task(leases.enter_async_context(cache.residents.pinned(TENANT, version.id, LIMIT_S)))
+            asyncio.create_task(leases.enter_async_context(cache.version_loader.pinned(TENANT, version.id, LIMIT_S)))
             for version in versions
         ]
         await eventually(lambda: in_line(cache) == sum(sizes))
@@ -145,7 +145,7 @@ async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
     """All of them before the first byte moves, by the cache's way."""
 
     async def wait() -> None:
-        async with cache.residents.pinned(TENANT, version.id, LIMIT_S):
+        async with cache.version_loader.pinned(TENANT, version.id, LIMIT_S):
             pass
 
     waiting = [asyncio.create_task(wait()) for _ in range(1000)]
@@ -159,7 +159,7 @@ async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
     store.open.set()
     for _ in range(20):
         for digest in version.digests:
-            await cache.remote.fetch(TENANT, digest, memoryview(bytearray(PAGE_BYTES)))
+            await cache.store_tier.fetch(TENANT, digest, memoryview(bytearray(PAGE_BYTES)))
 
 
 async def count_reads(
@@ -195,12 +195,12 @@ async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
     early, start = made_up(1, 100), made_up(2, 100)
     packs = [await publish(store, version) for version in (early, start)]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
-        waiting = [asyncio.create_task(cache.residents.bring(TENANT, early.id, LIMIT_S, urgent=False))]
+        waiting = [asyncio.create_task(cache.version_loader.load(TENANT, early.id, LIMIT_S, urgent=False))]
         await eventually(lambda: in_line(cache) == 100)
         if wanted:
-            lease = cache.residents.pinned(TENANT, early.id, LIMIT_S)
+            lease = cache.version_loader.pinned(TENANT, early.id, LIMIT_S)
             waiting.append(asyncio.create_task(_enter(leases, lease)))
-        waiting.append(asyncio.create_task(cache.residents.bring(TENANT, start.id, LIMIT_S, urgent=True)))
+        waiting.append(asyncio.create_task(cache.version_loader.load(TENANT, start.id, LIMIT_S, urgent=True)))
         await eventually(lambda: in_line(cache) == 200)
         store.open.set()
         await asyncio.gather(*waiting)

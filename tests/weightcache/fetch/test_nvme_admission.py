@@ -294,7 +294,7 @@ async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> No
     await publish(store, ONE)
     async with cached(settings_of(tmp_path), store=store, verify=verify) as cache:
         store.gate.clear()
-        loading = asyncio.create_task(cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True))
+        loading = asyncio.create_task(cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
         keeping = asyncio.create_task(ensured(cache))
         await asyncio.sleep(0)
@@ -322,7 +322,7 @@ async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
     store = FileStore(tmp_path / "store")
     await publish(store, ONE)
     async with cached(settings_of(tmp_path), store=store) as cache:
-        await cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True)
+        await cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True)
         await asyncio.to_thread(held.wait, TIMEOUT_S)
         keeping = asyncio.create_task(ensured(cache))
         await asyncio.sleep(0)
@@ -341,7 +341,7 @@ async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
         await publish(store, version)
     async with cached(replace(settings_of(tmp_path), store_reads=1), store=store) as cache:
         store.gate.clear()
-        loading = asyncio.create_task(cache.residents.bring(TENANT, other.id, TIMEOUT_S, urgent=True))
+        loading = asyncio.create_task(cache.version_loader.load(TENANT, other.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
         keeping = asyncio.create_task(ensured(cache))
         await eventually(lambda: cache.fetcher.scheduler.queued["store"] or len(store.ranges) > 1)

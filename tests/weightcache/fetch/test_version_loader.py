@@ -149,7 +149,7 @@ async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: p
         later: list[asyncio.Task[None]] = []
 
         async def lease() -> None:
-            async with cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
+            async with cache.version_loader.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
                 assert index.busy_count == len(arrival.resident.slabs)
 
         def arrived(*_: object) -> None:
@@ -157,7 +157,7 @@ async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: p
                 first.cancel()
                 later.append(asyncio.create_task(lease()))
 
-        monkeypatch.setattr(cache.residents.rates, "observe", arrived)
+        monkeypatch.setattr(cache.version_loader.rates, "observe", arrived)
         first = asyncio.create_task(lease())
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -174,7 +174,7 @@ async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None
     await publish(FileStore(tmp_path / "store"), VERSION)
     async with cached(settings_of(tmp_path)) as cache:
         with pytest.raises(TimeoutError):
-            await cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
+            await cache.version_loader.pinned(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
         await cache.loader.wait_until_idle()
         assert cache.arena.index.busy_count == 0
 
@@ -231,8 +231,8 @@ async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monk
     await publish(FileStore(tmp_path / "store"), wide, "other")
     async with cached(settings_of(tmp_path, slabs=4), *kept) as cache:
         with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
-            await cache.residents.bring("other", wide.id, TIMEOUT_S, urgent=True)
-        assert all(cache.residents.try_hot(TENANT, version.id) for version in kept)
+            await cache.version_loader.load("other", wide.id, TIMEOUT_S, urgent=True)
+        assert all(cache.version_loader.try_hot(TENANT, version.id) for version in kept)
 
 
 @pytest.mark.parametrize("why", ["too many slabs", "no descriptor left"])
@@ -258,11 +258,11 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
             else:
                 patch.setattr(version_loader, "build_resident", refuse)
             with pytest.raises(Refused) as refused:
-                await cache.residents.bring(TENANT, wide.id, TIMEOUT_S, urgent=True)
+                await cache.version_loader.load(TENANT, wide.id, TIMEOUT_S, urgent=True)
             assert isinstance(refused.value.failure, CapacityExceeded if why == "too many slabs" else Internal)
         cache.arena.index.check_integrity()
         assert cache.arena.index.slab_count == 0
         for version in (base, wide):
             async with asyncio.timeout(TIMEOUT_S):
-                await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
+                await cache.version_loader.load(TENANT, version.id, TIMEOUT_S, urgent=True)
         cache.arena.index.check_integrity()

@@ -336,7 +336,7 @@ async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
 
     async with opened(tmp_path) as tier:
         key = ("a", NAMES[0])
-        with tier.coming(*key):
+        with tier.marking_write(*key):
             writing = asyncio.create_task(tier.admit(*key, page(7)))
             await asyncio.to_thread(held.wait, 30)
         asking = asyncio.create_task(tier.wait_until_written(*key))
@@ -348,7 +348,7 @@ async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
         assert await writing
         assert await asking
         await settling
-        with tier.coming("a", NAMES[1]):
+        with tier.marking_write("a", NAMES[1]):
             assert await tier.admit("a", NAMES[1], page(8))
             asking = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
             await asyncio.sleep(0.05)

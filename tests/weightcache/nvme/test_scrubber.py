@@ -57,7 +57,7 @@ def damage(path: Path) -> None:
 
 async def served(cache: Cache, version: Version) -> bytes:
     """The version's bytes, as a lease would map them now."""
-    async with cache.residents.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
+    async with cache.version_loader.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
         raw = os.pread(arrival.resident.papers.fd, 1 << 20, arrival.resident.manifest_bytes)
         slabs = [cache.arena.slab(number) for number in arrival.resident.slabs]
         extents = json.loads(raw)["extents"]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from activator.limits.policy.held_quota import BUDGETS, PLACES, HeldQuota, LeaseTerms, QuotaUsage
+from activator.limits.policy.held_quota import BUDGETS, PERMITS, HeldQuota, LeaseTerms, QuotaUsage
 
 KNOWN, LIMIT = 40, 1000
-TERMS = pytest.mark.parametrize("terms", [PLACES, BUDGETS])
+TERMS = pytest.mark.parametrize("terms", [PERMITS, BUDGETS])
 
 
 def covers(quota: HeldQuota, use: QuotaUsage, now_s: float) -> int:
@@ -22,7 +22,7 @@ def covers(quota: HeldQuota, use: QuotaUsage, now_s: float) -> int:
     ("terms", "want", "renewed"),
     [
         pytest.param(BUDGETS, 140, [110, 100], id="budgets: a hundredth ahead, where it was used lately"),
-        pytest.param(PLACES, 180, [130, 100], id="places: what was used at once lately, and a twentieth ahead"),
+        pytest.param(PERMITS, 180, [130, 100], id="places: what was used at once lately, and a twentieth ahead"),
     ],
 )
 def test_lease_covers_waiting_and_some_ahead(terms: LeaseTerms, want: int, renewed: list[int]) -> None:
@@ -76,7 +76,7 @@ def test_returned_units_are_not_used_during_a_request(terms: LeaseTerms) -> None
     assert covers(quota, use, 3.0) == 60
 
 
-@pytest.mark.parametrize(("terms", "least"), [(BUDGETS, 70), (PLACES, 10)])
+@pytest.mark.parametrize(("terms", "least"), [(BUDGETS, 70), (PERMITS, 10)])
 def test_spendable_units_stay_leased(terms: LeaseTerms, least: int) -> None:
     """The store may have less for us by now. Once the lease's time is over, nobody uses it, and others may have it.
     Places that are not in use are given up.

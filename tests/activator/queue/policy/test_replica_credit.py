@@ -2,7 +2,7 @@
 
 import pytest
 
-from activator.queue.policy.replica_credit import FIRST_PAUSE_S, LONGEST_PAUSE_S, TOLD_S, TRY_S, ReplicaCredit
+from activator.queue.policy.replica_credit import CREDIT_VALID_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, TRY_S, ReplicaCredit
 
 STREAMS = 8
 
@@ -23,12 +23,14 @@ def told(credit: int | None, at_s: float = 0.0) -> ReplicaCredit:
         pytest.param(ReplicaCredit(), 20, 0, 0.0, 1, id="and one at least"),
         pytest.param(told(5), 3, 2, 1.0, 5, id="told it has that"),
         pytest.param(told(20), 3, 2, 1.0, 8, id="and no more than there are"),
-        pytest.param(told(5), 3, 1, TOLD_S, 2, id="told too long ago it has its share"),
+        pytest.param(told(5), 3, 1, CREDIT_VALID_S, 2, id="told too long ago it has its share"),
         pytest.param(told(5), 3, 5, TRY_S - 0.1, 5, id="at its credit it waits"),
         pytest.param(told(5), 3, 5, TRY_S, 6, id="and tries one more when it has sent nothing for a while"),
         pytest.param(told(2), 3, 5, TRY_S, 6, id="also beyond what it was told"),
         pytest.param(told(8), 3, 8, TRY_S, 8, id="but no more than there are"),
-        pytest.param(told(None), 3, 2, TOLD_S, 2, id="a replica that tells nothing is not tried: it would not refuse"),
+        pytest.param(
+            told(None), 3, 2, CREDIT_VALID_S, 2, id="a replica that tells nothing is not tried: it would not refuse"
+        ),
     ],
 )
 def test_limit_follows_credit_refusals_and_pauses(

@@ -14,8 +14,8 @@ from activator.routing.policy.traffic_split import (
     assign_version,
     choose_version,
     find_version,
+    merge_references,
     resolve,
-    which_model,
 )
 from kelvin.contracts.errors import InvalidRequest, ModelNotFound, Refused
 from kelvin.contracts.names import parse_reference
@@ -130,10 +130,10 @@ def test_only_its_own_kind_answers_for_a_version() -> None:
 def test_url_and_body_must_name_the_same_model(in_url: str | None, in_body: str | None, want: str | None) -> None:
     """URL and body agree, or it is a 400."""
     if want is not None:
-        assert str(which_model(in_url, in_body)) == want
+        assert str(merge_references(in_url, in_body)) == want
         return
     with pytest.raises(Refused) as refused:
-        which_model(in_url, in_body)
+        merge_references(in_url, in_body)
     assert isinstance(refused.value.failure, InvalidRequest)
 
 

@@ -68,14 +68,14 @@ def _at(version: int, uid: str = "u") -> Json:
 def test_old_watch_events_are_ignored() -> None:
     """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
     view = ObjectCache()
-    assert view.take(Synced((_at(5),))) == {M}
+    assert view.apply_change(Synced((_at(5),))) == {M}
     with view.expecting_response(M) as put:
         assert put(_at(9))
-    assert view.take(Upsert(_at(7))) == set()
-    assert view.take(Deleted(M, "another")) == set()
+    assert view.apply_change(Upsert(_at(7))) == set()
+    assert view.apply_change(Deleted(M, "another")) == set()
     assert view.objects[M]["metadata"]["resourceVersion"] == "9"
-    assert view.take(Deleted(M, "u")) == {M}
-    assert view.take(Deleted(M, "u")) == set()
+    assert view.apply_change(Deleted(M, "u")) == {M}
+    assert view.apply_change(Deleted(M, "u")) == set()
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_old_watch_events_are_ignored() -> None:
 def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) -> None:
     """What went while it was on its way is not brought back by it; a later one is taken."""
     view = ObjectCache()
-    view.take(Synced((_at(5),), "6"))
+    view.apply_change(Synced((_at(5),), "6"))
     with view.expecting_response(M) as put:
-        view.take(change)
+        view.apply_change(change)
         assert put(_at(answer)) is want
         assert (M in view.objects) is want
     with view.expecting_response(M) as put:

@@ -63,7 +63,7 @@ async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
         (row,) = [row for line in await it.read_feed() for row in line.replicas]
         assert (row.url, row.max_streams, row.model) == (f"http://{address('s1')}:8012", 4, "m")
         assert (it.cluster.cost("s1"), it.cluster.cost("l1")) == ("1000", "0")
-        assert [each.runtime_id for each in it.table.of(key())] == [row.runtime_id]
+        assert [each.runtime_id for each in it.table.replicas_of(key())] == [row.runtime_id]
 
         it.plane.observe(stats(key(), 0.0, 0))
         await it.let_pass(200)
@@ -73,7 +73,7 @@ async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
         assert it.pods.told[-1] == ("release", orders("s1"))
         assert it.states()["s1"] is PodState.PARKED
         assert it.cluster.cost("s1") == "0"
-        assert not it.table.of(key())
+        assert not it.table.replicas_of(key())
 
 
 @pytest.mark.parametrize("idle", ["auto", "sleep", "warm"])
@@ -189,7 +189,7 @@ async def test_next_leader_adopts_bound_pods(tmp_path: Path) -> None:
         await it.run("small", "s1", "s2", "s3")
         found = it.states()
         assert (found["s1"], found["s2"]) == (PodState.BOUND, PodState.BOUND)
-        assert len(it.table.of(key())) == 2
+        assert len(it.table.replicas_of(key())) == 2
         await it.let_pass(3)
         assert ("release", orders("s3")) in pods.told
         assert it.states()["s3"] is PodState.PARKED
@@ -258,8 +258,8 @@ async def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tena
         for _ in range(40):
             it.plane.observe(stats(guest))
             await it.let_pass(1)
-        assert len(it.table.of(guest)) == 1
-        assert len(it.table.of(key())) == 11, "no more than one was taken"
+        assert len(it.table.replicas_of(guest)) == 1
+        assert len(it.table.replicas_of(key())) == 11, "no more than one was taken"
         assert it.outcomes.problem(guest) is None
 
 
@@ -319,15 +319,15 @@ async def test_restarted_or_terminating_pod_is_replaced(tmp_path: Path) -> None:
             it.pod(name).restore_allowed.set()
         await it.ask()
         (name,) = [name for name, state in it.states().items() if state is PodState.BOUND]
-        (first,) = it.table.of(key())
+        (first,) = it.table.replicas_of(key())
         it.pod(name).is_unreachable = True
         await it.let_pass(10)
-        assert it.table.of(key()) == (first,), "silence is no death"
+        assert it.table.replicas_of(key()) == (first,), "silence is no death"
         it.pod(name).is_unreachable = False
         it.pod(name).take, it.pod(name).life = None, 7
         await it.ask()
         await it.let_pass(10)
-        (second,) = it.table.of(key())
+        (second,) = it.table.replicas_of(key())
         assert second.runtime_id != first.runtime_id
 
         (name,) = [name for name, state in it.states().items() if state is PodState.BOUND]
@@ -348,7 +348,7 @@ async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: P
         await it.run("small", "s1")
         it.pod("s1").restore_allowed.set()
         await it.ask()
-        (before,) = it.table.of(key())
+        (before,) = it.table.replicas_of(key())
         await it.read_feed()
         it.pod("s1").is_unreachable = True  # nobody is at its old address
         it.pods.pods[orders("s9")] = Pod(life=2)
@@ -358,7 +358,7 @@ async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: P
         assert before.runtime_id in [name for line in await it.read_feed() for name in line.removed_replicas]
         await it.ask()
         await it.let_pass(3)
-        (after,) = it.table.of(key())
+        (after,) = it.table.replicas_of(key())
         assert after.url == f"http://{address('s9')}:8012"
 
 

@@ -30,7 +30,7 @@ async def test_running_processes_are_adopted(run: RunDirectory) -> None:
         it.apply(key(), 1)
         await it.ready(key())
         await it.parked(2)
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
         before = {each.runtime_id for each in it.table}
     async with local(run, standbys=2) as it:
         (row,) = it.feed.snapshot().replicas
@@ -188,7 +188,7 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
     connect = SocketDirectory.connect
 
     def failing(directory: SocketDirectory, name: str, timeout_s: float) -> socket.socket:
@@ -201,7 +201,7 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
         monkeypatch.undo()
         assert replica.runtime_id in run.sockets()
         await it.adopter.sweep()
-        assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
+        assert [each.runtime_id for each in it.table.replicas_of(key())] == [replica.runtime_id]
 
 
 async def test_full_backlog_blocks_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,21 +231,21 @@ async def test_silent_runtime_is_left_for_the_next_sweep(run: RunDirectory) -> N
     async with local(run, standbys=0, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
     stop(replica.pid)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adopter, "PROBE_S", 0.1)
         async with local(run, standbys=0, slots=1) as it:
-            assert it.table.of(key()) == ()
-            assert (it.table.held, it.table.leaving()) == (1, 1)
+            assert it.table.replicas_of(key()) == ()
+            assert (it.table.held_slots, it.table.leaving()) == (1, 1)
             it.apply(key("n"), 1)
             assert it.table.live(key("n")) == 0
             os.kill(replica.pid, signal.SIGCONT)
             patch.undo()
             assert await it.adopter.sweep() == 1
-            assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
+            assert [each.runtime_id for each in it.table.replicas_of(key())] == [replica.runtime_id]
             assert it.table.ready(key()) == 1
-            assert (it.table.held, it.table.leaving()) == (1, 0)
+            assert (it.table.held_slots, it.table.leaving()) == (1, 0)
 
 
 async def test_report_of_another_pid_is_ignored(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

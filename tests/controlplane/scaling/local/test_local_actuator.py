@@ -94,7 +94,7 @@ async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirect
         (failure,) = lines[1].failures
         assert (failure.code, failure.status, failure.retryable) == ("chunk_corrupt", 500, False)
         assert failure.version == key("corrupt").version
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
         assert len(run.calls("bind:corrupt")) == 1
         assert it.feed.snapshot().replicas == ()
 
@@ -145,7 +145,7 @@ async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
         failure = it.news.failures[0][1]
         assert isinstance(failure, StartFailed)
         assert failure.reason == "crash_loop"
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
 
 
 @pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
@@ -168,7 +168,7 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
     async with local(run) as it:
         asked_us = it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
-        (victim,) = it.table.of(key("held"))
+        (victim,) = it.table.replicas_of(key("held"))
         os.kill(victim.pid, signal.SIGKILL)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         run.tell("release")
@@ -185,7 +185,7 @@ async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) ->
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
         os.kill(replica.pid, signal.SIGKILL)
         await eventually(lambda: len(it.news.deaths) == 1)
         assert it.news.deaths[0].state is ReplicaState.READY
@@ -256,7 +256,7 @@ async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) 
         assert it.actuator.drain_max_s > settings.term_s > 120
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
-        (replica,) = it.table.of(key("busy"))
+        (replica,) = it.table.replicas_of(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: it.table[replica.runtime_id].state is ReplicaState.ENDING)
         os.kill(replica.pid, signal.SIGKILL)
@@ -288,7 +288,7 @@ async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -
         await it.parked()
         assert it.news.failures == []
         assert len(run.calls("bind:held")) == 1
-        assert it.table.held == 0
+        assert it.table.held_slots == 0
 
 
 async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
@@ -311,7 +311,7 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
         it.apply(key("crash"), 0)
         may_go_on.set()
         await it.parked()
-        await eventually(lambda: not it.table.of(key("crash")), "it is gone")
+        await eventually(lambda: not it.table.replicas_of(key("crash")), "it is gone")
         assert len(run.calls("bind:crash")) == 1
         assert it.table.live(key("crash")) == 0
         assert it.news.failures == []
@@ -322,7 +322,7 @@ async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDir
     async with local(run) as it:
         it.apply(key(), 1)
         it.apply(key(), 0)
-        assert it.table.held == 0
+        assert it.table.held_slots == 0
         await it.parked()
         assert run.calls("bind:m") == []
 
@@ -332,7 +332,7 @@ async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
     async with local(run, slots=2) as it:
         it.apply(key(), 10)
         await it.ready(key(), 2)
-        assert it.table.held == 2
+        assert it.table.held_slots == 2
         with it.feed.subscribe() as subscription:
             it.apply(key("other"), 1)
             await subscription.take()
@@ -352,7 +352,7 @@ async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
             patch.setattr(CpuShare, "kv_bytes", _no_descriptor)
             it.apply(key(), 1)
             await eventually(lambda: len(it.news.failures) == 1)
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
         it.apply(key(), 1)
         await it.ready(key())
 
@@ -399,7 +399,7 @@ async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest
         await eventually(lambda: len(it.news.failures) == 1)
         assert isinstance(it.news.failures[0][1], Unavailable)
         assert it.table.ready(key()) == 1
-        assert it.table.held == 1
+        assert it.table.held_slots == 1
         (run.path / "away").rename(run.path / "zygote.sock")
         monkeypatch.undo()
         it.apply(key("other"), 1)
@@ -479,14 +479,14 @@ async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: py
         await it.parked()
         it.apply(key(), 1)
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
         await eventually(lambda: sound.became_ready)
         os.kill(replica.pid, signal.SIGKILL)
         await eventually(lambda: sound.deaths)
         await it.parked()
         it.apply(key("corrupt"), 1)
         await eventually(lambda: sound.failures)
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
         assert starts == [key(), key("corrupt")]
     said = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
     assert {"starting", "ready", "lost", "failed"} <= set(said)

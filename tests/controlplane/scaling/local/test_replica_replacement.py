@@ -41,13 +41,13 @@ class ReplacementScenario:
         self.model = Model(TENANT, model, 0, versions=(version,))
 
     def ids(self) -> set[str]:
-        return {each.runtime_id for each in self.it.table.of(self.which) if each.state in SERVING}
+        return {each.runtime_id for each in self.it.table.replicas_of(self.which) if each.state in SERVING}
 
     async def up(self) -> set[str]:
         """Have as many as are wanted; their ids."""
         self.it.apply(self.which, self.wanted)
         await self.it.ready(self.which, self.wanted)
-        await eventually(lambda: self.it.table.held == self.wanted)
+        await eventually(lambda: self.it.table.held_slots == self.wanted)
         return self.ids()
 
     def tick(self) -> None:
@@ -57,8 +57,8 @@ class ReplacementScenario:
         self.it.check_integrity()
         assert table.live(self.which) == self.wanted, "the decider sees as many as it wants"
         self.fewest = min(self.fewest, sum(not row.draining for row in self.it.feed.snapshot().replicas))
-        self.most_held = max(self.most_held, table.held)
-        assert table.held <= table.slots
+        self.most_held = max(self.most_held, table.held_slots)
+        assert table.held_slots <= table.slots
 
     async def over(self, holds: Callable[[], bool] = lambda: False) -> Renewal:
         """The order's end, with a decider that looks all the time."""
@@ -180,7 +180,7 @@ async def test_killed_new_replica_is_started_again(run: RunDirectory) -> None:
         (run.path / "release").unlink()
         r.replacement.begin(r.model)
         await r.over(lambda: len(run.calls("bind:held")) == 3)
-        (restoring,) = [each for each in r.it.table.of(r.which) if each.state is ReplicaState.RESTORING]
+        (restoring,) = [each for each in r.it.table.replicas_of(r.which) if each.state is ReplicaState.RESTORING]
         os.kill(restoring.pid, signal.SIGKILL)
         await eventually(lambda: len(run.calls("bind:held")) == 4)
         assert r.ids() == old
@@ -205,7 +205,7 @@ async def test_scale_to_zero_ends_a_replacement(run: RunDirectory) -> None:
         await relieved(run, r)
         r.wanted = 0
         assert (await r.over()).state == "done"
-        assert r.it.table.held == 0
+        assert r.it.table.held_slots == 0
 
 
 async def test_scale_down_ends_the_relieved_replica(run: RunDirectory) -> None:
@@ -226,7 +226,7 @@ async def test_sleeping_replica_is_ended_by_replacement(run: RunDirectory) -> No
         await eventually(lambda: r.it.table.count(ReplicaState.ASLEEP) == 1)
         r.replacement.begin(r.model)
         await eventually(lambda: r.replacement.state(r.model).state == "done")
-        assert r.it.table.of(r.which) == ()
+        assert r.it.table.replicas_of(r.which) == ()
 
 
 async def test_replacement_ends_with_its_control_plane(run: RunDirectory) -> None:
@@ -266,7 +266,7 @@ async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
             await it.ready(key(name))
         await loop.end_damaged()
         assert it.table.ready(key("busy")) == 1
-        (one,) = it.table.of(key("busy"))
+        (one,) = it.table.replicas_of(key("busy"))
         damaged.add(one.pid)
         await loop.end_damaged()
         assert it.table[one.runtime_id].state is ReplicaState.DRAINING
@@ -284,7 +284,7 @@ async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkey
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
-        (one,) = it.table.of(key("busy"))
+        (one,) = it.table.replicas_of(key("busy"))
         with it.feed.subscribe():
             it.actuator.replace(one.runtime_id, ReplacementStep.CONDEMN)
             await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
@@ -296,7 +296,7 @@ async def test_damaged_draining_replica_hears_of_it(run: RunDirectory) -> None:
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
-        (one,) = it.table.of(key("busy"))
+        (one,) = it.table.replicas_of(key("busy"))
 
         async def ask() -> frozenset[int]:
             return frozenset({one.pid})

@@ -35,16 +35,16 @@ async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> N
     """With one slot: another version runs meanwhile; then the first wakes, in the same process, and is in the feed."""
     async with local(run, slots=1) as it:
         rooms: list[int] = []
-        it.actuator.on_slot_freed(lambda: rooms.append(it.table.held))
+        it.actuator.on_slot_freed(lambda: rooms.append(it.table.held_slots))
         await asleep(it, key())
         assert rooms == [0]
-        assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
         assert it.feed.snapshot().replicas == ()
-        (sleeper,) = it.table.of(key())
+        (sleeper,) = it.table.replicas_of(key())
         it.apply(key("n"), 1)
         await it.ready(key("n"))
         it.apply(key("n"), 0)
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
         asked_us = it.apply(key(), 1)
         await it.ready(key())
         (row,) = it.feed.snapshot().replicas
@@ -53,7 +53,7 @@ async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> N
         ((_, woken_us),) = run.calls("wake:m")
         assert 0 <= row.restore[1].after_us <= woken_us - asked_us
         assert len(run.calls("bind:m")) == 1
-        assert it.table.held == 1
+        assert it.table.held_slots == 1
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1, "it sleeps again")
 
@@ -75,7 +75,7 @@ async def test_wake_needs_a_slot(run: RunDirectory) -> None:
         assert await failures_of(it, key()) == ["overloaded"]
         await it.ready(key("n"))
         it.apply(key("n"), 0)
-        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: it.table.held_slots == 0)
         for _ in range(100):
             it.apply(key(), 1)
         await it.ready(key())
@@ -99,7 +99,7 @@ async def test_wake_counts_no_replica_that_is_being_replaced(
         it.apply(key("held"), 1)
         await it.ready(key("held"))
         (run.path / "release").unlink()
-        (old,) = it.table.of(key("held"))
+        (old,) = it.table.replicas_of(key("held"))
         it.actuator.replace(old.runtime_id, ReplacementStep.BESIDE)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         shares.clear()
@@ -112,7 +112,7 @@ async def test_sleeper_that_holds_a_slot_is_caught(run: RunDirectory, monkeypatc
     """Negative control: where a sleeper counts as one that holds a slot, nothing else can run."""
     async with local(run, slots=1) as it:
         await asleep(it, key())
-        monkeypatch.setattr(type(it.table), "held", property(lambda table: len(table.of(key()))))
+        monkeypatch.setattr(type(it.table), "held_slots", property(lambda table: len(table.replicas_of(key()))))
         assert await failures_of(it, key("n")) == ["overloaded"]
         monkeypatch.undo()
 
@@ -127,7 +127,7 @@ async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory
         await eventually(lambda: len(run.calls("sleep")) == 1)
         it.apply(key(), 1)
         it.apply(key(), 1)
-        assert (it.table.live(key()), it.table.held) == (1, 1)
+        assert (it.table.live(key()), it.table.held_slots) == (1, 1)
         (run.path / "restless").unlink()
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
@@ -170,7 +170,7 @@ async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeyp
         await it.ready(key())
         run.tell("restless")
         it.actuator.sleep(key(), Level.ASLEEP)
-        await eventually(lambda: not it.table.of(key()), "it is gone")
+        await eventually(lambda: not it.table.replicas_of(key()), "it is gone")
         assert slept in ([], [0])
         assert len(run.calls("drain")) == 1
 
@@ -183,7 +183,7 @@ async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, mo
         await it.ready(key())
         run.tell("drowsy")
         it.actuator.sleep(key(), Level.ASLEEP)
-        await eventually(lambda: not it.table.of(key()), "it is gone")
+        await eventually(lambda: not it.table.replicas_of(key()), "it is gone")
 
 
 async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
@@ -191,15 +191,15 @@ async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
     async with local(run) as it:
         await asleep(it, key())
         it.apply(key(), 0)
-        await eventually(lambda: not it.table.of(key()))
+        await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("restless")
         it.actuator.sleep(key(), Level.ASLEEP)
         it.apply(key(), 0)
         (run.path / "restless").unlink()
-        await eventually(lambda: not it.table.of(key()))
-        assert it.table.held == 0
+        await eventually(lambda: not it.table.replicas_of(key()))
+        assert it.table.held_slots == 0
 
 
 async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
@@ -208,7 +208,7 @@ async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
         await asleep(it, key())
         (sleeper,) = it.table.sleepers()
         os.kill(sleeper.pid, signal.SIGKILL)
-        await eventually(lambda: not it.table.of(key()))
+        await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
@@ -230,7 +230,7 @@ async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level
         assert row.runtime_id != sleeper.runtime_id
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 2)
         assert it.news.failures == []
-        assert it.table.held == 1
+        assert it.table.held_slots == 1
 
 
 async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) -> None:
@@ -244,8 +244,8 @@ async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) 
         await eventually(lambda: len(it.news.failures) == 1)
         assert it.news.failures[0][1].code == "chunk_corrupt"
         assert (len(run.calls("wake:corrupt")), len(run.calls("bind:corrupt"))) == (1, 2)
-        await eventually(lambda: it.table.held == 0)
-        await eventually(lambda: not it.table.of(key("corrupt")))
+        await eventually(lambda: it.table.held_slots == 0)
+        await eventually(lambda: not it.table.replicas_of(key("corrupt")))
 
 
 async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
@@ -269,14 +269,14 @@ async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
     """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
     async with local(run, slots=1) as it:
         await asleep(it, key(), Level.ASLEEP2)
-        assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
         it.actuator.sleep(key(), Level.ASLEEP2)
         it.actuator.sleep(key(), Level.ASLEEP)
         (sleeper,) = it.table.sleepers()
         assert sleeper.state is ReplicaState.ASLEEP2
         it.apply(key(), 1)
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
         assert (replica.runtime_id, dict(replica.bytes_by_tier)) == (sleeper.runtime_id, {"nvme": 1})
         assert [span.stage for span in replica.restore] == [
             Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY
@@ -297,7 +297,7 @@ async def test_request_during_release_wakes_without_weights(run: RunDirectory) -
         it.actuator.sleep(key(), Level.ASLEEP2)
         (run.path / "restless").unlink()
         await it.ready(key())
-        (replica,) = it.table.of(key())
+        (replica,) = it.table.replicas_of(key())
         assert Stage.LEASED in [span.stage for span in replica.restore]
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
 
@@ -308,7 +308,7 @@ async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> No
         await asleep(it, key())
         run.tell("clinging")
         it.actuator.sleep(key(), Level.ASLEEP2)
-        await eventually(lambda: not it.table.of(key()))
+        await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
@@ -321,15 +321,15 @@ async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, l
     async with local(run) as it:
         await asleep(it, key(), level)
     async with local(run) as it:
-        (sleeper,) = it.table.of(key())
-        assert (sleeper.state.value, it.table.held) == (level.value, 0)
+        (sleeper,) = it.table.replicas_of(key())
+        assert (sleeper.state.value, it.table.held_slots) == (level.value, 0)
         it.apply(key(), 1)
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1)
     async with local(run, known=lambda _: False) as it:
-        await eventually(lambda: not it.table.of(key()))
+        await eventually(lambda: not it.table.replicas_of(key()))
 
 
 async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> None:
@@ -340,7 +340,7 @@ async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> 
             await asleep(it, key(name))
         run.tell("crowded")
         it.apply(key("full"), 1)
-        await eventually(lambda: not it.table.of(key("a")))
+        await eventually(lambda: not it.table.replicas_of(key("a")))
         (run.path / "crowded").unlink()
         await it.ready(key("full"))
         assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]

@@ -26,7 +26,7 @@ async def woken(it: LocalMachine, keys: tuple[VersionKey, ...]) -> None:
         await it.ready(each)
     for each in keys:
         it.apply(each, 0)
-    await eventually(lambda: it.table.held == 0, "nothing runs")
+    await eventually(lambda: it.table.held_slots == 0, "nothing runs")
 
 
 async def test_pool_grows_after_a_burst(run: RunDirectory) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 
 from controlplane.scaling.policy.standby_demand import StandbyDemand
-from controlplane.scaling.policy.standby_sizing import PoolLoad, PoolSizing, next_size, size
+from controlplane.scaling.policy.standby_sizing import PoolLoad, PoolSizing, next_size, target_size
 
 WARM_UP = 1000  # takes, before which the policy is still learning
 
@@ -34,7 +34,7 @@ def found(
             hits += parked > 0
         parked -= 1
         if fixed is None:
-            wanted = max(1, size(sizing, PoolLoad(demand.estimate(now_s), 0, 1)).wanted - fewer)
+            wanted = max(1, target_size(sizing, PoolLoad(demand.estimate(now_s), 0, 1)).wanted - fewer)
             before, kept = kept, next_size(kept, wanted, now_s - enough_s)
             if kept != before or wanted >= kept:
                 enough_s = now_s

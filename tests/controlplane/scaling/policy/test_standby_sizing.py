@@ -16,9 +16,9 @@ from controlplane.scaling.policy.standby_sizing import (
     hit_probability_at_rate,
     next_size,
     observed_hit_ratio,
-    size,
     standbys_for_history,
     standbys_for_rate,
+    target_size,
 )
 from tests.controlplane.scaling.policy.pool_simulation import bursts, found, poisson
 
@@ -95,15 +95,15 @@ def load(
 )
 def test_size(sizing: PoolSizing, now: PoolLoad, want: tuple[int, SizeReason]) -> None:
     """The largest wish, within both bounds, and which it was."""
-    decided = size(sizing, now)
+    decided = target_size(sizing, now)
     assert (decided.wanted, decided.why) == want
 
 
 def test_hit_probability_is_the_lower_of_rate_and_bursts() -> None:
     """Of rate and bursts; with none parked it is zero."""
-    assert size(USUAL, load(rate=2.0)).probability == pytest.approx(0.990920, abs=1e-6)
-    assert size(USUAL, load(together=(90.0, 9.5, 0.5))) == TargetSize(2, SizeReason.BURSTS, pytest.approx(0.995))  # type: ignore[arg-type]
-    assert size(PoolSizing(1, 8, 0.99, 0.15, MIB), load()).probability == 0.0
+    assert target_size(USUAL, load(rate=2.0)).probability == pytest.approx(0.990920, abs=1e-6)
+    assert target_size(USUAL, load(together=(90.0, 9.5, 0.5))) == TargetSize(2, SizeReason.BURSTS, pytest.approx(0.995))  # type: ignore[arg-type]
+    assert target_size(PoolSizing(1, 8, 0.99, 0.15, MIB), load()).probability == 0.0
 
 
 RATES = st.floats(0, 1e4)
@@ -149,7 +149,7 @@ def test_standbys_for_history_is_the_smallest_that_meets_target(
 )
 def test_size_is_within_its_bounds(sizing: PoolSizing, now: PoolLoad) -> None:
     """Memory above all."""
-    decided = size(sizing, now)
+    decided = target_size(sizing, now)
     assert 0 <= decided.wanted <= sizing.maximum
     assert decided.wanted * now.standby_bytes <= sizing.budget_bytes
     assert decided.why is SizeReason.BUDGET or decided.wanted >= sizing.least
