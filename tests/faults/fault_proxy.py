@@ -1,7 +1,7 @@
-"""An HTTP/1.1 proxy on a port of its own that makes chosen exchanges go wrong. Plain TCP towards both sides.
+"""An HTTP/1.1 proxy on its own port that injects faults into chosen exchanges. Plain TCP towards both sides.
 
-`with FaultProxy(host, port) as proxy:` clients use `proxy.url`; `proxy.inject(fault, method=…, holding=…, times=…)`
-plays the fault in place of matching exchanges; `proxy.lift()` ends all faults. What passed is in `proxy.seen`.
+Within `with FaultProxy(host, port) as proxy:` clients use `proxy.url`. `proxy.inject(fault, method=…, holding=…,
+times=…)` plays the fault in matching exchanges, and `proxy.lift()` ends all faults. `proxy.seen` lists the exchanges.
 """
 
 import http.client
@@ -29,7 +29,7 @@ class _Rule:
     left: int | None
 
     def takes(self, request: Request) -> bool:
-        """Whether it is this rule's turn; counts it."""
+        """Return whether this rule applies to the request, and count it."""
         if self.left == 0 or self.method not in (None, request.method) or self.holding not in request.target:
             return False
         if self.left is not None:
@@ -39,14 +39,14 @@ class _Rule:
 
 @dataclass(frozen=True)
 class Seen:
-    """One exchange. `fault` is None where it passed untouched."""
+    """One exchange. `fault` is None if the proxy passed it on unchanged."""
 
     request: Request
     fault: Fault | None
 
 
 class FaultProxy:
-    """Safe to use from many threads; faults may be injected and lifted at any time."""
+    """The proxy. Thread-safe; faults may be injected and lifted at any time."""
 
     def __init__(self, host: str, port: int) -> None:
         self.seen: list[Seen] = []
@@ -64,7 +64,7 @@ class FaultProxy:
                 super().setup()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = False  # closing waits for all of them
+        self._server.daemon_threads = False  # so that closing waits for all of them
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fault proxy")
 
     def __repr__(self) -> str:
@@ -85,30 +85,30 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """Of the loopback interface."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """The URL that clients use."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:
-        """Clients' connections that are open now."""
+        """The number of open client connections."""
         with self._lock:
             return len(self._open)
 
     def inject(self, fault: Fault, *, method: str | None = None, holding: str = "", times: int | None = 1) -> None:
-        """Play `fault` in the next `times` exchanges (None: in all) whose target holds `holding`. The first rule that
-        takes an exchange is the only one.
+        """Play `fault` in the next `times` exchanges (None: in all) whose target contains `holding`.
+
+        Only the first matching rule applies to an exchange.
         """
         with self._lock:
             self._rules.append(_Rule(fault, method, holding, times))
 
     @contextmanager
     def faulty(self, fault: Fault, *, method: str | None = None, holding: str = "") -> Iterator[None]:
-        """`inject` for all exchanges until the block ends."""
+        """Inject `fault` into all matching exchanges until the block ends. Ends all other faults, too."""
         self.inject(fault, method=method, holding=holding, times=None)
         try:
             yield
@@ -116,25 +116,25 @@ class FaultProxy:
             self.lift()
 
     def lift(self) -> None:
-        """No fault any more; what waited goes on. What was seen and recorded is kept."""
+        """End all faults and release the exchanges that wait in them. Keeps `seen` and the recorded answers."""
         with self._lock:
             self._rules.clear()
             lifted, self._lifted = self._lifted, threading.Event()
         lifted.set()
 
     def forget(self) -> None:
-        """Drop what was seen, and the answers that `StaleAnswer` would give."""
+        """Drop `seen`, and the answers that `StaleAnswer` would send."""
         with self._lock:
             self.seen.clear()
             self._first.clear()
 
     def count(self, method: str, holding: str = "") -> int:
-        """Exchanges seen so far."""
+        """Return how many exchanges there were so far."""
         with self._lock:
             return sum(seen.request.method == method and holding in seen.request.target for seen in self.seen)
 
     def wait_until_seen(self, count: int, method: str, holding: str = "", limit_s: float = TIMEOUT_S) -> None:
-        """Fails where so many exchanges never begin."""
+        """Wait until `count` exchanges began. Fails after `limit_s`."""
         wait(lambda: self.count(method, holding) >= count, f"{count} exchanges of {method} {holding} begin", limit_s)
 
     def _choose(self, request: Request) -> tuple[Fault | None, threading.Event]:
@@ -161,7 +161,7 @@ class FaultProxy:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One client's connection, with one of its own to the server."""
+    """One client connection, with its own connection to the server."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         self.upstream.close()
         self.proxy._closed(self.connection)
-        with suppress(OSError):  # the client is gone, or was cut
+        with suppress(OSError):  # the client has closed the connection, or a fault has
             super().finish()
 
     def handle(self) -> None:
@@ -184,13 +184,13 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def handle_expect_100(self) -> bool:
-        """At once, or a client that asks first would wait a second for it."""
+        """Answer at once. Otherwise a client that sends `Expect: 100-continue` would wait a second."""
         passed = super().handle_expect_100()
         self.wfile.flush()
         return passed
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: `seen` tells."""
+        """Log nothing. Tests read `seen`."""
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -207,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Exchange:
-    """See `faults.Exchange`."""
+    """The proxy's `http_faults.Exchange`."""
 
     def __init__(self, handler: _Handler, request: Request, lifted: threading.Event) -> None:
         self._handler = handler
@@ -219,25 +219,26 @@ class _Exchange:
         return self._request
 
     def ask(self, request: Request | None = None) -> Answer:
-        asked = request or self._request
-        response = self._reach(asked)
+        sent = request or self._request
+        response = self._reach(sent)
         kept = [(name, value) for name, value in response.getheaders() if name.lower() not in _HOP_BY_HOP]
-        if asked.method == "HEAD" and (length := response.getheader("content-length")):
+        if sent.method == "HEAD" and (length := response.getheader("content-length")):
             kept.append(("Content-Length", length))
         answer = Answer(response.status, tuple(kept), response.read())
         if request is None:
-            self._handler.proxy._remember(asked, answer)
+            self._handler.proxy._remember(sent, answer)
         return answer
 
-    def _reach(self, asked: Request) -> http.client.HTTPResponse:
+    def _reach(self, sent: Request) -> http.client.HTTPResponse:
         upstream = self._handler.upstream
-        headers = {name: value for name, value in asked.headers.items() if name not in ("connection", "expect")}
+        headers = {name: value for name, value in sent.headers.items() if name not in ("connection", "expect")}
         try:
-            upstream.request(asked.method, asked.target, asked.body or None, headers)
+            upstream.request(sent.method, sent.target, sent.body or None, headers)
             return upstream.getresponse()
-        except (ConnectionError, http.client.RemoteDisconnected):  # it was idle for too long: once more
+        # the server closed an idle connection: send the request once more
+        except (ConnectionError, http.client.RemoteDisconnected):
             upstream.close()
-            upstream.request(asked.method, asked.target, asked.body or None, headers)
+            upstream.request(sent.method, sent.target, sent.body or None, headers)
             return upstream.getresponse()
 
     def first(self) -> Answer:
@@ -258,7 +259,7 @@ class _Exchange:
             handler.close_connection = True
 
     def cut(self) -> None:
-        # Linger of zero: the client sees a reset, as of a peer that died, not an orderly end.
+        # Linger of zero: the client sees a reset, as from a peer that died, not an orderly end.
         self._handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._handler.close_connection = True
 
@@ -267,5 +268,5 @@ class _Exchange:
 
 
 def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it is already
+    with suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""What may go wrong between a client and an HTTP server. Each fault plays one exchange; the proxy says which.
+"""Faults between a client and an HTTP server. Each fault plays one exchange; the proxy chooses which one.
 
-`Exchange.ask` is the server's true answer; a fault that does not ask keeps the request from the server.
+`Exchange.ask` returns the server's answer. A fault that does not call it keeps the request from the server.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 @dataclass(frozen=True)
 class Request:
-    """What the client sent. `target` is path and query, as they were on the wire; names of headers are lower case."""
+    """A client's request. `target` is path and query as sent; names of headers are lower case."""
 
     method: str
     target: str
@@ -20,13 +20,13 @@ class Request:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Two requests with the same one ask for the same bytes."""
+        """Requests with the same identity ask for the same bytes."""
         return self.method, self.target, self.headers.get("range", "")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server sent; the length is the body's, except for HEAD, where it is the server's word."""
+    """A server's answer. Content-Length is the body's length, except for HEAD, where it is the server's header."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -34,25 +34,25 @@ class Answer:
 
 
 class Exchange(Protocol):
-    """One request, and what can be done with it."""
+    """One request, and the ways to answer it."""
 
     @property
     def request(self) -> Request: ...
 
     def ask(self, request: Request | None = None) -> Answer:
-        """The server's answer to the request, or to another one."""
+        """Send the request, or another one, to the server and return its answer."""
 
     def first(self) -> Answer:
-        """The first answer that was ever given to the same request; the server's where there was none."""
+        """Return the first answer that the same request ever had, or ask the server if there was none."""
 
     def send(self, answer: Answer, *, cut_after: int | None = None) -> None:
-        """Hand the answer to the client; with `cut_after` only so many bytes of the body, then the line is cut."""
+        """Send the answer to the client. With `cut_after`, close the connection after that many bytes of the body."""
 
     def cut(self) -> None:
-        """Close the client's connection without a word."""
+        """Reset the client's connection."""
 
     def wait(self, seconds: float | None) -> None:
-        """Until so much time has passed, the faults are lifted, or the proxy closes."""
+        """Wait until the time has passed, the faults are lifted, or the proxy closes."""
 
 
 Fault = Callable[[Exchange], None]
@@ -60,7 +60,7 @@ Fault = Callable[[Exchange], None]
 
 @dataclass(frozen=True)
 class DelayedAnswer:
-    """The answer comes, `seconds` later; None: when the faults are lifted."""
+    """The answer is sent `seconds` later; None: when the faults are lifted."""
 
     seconds: float | None = None
 
@@ -71,7 +71,7 @@ class DelayedAnswer:
 
 @dataclass(frozen=True)
 class ClosedConnection:
-    """The connection is closed; the server never hears of the request."""
+    """The connection is reset, and the server gets no request."""
 
     def __call__(self, exchange: Exchange) -> None:
         exchange.cut()
@@ -79,7 +79,7 @@ class ClosedConnection:
 
 @dataclass(frozen=True)
 class LostAnswer:
-    """The server does what was asked, and its answer is lost."""
+    """The server executes the request, and its answer is lost."""
 
     def __call__(self, exchange: Exchange) -> None:
         exchange.ask()
@@ -88,7 +88,7 @@ class LostAnswer:
 
 @dataclass(frozen=True)
 class TruncatedBody:
-    """The head is whole, the body ends after so many bytes, and the connection with it."""
+    """The head is complete, and the connection ends after `after` bytes of the body."""
 
     after: int = 0
 
@@ -98,7 +98,7 @@ class TruncatedBody:
 
 @dataclass(frozen=True)
 class StalledBody:
-    """The head and so many bytes of the body come; the rest when the faults are lifted, which cuts the line."""
+    """The head and `after` bytes of the body are sent. The connection ends when the faults are lifted."""
 
     after: int = 0
 
@@ -110,7 +110,7 @@ class StalledBody:
 
 @dataclass(frozen=True)
 class S3Error:
-    """An error in the form of S3, instead of the server's answer."""
+    """An S3 error response instead of the server's answer."""
 
     status: int
     code: str
@@ -126,7 +126,7 @@ CONFLICT = S3Error(409, "ConditionalRequestConflict")
 
 @dataclass(frozen=True)
 class AlteredBody:
-    """The body is another one: well-formed HTTP of the new length. Other headers stay."""
+    """The body is changed. The answer is well-formed HTTP of the new length, and other headers stay."""
 
     change: Callable[[bytes], bytes]
 
@@ -136,12 +136,12 @@ class AlteredBody:
 
 
 def truncated(keep: int) -> AlteredBody:
-    """Fewer bytes than were asked for, and a head that says so."""
+    """Send fewer bytes than requested, with a matching Content-Length."""
     return AlteredBody(lambda body: body[:keep])
 
 
 def flipped(at: int = 0) -> AlteredBody:
-    """One bit of one byte is wrong."""
+    """Flip one bit of one byte."""
 
     def change(body: bytes) -> bytes:
         where = at % len(body)
@@ -151,13 +151,13 @@ def flipped(at: int = 0) -> AlteredBody:
 
 
 def zeroed() -> AlteredBody:
-    """As many bytes, all of them zero."""
+    """Send as many bytes, all zero."""
     return AlteredBody(lambda body: bytes(len(body)))
 
 
 @dataclass(frozen=True)
 class StaleAnswer:
-    """What the same request was first answered, whatever has happened since."""
+    """The first answer that the same request ever had, even if the object has changed since."""
 
     def __call__(self, exchange: Exchange) -> None:
         exchange.send(exchange.first())
@@ -165,7 +165,7 @@ class StaleAnswer:
 
 @dataclass(frozen=True)
 class SwappedAnswer:
-    """The answer to another target."""
+    """The server's answer to another target."""
 
     target: str
 

@@ -1,4 +1,4 @@
-"""An S3 server for tests, and places in it: a bucket of its own for each who asks."""
+"""An S3 server for tests that makes empty buckets."""
 
 import itertools
 import subprocess
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import Final
 
-# Anything is believed: the server checks no signature. Handed to processes, never part of a URL.
+# The server checks no signature, so any credentials do. Pass them in the environment, never in a URL.
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "kelvin-tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 _SIGNED: Final = f"AWS4-HMAC-SHA256 Credential={CREDENTIALS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
-# Whatever profile, role or region the machine has is not the tests' business.
+# Keep the machine's own AWS profile, role and region out of the tests.
 ENVIRONMENT: Final = {
     **CREDENTIALS,
     "AWS_CONFIG_FILE": "/dev/null",
@@ -23,43 +23,43 @@ ENVIRONMENT: Final = {
 
 @dataclass(frozen=True)
 class Buckets:
-    """Where the server listens; `make` answers the name of an empty bucket."""
+    """The server's address, and requests to it."""
 
     host: str
     port: int
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def make(self) -> str:
-        """An empty bucket's name."""
+        """Make an empty bucket and return its name."""
         name = f"bucket-{next(self._numbers)}"
         self.ask("PUT", name)
         return name
 
     def get(self, path: str) -> bytes:
-        """An object, past every proxy; `path` begins with the bucket."""
+        """Read an object directly from the server, without a proxy. `path` begins with the bucket."""
         return self.ask("GET", path)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """One request, and its answer's body."""
+        """Send one request and return the body of the answer."""
         connection = HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, f"/{path}", body, headers={"authorization": _SIGNED})
             answer = connection.getresponse()
-            said = answer.read()
+            content = answer.read()
         finally:
             connection.close()
-        assert answer.status < 300, (answer.status, said)
-        return said
+        assert answer.status < 300, (answer.status, content)
+        return content
 
     def url(self, bucket: str, prefix: str = "", *, port: int | None = None, **parameters: object) -> str:
-        """As `KELVIN_STORE` takes it; `port` is a proxy's."""
+        """Return a URL for `KELVIN_STORE`. `port` is a proxy's."""
         rest = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"s3://{bucket}/{prefix}?endpoint=http://{self.host}:{port or self.port}{rest}"
 
 
 @contextmanager
 def serving() -> Iterator[Buckets]:
-    """The server runs as long as the block."""
+    """Run the server as long as the block."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.faults.s3_server"],
         stdin=subprocess.PIPE,

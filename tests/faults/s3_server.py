@@ -1,7 +1,7 @@
-"""`python -m tests.faults.s3_server`: moto's S3 on a free port, which is its first line of output.
+"""`python -m tests.faults.s3_server`: moto's S3 on a free port, printed as the first line of output.
 
-One request at a time changes something: moto looks and writes in two steps, where S3 is atomic. It checks no
-signatures. It ends when its standard input does, so that it never outlives the tests.
+Writes run one at a time: moto checks and writes in two steps, where S3 is atomic. It checks no signatures. The server
+ends when its standard input does, so it never outlives the tests.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-os.environ["S3_UPLOAD_PART_MIN_SIZE"] = "1024"  # S3's is 5 MiB: tests would move much for nothing
+os.environ["S3_UPLOAD_PART_MIN_SIZE"] = "1024"  # S3's minimum is 5 MiB, which would make tests move much data
 os.environ["MOTO_S3_DEFAULT_KEY_BUFFER_SIZE"] = str(64 << 20)
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -21,18 +21,18 @@ class _Quiet(MotoRequestHandler):  # type: ignore[misc]
     protocol_version = "HTTP/1.1"
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 def main() -> None:
     """Serve until standard input ends."""
     inner = DomainDispatcherApplication(create_backend_app)
-    changing = threading.Lock()
+    write_lock = threading.Lock()
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return list(inner(environ, start))
-        with changing:
+        with write_lock:
             return list(inner(environ, start))
 
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)

@@ -1,4 +1,4 @@
-"""The proxy passes what it should, and each fault is on the wire what it says."""
+"""The proxy passes requests on unchanged, and each fault sends on the wire what it promises."""
 
 import http.client
 import threading
@@ -27,8 +27,8 @@ from tests.faults.http_faults import (
 BODY = bytes(range(1, 200))
 
 
-class _Shelf(BaseHTTPRequestHandler):
-    """GET, HEAD and PUT of a dictionary."""
+class _ObjectServer(BaseHTTPRequestHandler):
+    """A server for GET, HEAD and PUT of objects in a dictionary."""
 
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
@@ -56,9 +56,9 @@ class _Shelf(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def proxy() -> Iterator[FaultProxy]:
-    """In front of a server with two objects."""
-    _Shelf.objects = {"/a": BODY, "/b": b"another"}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Shelf)
+    """A proxy in front of a server with two objects."""
+    _ObjectServer.objects = {"/a": BODY, "/b": b"another"}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _ObjectServer)
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -70,7 +70,7 @@ def proxy() -> Iterator[FaultProxy]:
 
 
 def ask(proxy: FaultProxy, method: str = "GET", target: str = "/a", body: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body. Raises what http.client does."""
+    """Return status and body. Raises what `http.client` raises."""
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
     try:
         connection.request(method, target, body)
@@ -81,7 +81,7 @@ def ask(proxy: FaultProxy, method: str = "GET", target: str = "/a", body: bytes 
 
 
 def test_exchange_without_a_fault_passes(proxy: FaultProxy) -> None:
-    """Bodies, statuses and HEAD, and all of it is seen."""
+    """Bodies, statuses and HEAD pass, and the proxy counts every exchange."""
     assert ask(proxy) == (200, BODY)
     assert ask(proxy, "PUT", "/c", b"new") == (200, b"")
     assert ask(proxy, target="/c") == (200, b"new")
@@ -102,10 +102,10 @@ def test_exchange_without_a_fault_passes(proxy: FaultProxy) -> None:
     ],
 )
 def test_faults_that_are_answers(proxy: FaultProxy, fault: Fault, status: int, body: bytes) -> None:
-    """The next exchange is so; the one after it is true again."""
+    """The fault changes one exchange, and the next one is unchanged."""
     proxy.inject(fault)
-    said, found = ask(proxy)
-    assert said == status
+    answered_status, found = ask(proxy)
+    assert answered_status == status
     assert found == body or (status == 503 and body in found)
     assert ask(proxy) == (200, BODY)
 
@@ -119,7 +119,7 @@ def test_faults_that_are_answers(proxy: FaultProxy, fault: Fault, status: int, b
     ],
 )
 def test_cutting_faults_break_the_connection(proxy: FaultProxy, fault: Fault, error: type[Exception]) -> None:
-    """The client sees the line break, not an orderly end."""
+    """The client sees the connection break, and the next exchange is unchanged."""
     proxy.inject(fault)
     with pytest.raises(error):
         ask(proxy)
@@ -127,7 +127,7 @@ def test_cutting_faults_break_the_connection(proxy: FaultProxy, fault: Fault, er
 
 
 def test_lost_answer_was_executed_and_refused_was_not(proxy: FaultProxy) -> None:
-    """And a refused one was none."""
+    """A PUT whose answer is lost took effect; a PUT whose connection is closed did not."""
     for fault, status in ((ClosedConnection(), 404), (LostAnswer(), 200)):
         proxy.inject(fault, method="PUT")
         with pytest.raises(ConnectionError):
@@ -136,7 +136,7 @@ def test_lost_answer_was_executed_and_refused_was_not(proxy: FaultProxy) -> None
 
 
 def test_stale_is_the_first_answer(proxy: FaultProxy) -> None:
-    """Whatever was put meanwhile."""
+    """`StaleAnswer` sends the first answer to the same request, even after the object was written."""
     assert ask(proxy, target="/e")[0] == 404
     ask(proxy, "PUT", "/e", b"now")
     proxy.inject(StaleAnswer(), method="GET", holding="/e", times=2)
@@ -147,7 +147,7 @@ def test_stale_is_the_first_answer(proxy: FaultProxy) -> None:
 
 
 def test_lifting_faults_releases_waiting_clients(proxy: FaultProxy) -> None:
-    """Who waits in `DelayedAnswer` is answered, who waits in `StalledBody` is cut."""
+    """A client that waits in `DelayedAnswer` gets its answer; one in `StalledBody` is cut off."""
     proxy.inject(DelayedAnswer(), holding="/a", times=None)
     proxy.inject(StalledBody(3), holding="/b", times=None)
     answers: list[object] = []

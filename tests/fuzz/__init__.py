@@ -1,1 +1,1 @@
-"""Everything of ours that reads what strangers wrote, fed with what nobody wrote. How and why: docs/fuzzing.md."""
+"""Fuzz tests of every parser that reads untrusted input. See docs/fuzzing.md for how and why."""

@@ -1,4 +1,4 @@
-"""Targets for what stands beside weights: attestations, predictors and their signatures, kept files, backups."""
+"""Fuzz targets for data beside weights: attestations, predictors and their signatures, kept files, backups."""
 
 import io
 import json
@@ -46,9 +46,9 @@ from tests.weightcache.kit import attestation_of
 VERSION: Final = "a" * 64
 SIGNER: Final = Signer(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 
-# Attestations: an envelope as it comes, which no change leaves valid; and what is said in one, signed anew.
+# Attestations. No change may leave a signed envelope valid. Changed statements are signed again and then read.
 
-SAID: Final = OriginPredicate(
+STATED: Final = OriginPredicate(
     signed_at_s=1_795_000_000,
     claims=Claims(
         licence="Apache-2.0",
@@ -58,15 +58,16 @@ SAID: Final = OriginPredicate(
     ),
     bundle="d" * 64,
 )
-SIGNED: Final = (SIGNER.attest(VERSION, ORIGIN_TYPE, SAID), SIGNER.attest(VERSION, SEAL_TYPE, attestation_of(VERSION)))
+_SEAL: Final = attestation_of(VERSION)
+SIGNED: Final = (SIGNER.attest(VERSION, ORIGIN_TYPE, STATED), SIGNER.attest(VERSION, SEAL_TYPE, _SEAL))
 
 
-def _only_what_was_signed(data: bytes, _: Any) -> None:
-    assert data in SIGNED, "what nobody signed is taken for signed"
+def _envelope_holds(data: bytes, _: Any) -> None:
+    assert data in SIGNED, "an envelope that was not signed is accepted"
 
 
 def _read_statement(payload: bytes) -> OriginPredicate | SealAttestation:
-    """`payload` is signed first, so that what is behind the signature is reached."""
+    """Sign `payload` and read it, so that the code behind the signature check is reached."""
     raw = encode_envelope(payload, SIGNER.key_id, SIGNER.sign(pre_authentication_encoding(payload)))
     if SEAL_TYPE.encode() in payload:
         return read_seal(raw, VERSION).seal
@@ -77,7 +78,7 @@ def _statement_of(value: OriginPredicate | SealAttestation) -> bytes:
     return encode_statement(VERSION, ORIGIN_TYPE if isinstance(value, OriginPredicate) else SEAL_TYPE, value)
 
 
-# Files that are kept as they are.
+# Indexes of tensorizer files that are kept as they are.
 
 INDEX: Final = FileIndex(
     (
@@ -99,7 +100,7 @@ def _index_holds(_: bytes, index: FileIndex) -> None:
         assert chunk.length == sum(pad_to_page(span.length) for span in chunk.spans)
 
 
-# Graphs that predict.
+# Graphs and signatures of predictors, and prediction requests.
 
 
 def _graph_holds(_: bytes, tensors: Any) -> None:
@@ -132,23 +133,23 @@ _NUMBERS: Final = signature_of(_CLASSIFIER)
 MAX_ROWS: Final = 8
 
 
-def _ask(data: bytes) -> PredictionCall:
+def _prediction_request(data: bytes) -> PredictionCall:
     signature = _COLOURS if b'"colour"' in data else _NUMBERS
     return decode_prediction(data, signature, MAX_ROWS)
 
 
-def _ask_holds(_: bytes, ask: PredictionCall) -> None:
-    assert 1 <= ask.rows <= MAX_ROWS
-    for given in ask.inputs:
-        rest = 1
+def _prediction_request_holds(_: bytes, call: PredictionCall) -> None:
+    assert 1 <= call.rows <= MAX_ROWS
+    for given in call.inputs:
+        size = 1
         for extent in given.shape:
-            rest *= extent
-        assert len(given.values) == rest, "values and shape disagree"
-        assert given.shape == (ask.rows, *given.spec.shape[1:])
+            size *= extent
+        assert len(given.values) == size, "values and shape disagree"
+        assert given.shape == (call.rows, *given.spec.shape[1:])
         assert find_invalid_value(given.values, given.spec.datatype) is None
 
 
-ASKED: Final = (
+PREDICTION_REQUESTS: Final = (
     {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2.5], [-3, 4]]}], "id": "one"},
     {
         "inputs": [{"name": "colour", "shape": [1, 1], "datatype": "BYTES", "data": ["red"]}],
@@ -157,16 +158,16 @@ ASKED: Final = (
     },
 )
 
-# Backups, and the journal between them.
+# Backups, and entries of the ledger's journal.
 
 
 def _backup(index: bytes | None = None, contents: bytes = b"rows") -> bytes:
     packing = ArchiveWriter()
     made = b"".join(packing.content("kelvin.db", contents)) + b"".join(packing.content("ca.pem", b"x" * 700))
-    said = BackupIndex(
+    index_document = BackupIndex(
         format=BACKUP_FORMAT, made_at_us=7, program="0", journal_after=None, members=tuple(packing.members), versions=()
     )
-    return made + b"".join(packing.end(said))
+    return made + b"".join(packing.end(index_document))
 
 
 def _unpacked(data: bytes) -> tuple[BackupIndex, tuple[bytes, ...]]:
@@ -177,14 +178,14 @@ def _unpacked(data: bytes) -> tuple[BackupIndex, tuple[bytes, ...]]:
 
 
 def _backup_holds(data: bytes, _: Any) -> None:
-    assert data in BACKUPS, "a backup that was changed is taken for whole"
+    assert data in BACKUPS, "a changed backup is accepted"
 
 
 BACKUPS: Final = (_backup(), _backup(contents=b""))
 
 
 def _change_entry(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
-    """The kind stays mostly, and what follows is changed as the tree that it is."""
+    """Mostly keep the first byte, which is the entry's kind, and change the JSON after it as a tree."""
     if happens(draw, 2):
         return change_bytes(draw, data, inputs)
     return data[:1] + change_json(draw, data[1:], [other[1:] for other in inputs])
@@ -199,11 +200,11 @@ def _entry_holds(_: bytes, entry: Any) -> None:
 TARGETS: Final = (
     FuzzTarget(
         "envelope", lambda data: open_envelope(data, VERSION), (AttestationInvalid,), SIGNED, change_json,
-        holds=_only_what_was_signed,
+        holds=_envelope_holds,
     ),
     FuzzTarget(
         "statement", _read_statement, (AttestationInvalid,),
-        (encode_statement(VERSION, ORIGIN_TYPE, SAID), encode_statement(VERSION, SEAL_TYPE, attestation_of(VERSION))),
+        (encode_statement(VERSION, ORIGIN_TYPE, STATED), encode_statement(VERSION, SEAL_TYPE, _SEAL)),
         change_json, _statement_of,
     ),
     FuzzTarget(
@@ -219,8 +220,8 @@ TARGETS: Final = (
         holds=_signature_holds,
     ),
     FuzzTarget(
-        "prediction-request", _ask, (InvalidRequest, LimitExceeded, SchemaMismatch),
-        tuple(json.dumps(body).encode() for body in ASKED), change_json, holds=_ask_holds,
+        "prediction-request", _prediction_request, (InvalidRequest, LimitExceeded, SchemaMismatch),
+        tuple(json.dumps(body).encode() for body in PREDICTION_REQUESTS), change_json, holds=_prediction_request_holds,
     ),
     FuzzTarget("backup", _unpacked, (BadBackup,), BACKUPS, change_bytes, holds=_backup_holds),
     FuzzTarget(

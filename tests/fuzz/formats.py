@@ -1,4 +1,4 @@
-"""Targets for what lies on disks and in stores: manifests, headers of models, packs, spools, meters, price books."""
+"""Fuzz targets for files on disks and in stores: manifests, model headers, packs, spools, meter pages, price books."""
 
 import json
 from base64 import b64decode, b64encode
@@ -41,21 +41,21 @@ from tests.fuzz.oracle import FuzzTarget
 from tests.snapshotter.models import Model, default_weights, resharded, safetensors
 from tests.snapshotter.tensors_files import TensorsFile
 
-SIZE_BYTES: Final = 8  # in front of an input whose parser is told the size of the whole file
+SIZE_BYTES: Final = 8  # in front of an input whose parser needs the size of the whole file
 D, E = "a" * 64, "b" * 64
 
 
 def sized(raw: bytes, size: int) -> bytes:
-    """An input: the size of the file, then the part of it that is parsed."""
+    """Return an input: the size of the file, then the part of it that is parsed."""
     return (size % (1 << 64)).to_bytes(SIZE_BYTES, "little") + raw
 
 
 def unsized(data: bytes) -> tuple[bytes, int]:
-    """The part, and the size."""
+    """Return the part that is parsed, and the size of the file."""
     return data[SIZE_BYTES:], int.from_bytes(data[:SIZE_BYTES], "little")
 
 
-# Manifests: the version is the digest of whatever was made, so that it is not all that is ever refused.
+# Manifests. The version is computed from the changed bytes, so that the digest check does not refuse everything.
 
 MANIFEST: Final = Manifest(
     format=1,
@@ -77,7 +77,7 @@ def _manifest_holds(data: bytes, value: Manifest) -> None:
     assert end <= value.total_bytes < 1 << 80
 
 
-# Safetensors: its prefix is mended after most changes of the JSON, and the file's size with it.
+# Safetensors headers. After most changes of the JSON, its length prefix and the file's size are corrected.
 
 
 def _parse_header(data: bytes) -> tuple[SourceTensor, ...]:
@@ -158,7 +158,7 @@ def _change_footer(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     return sized(table + len(table).to_bytes(8, "little") + raw[-8:], size - len(raw) + 16 + len(table))
 
 
-# Spool segments: the checksums are mended after most changes.
+# Spool segments. After most changes, the checksums are corrected.
 
 
 def _frames_of(segment: bytes) -> tuple[Frame, ...]:
@@ -189,7 +189,7 @@ def _change_segment(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     return bytes(changed)
 
 
-# Directories of models: one file of a plan request is changed, or the request.
+# Model directories. Either one file of a plan request is changed, or the request.
 
 
 def _admit(data: bytes) -> Intake:

@@ -1,4 +1,4 @@
-"""Targets for what comes over sockets, from the command line and the environment."""
+"""Fuzz targets for input from sockets, the command line and the environment."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ from tests.fuzz.mutations import Inputs, change_json, change_words, happens
 from tests.fuzz.oracle import FuzzTarget
 from weightcache.client.lease_protocol import Layout, LeaseReply, LeaseRequest, SlabFact
 
-# A replica's answer: frames mean the same wherever the socket cuts them.
+# Frames of a replica's response. They must not depend on where the socket cuts them.
 
 COUNTS: Final = Counts(5, 2, 3, 1_000_000)
 FRAMES: Final = (
@@ -70,11 +70,11 @@ def _frames_hold(data: bytes, frames: tuple[Frame, ...]) -> None:
     assert tuple(pieces) == frames, "frames depend on where the socket cut them"
 
 
-# Server-sent events. Nothing of ours reads them, so what we write is read by the standard's rules.
+# Server-sent events. Kelvin has no reader of them, so the test reads them by the rules of the standard.
 
 
 def events_of(stream: str) -> Iterator[tuple[str, str]]:
-    """Type and data of each event, by the parsing rules of the HTML standard (9.2.6)."""
+    """Yield type and data of each event, by the parsing rules of the HTML standard (9.2.6)."""
     kind, lines = "message", list[str]()
     for line in stream.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if not line:
@@ -90,8 +90,8 @@ def events_of(stream: str) -> Iterator[tuple[str, str]]:
             kind = value
 
 
-def _said(data: bytes) -> tuple[str, str]:
-    """A model's text in two pieces, and the words of a failure, as a client reads them."""
+def _read_stream(data: bytes) -> tuple[str, str]:
+    """Render a text in two pieces and a failure's message as a stream. Return both as a client reads them."""
     text = data.decode("utf-8", "replace")
     renderer = choose_renderer(
         ResponseMetadata("r", text[:40], "ab" * 32, 1), chat=True, stream=True, include_usage=True
@@ -100,20 +100,20 @@ def _said(data: bytes) -> tuple[str, str]:
     half = len(text) // 2
     written = renderer.begin() + renderer.text(text[:half]) + renderer.text(text[half:])
     written += renderer.end("stop", COUNTS) + sse_error(InvalidRequest("prompt", text, text), text[:20])
-    heard = list(events_of(written.decode()))
-    (_, failed) = heard.pop()
-    assert heard.pop() == ("message", "[DONE]")
-    choices = [choice for _, event in heard for choice in json.loads(event)["choices"]]
+    events = list(events_of(written.decode()))
+    (_, failed) = events.pop()
+    assert events.pop() == ("message", "[DONE]")
+    choices = [choice for _, event in events for choice in json.loads(event)["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices), json.loads(failed)["error"]["message"]
 
 
-def _said_holds(data: bytes, said: tuple[str, str]) -> None:
+def _texts_hold(data: bytes, texts: tuple[str, str]) -> None:
     text = data.decode("utf-8", "replace")
-    assert said[0] == text, "a client reads another text than the model wrote"
-    assert "kv-" in text or said[1] == f"prompt={text}: {text}"
+    assert texts[0] == text, "the client reads a text that the model did not write"
+    assert "kv-" in text or texts[1] == f"prompt={text}: {text}"
 
 
-# OpenAI's requests.
+# OpenAI requests.
 
 CHAT: Final[dict[str, Any]] = {
     "model": "m@prod", "messages": [
@@ -131,29 +131,29 @@ def _json(*values: object) -> tuple[bytes, ...]:
     return tuple(json.dumps(value).encode() for value in values)
 
 
-def _ask_holds(_: bytes, ask: CompletionCall) -> None:
-    assert ask.max_tokens is None or ask.max_tokens >= 1
-    assert ask.temperature is None or 0 <= ask.temperature <= 2
-    assert ask.seed is None or -(1 << 63) <= ask.seed < 1 << 63
-    assert len(ask.stops) <= 4
-    assert all(ask.stops)
+def _call_holds(_: bytes, call: CompletionCall) -> None:
+    assert call.max_tokens is None or call.max_tokens >= 1
+    assert call.temperature is None or 0 <= call.temperature <= 2
+    assert call.seed is None or -(1 << 63) <= call.seed < 1 << 63
+    assert len(call.stops) <= 4
+    assert all(call.stops)
 
 
-def _inputs_hold(_: bytes, ask: EmbeddingCall) -> None:
-    assert 0 < len(ask.inputs) <= 512
-    for each in ask.inputs:
+def _inputs_hold(_: bytes, call: EmbeddingCall) -> None:
+    assert 0 < len(call.inputs) <= 512
+    for each in call.inputs:
         assert each, "an input is empty"
         assert isinstance(each, str) or all(type(token_id) is int for token_id in each)
 
 
-# What processes say to each other: the first byte chooses the message.
+# Messages between processes. The first byte chooses the message type.
 
 KINDS: Final[tuple[Any, ...]] = (
     Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, BindRequest, GateJob, Feed, Stats, RequestBatch,
     LifetimeRecord, Receipts, Principal, KeyRow, SealAttestation, WireFailure, MissingRequest, CommitRequest,
     ScaleChange, CompletionBody, PredictionBody, BindPodRequest,
 )  # fmt: skip
-WORDS: Final = (
+MESSAGES: Final = (
     Fork(runtime_id="r1"), Reply(ok=True, pid=4), LeaseRequest(tenant="t", version="a" * 64),
     LeaseReply(ok=True, manifest_bytes=3, slabs=(SlabFact(id=1, bytes=4096),), chunks_by_tier={"host": 1}),
     Layout(total_bytes=4096, extents=((0, 0, 0, 4096),), attestations=()),
@@ -170,16 +170,16 @@ def _kind(data: bytes) -> Any:
     return KINDS[data[0] % len(KINDS)] if data else KINDS[0]
 
 
-def _told(data: bytes) -> tuple[int, Any]:
+def _decode_message(data: bytes) -> tuple[int, Any]:
     return (data[0] % len(KINDS) if data else 0), decode(data[1:], _kind(data))
 
 
-def _telling(word: Any) -> bytes:
-    at = next(at for at, kind in enumerate(KINDS) if isinstance(word, kind))
-    return bytes([at]) + encode(word)
+def _encode_message(message: Any) -> bytes:
+    at = next(at for at, kind in enumerate(KINDS) if isinstance(message, kind))
+    return bytes([at]) + encode(message)
 
 
-def _change_told(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
+def _change_message(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     first = draw(_ANY_KIND) if happens(draw, 1) else data[:1]
     return first + change_json(draw, data[1:], [other[1:] for other in inputs])
 
@@ -187,11 +187,11 @@ def _change_told(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
 _ANY_KIND: Final = st.sampled_from([bytes([at]) for at in range(len(KINDS))])
 
 
-# Texts of one line: the first byte chooses who reads them, so that a new reader stands last.
+# One-line texts. The first byte chooses the parser, so append new parsers at the end.
 
 
-def _naming(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader whose refusals are ValueErrors, told from those of the libraries by their rule."""
+def _with_bad_setting(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that raises BadSetting instead of a ValueError with one of our own rules in its message."""
 
     def read(text: str) -> Any:
         try:
@@ -204,9 +204,9 @@ def _naming(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-READERS: Final[tuple[Callable[[str], Any], ...]] = (
-    _naming(parse_duration_s),
-    _naming(parse_rate),
+PARSERS: Final[tuple[Callable[[str], Any], ...]] = (
+    _with_bad_setting(parse_duration_s),
+    _with_bad_setting(parse_rate),
     parse_reference,
     month_bounds_us,
     lambda text: parse_s3_url(text),
@@ -226,7 +226,7 @@ LINES: Final = (
     "/t/m/v1/models/x@y", "t/m@0123456789ab",
 )  # fmt: skip
 POLICY: Final = b'{"format":1,"filters":[{"filter":"pii","input":{"US_SSN":"stop"},"phone_regions":["US"]}]}'
-read_policy(POLICY)  # makes its type ready: the first reading would take other steps than the second
+read_policy(POLICY)  # builds its decoder: otherwise the first parse would take other steps than later ones
 _TOKENS: Final = (
     b"://", b"[", b"]", b"@", b":99999", b"?", b"&", b"%2e%2e", b"/../", b"//", b"s3://", b"http://", b"#",
     b"endpoint=", b"connections=", b"\xd9\xa3", b"1_0", b" 1", b"-0", b"nan", b"1e400", b"9" * 5000, b"\xe2\x84\x80",
@@ -234,13 +234,13 @@ _TOKENS: Final = (
 
 
 def _read_line(data: bytes) -> Any:
-    parse_reference.cache_clear()  # a second reading would take other steps than the first
-    return READERS[data[0] % len(READERS) if data else 0](data[1:].decode("utf-8", "replace"))
+    parse_reference.cache_clear()  # with a full cache, a second parse would take other steps
+    return PARSERS[data[0] % len(PARSERS) if data else 0](data[1:].decode("utf-8", "replace"))
 
 
 def _line_holds(data: bytes, value: Any) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        assert -(1 << 63) < value < 1 << 63  # not a number is neither
+        assert -(1 << 63) < value < 1 << 63  # also fails for NaN
     if isinstance(value, NoRoute):
         assert value.failure.message
 
@@ -251,24 +251,24 @@ TARGETS: Final = (
         again=lambda frames: b"".join(encode_frame(frame) for frame in frames),
     ),
     FuzzTarget(
-        "sse", _said, (),
-        (b"plain", b"data: [DONE]\n\n\r\rid: 1\nevent: error\n\n", "\u2028\u0085é💥".encode()), holds=_said_holds,
+        "sse", _read_stream, (),
+        (b"plain", b"data: [DONE]\n\n\r\rid: 1\nevent: error\n\n", "\u2028\u0085é💥".encode()), holds=_texts_hold,
     ),
-    FuzzTarget("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), change_json, holds=_ask_holds),
+    FuzzTarget("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), change_json, holds=_call_holds),
     FuzzTarget(
-        "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), change_json, holds=_ask_holds,
+        "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), change_json, holds=_call_holds,
     ),
     FuzzTarget(
         "embeddings-request", lambda data: decode_embeddings(data, 32), (InvalidRequest, LimitExceeded),
         _json(EMBEDDINGS, {"input": "a"}), change_json, holds=_inputs_hold,
     ),
     FuzzTarget(
-        "wire", _told, (InvalidRequest,), tuple(map(_telling, WORDS)), _change_told,
-        lambda told: bytes([told[0]]) + encode(told[1]),
+        "wire", _decode_message, (InvalidRequest,), tuple(map(_encode_message, MESSAGES)), _change_message,
+        lambda message: bytes([message[0]]) + encode(message[1]),
     ),
     FuzzTarget(
         "lines", _read_line, (BadSetting, InvalidRequest, ArtifactRejected),
-        (*(bytes([at]) + line.encode() for at, line in enumerate(LINES)), bytes([len(READERS) - 1]) + POLICY),
+        (*(bytes([at]) + line.encode() for at, line in enumerate(LINES)), bytes([len(PARSERS) - 1]) + POLICY),
         change_words(*_TOKENS), holds=_line_holds,
     ),
 )  # fmt: skip

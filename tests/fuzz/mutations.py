@@ -1,6 +1,6 @@
-"""Hypothesis strategies that make a wrong input of a right one: of its bytes, or of its JSON, which stays JSON.
+"""Hypothesis strategies that make an invalid input of a valid one, by changing its bytes or its JSON.
 
-Every choice is hypothesis's, so that what it finds shrinks to a right input with as few and as small changes as do it.
+Hypothesis makes every choice, so findings shrink to a valid input with the fewest and smallest changes.
 """
 
 import json
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 Inputs = Sequence[bytes]
-Place = tuple[Any, Any]  # a list or dictionary, and a key of it
-Change = Callable[[DrawFn, bytes, Inputs], bytes]  # of an input, with others to take parts of
+Place = tuple[Any, Any]  # a list or dictionary, and a key or index in it
+Change = Callable[[DrawFn, bytes, Inputs], bytes]  # changes an input; parts of the other inputs may be copied into it
 
-MAX_BYTES: Final = 1 << 16  # of an input
+MAX_BYTES: Final = 1 << 16  # of one input
 NUMBERS: Final = (
     0, 1, -1, 2, 16, 17, 255, 256, 4095, 4096, 65_535, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 53) + 1,
     (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63) - 1, 10**18, 10**30, 10**4200,
@@ -25,7 +25,7 @@ TEXTS: Final = (
     "💥", "*", "%00", "kv-abcdefghijkl-" + "S" * 43, "9" * 5000, "0x" + "f" * 5000, "1e999", "NaN", "-0", "DEPTH",
 )  # fmt: skip
 DEPTHS: Final = (70, 900, 3000)
-PLACES: Final = 400  # of a tree where it is changed, more or less
+PLACES: Final = 400  # about how many nodes of a tree may be changed
 
 _COUNT: Final = st.sampled_from((1, 1, 2, 4))
 _NUMBER: Final = st.sampled_from(NUMBERS)
@@ -46,25 +46,27 @@ _INSERTED: Final = st.sampled_from((b"\x00", b"\xff" * 4, b"{", b'"', b"\n")) | 
 
 @st.composite
 def changed_sample(draw: DrawFn, change: Change, samples: Inputs, corpus: Inputs) -> bytes:
-    """One of the samples, changed; or one of the corpus, though a change of what is wrong is mostly refused early."""
+    """A changed sample, or a changed input of the corpus. Samples are chosen more often: corpus inputs are mostly
+    refused early.
+    """
     inputs = (*samples, *corpus)
     return change(draw, draw(st.sampled_from(inputs if happens(draw, 2) else samples)), inputs)[:MAX_BYTES]
 
 
 def happens(draw: DrawFn, tenths: int) -> bool:
-    """Return True in so many of ten draws. Shrinks to False."""
+    """Return True in `tenths` of ten draws. Shrinks to False."""
     return draw(st.integers(0, 9)) >= 10 - tenths
 
 
 def change_bytes(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
-    """One to four small changes, of the kinds that break parsers: lengths, signs, ends, repetitions."""
+    """Make one to four small changes that break parsers: lengths, signs, ends, repetitions."""
     for _ in range(draw(_COUNT)):
         data = draw(_OF_BYTES)(draw, data, inputs)[:MAX_BYTES]
     return data
 
 
 def change_words(*words: bytes) -> Change:
-    """Likewise, with words of the format in between."""
+    """Return a `change_bytes` that also inserts words of the format."""
     word = st.sampled_from(words)
 
     def change(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
@@ -77,7 +79,7 @@ def change_words(*words: bytes) -> Change:
 
 
 def change_json(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
-    """Mostly a change of the tree, written canonically or not; sometimes a change of its bytes."""
+    """Mostly change the tree and write it as JSON, canonical or not. Sometimes change the bytes."""
     if happens(draw, 2):
         return change_bytes(draw, data, inputs)
     try:
@@ -89,7 +91,7 @@ def change_json(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
 
 
 def change_tree(draw: DrawFn, tree: Any, other: Any) -> Any:
-    """One to four nodes of a tree that `json` read are changed, moved, doubled, taken out, or come from another one."""
+    """Change, move, copy, delete or replace one to four nodes of a JSON tree. Replacements come from `other`."""
     holder = [tree]
     for _ in range(draw(_COUNT)):
         places = _places(holder)
@@ -125,12 +127,12 @@ def _change_structure(draw: DrawFn, holder: list[Any], container: Any, key: Any,
 
 
 def dumped(draw: DrawFn, tree: Any) -> bytes:
-    """As bytes; half of the time canonical: keys sorted, no spaces, UTF-8."""
+    """Encode as JSON. Half of the results are canonical: keys sorted, no spaces, UTF-8."""
     canonical = draw(st.booleans())
     separators = (",", ":") if canonical else None
     try:
         text = json.dumps(tree, sort_keys=canonical, separators=separators, ensure_ascii=not canonical)
-    except (TypeError, ValueError, RecursionError):  # keys that don't compare, numbers without end, depth
+    except (TypeError, ValueError, RecursionError):  # keys that don't compare, integers with too many digits, depth
         return b"{}"
     if '"DEPTH"' in text:
         depth = draw(st.sampled_from(DEPTHS))
@@ -139,9 +141,9 @@ def dumped(draw: DrawFn, tree: Any) -> bytes:
 
 
 def _places(holder: list[Any]) -> list[Place]:
-    """The first containers and keys of a tree, itself among them."""
+    """Return the first containers and keys of a tree, including its root."""
     places: list[Place] = [(holder, 0)]
-    for container, key in places:  # grows
+    for container, key in places:  # the list grows during the loop
         inner = container[key]
         if isinstance(inner, list | dict) and len(places) < PLACES:
             places += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
@@ -187,7 +189,7 @@ def _splice(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
 
 
 def _integer(draw: DrawFn, data: bytes, _: Inputs) -> bytes:
-    """A little-endian number of one to eight bytes becomes an interesting one, or its neighbour."""
+    """Replace a little-endian number of one to eight bytes by an interesting one or by a near one."""
     width = draw(st.sampled_from((1, 2, 4, 8)))
     at = _at(draw, data)
     before = int.from_bytes(data[at : at + width], "little")
@@ -196,7 +198,7 @@ def _integer(draw: DrawFn, data: bytes, _: Inputs) -> bytes:
 
 
 def _decimal(draw: DrawFn, data: bytes, _: Inputs) -> bytes:
-    """Digits become others."""
+    """Replace a decimal number by another one."""
     if not (numbers := [found.span() for found in re.finditer(rb"[0-9]+", data)]):
         return data
     at, end = draw(st.sampled_from(numbers))

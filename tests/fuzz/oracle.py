@@ -1,7 +1,7 @@
-"""Judge the answers of a parser of ours to the inputs that hypothesis makes.
+"""Judge how a parser answers the inputs that hypothesis makes.
 
-A parser may answer in two ways: with a value, which holds what its target says of values, or with the refusal that it
-names. Anything else is a finding: another exception, a refusal that can't be told, too much time, too much memory.
+A parser may return a value that passes the target's checks, or refuse with one of the target's refusals. Anything else
+is a finding: another exception, a refusal that can't be rendered, too much time, too much memory.
 """
 
 import resource
@@ -21,18 +21,18 @@ from kelvin.contracts.errors import Failure, Refused
 from kelvin.contracts.problem import problem_details
 from tests.fuzz.mutations import Change, change_bytes, changed_sample
 
-CPU_S: Final = 5.0  # for one input of at most MAX_BYTES: a parser of ours needs milliseconds
-MEMORY_BYTES: Final = 512 << 20  # that one input may ask for
-SAYS_CHARACTERS: Final = 4096  # of a refusal: what was sent is not sent back
+CPU_S: Final = 5.0  # for one input of at most MAX_BYTES; our parsers need milliseconds
+MEMORY_BYTES: Final = 512 << 20  # that one input may allocate
+SAYS_CHARACTERS: Final = 4096  # of a refusal's text: a refusal must not repeat the input
 
 Refusal = type[Failure] | type[Exception]
 
 
 @dataclass(frozen=True)
 class FuzzTarget:
-    """A parser, what it may raise (exactly these types), and what holds of its values.
+    """A parser, the exact types that it may raise, and the checks of its values.
 
-    `again` is the encoder: what it makes of a value decodes to an equal one. `holds` raises AssertionError.
+    `again` is the encoder: its result must decode to an equal value. `holds` raises AssertionError.
     """
 
     name: str
@@ -53,11 +53,11 @@ class FuzzFinding:
 
 
 class _TookTooLong(BaseException):
-    """No handler of a parser may swallow it."""
+    """A time limit that no `except Exception` of a parser swallows."""
 
 
 def find(target: FuzzTarget, corpus: Sequence[bytes], *, seed: int, inputs: int) -> FuzzFinding | None:
-    """Return a finding among so many changed inputs, the one with the fewest changes. The corpus is judged first.
+    """Return the finding with the fewest changes among `inputs` changed inputs. Samples and corpus are judged first.
 
     The same seed makes the same inputs, as long as the same modules are imported.
     """
@@ -87,14 +87,14 @@ def find(target: FuzzTarget, corpus: Sequence[bytes], *, seed: int, inputs: int)
 
 
 def judge(target: FuzzTarget, data: bytes) -> str | None:
-    """Return what is wrong with the answer to an input, if anything is."""
+    """Return the fault of the answer to an input, or None."""
     try:
         with _bounded():
             value = target.parse(data)
             if target.holds is not None:
                 target.holds(data, value)
             if target.again is not None and target.parse(target.again(value)) != value:
-                return "what its encoder makes of the value decodes to another one"
+                return "its encoder's result decodes to another value"
     except _TookTooLong:
         return f"it took more than {CPU_S:g} s"
     except MemoryError:
@@ -109,19 +109,21 @@ def _judge_refusal(target: FuzzTarget, error: BaseException) -> str | None:
     if kind not in target.refusals:
         return f"it raised {kind.__name__}: {str(error)[:300]}"
     try:
-        told = len(problem_details(error.failure) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        length = len(
+            problem_details(error.failure) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        )
     except Exception as fault:
-        return f"its refusal can't be told: {fault!r}"
-    return f"its refusal has {told} characters" if told > SAYS_CHARACTERS else None
+        return f"its refusal can't be rendered: {fault!r}"
+    return f"its refusal has {length} characters" if length > SAYS_CHARACTERS else None
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Bound memory and the processor's time for the block."""
+    """Bound the memory and CPU time of the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as statm:
         now = int(statm.read().split()[0]) * resource.getpagesize()
-    timed = threading.current_thread() is threading.main_thread()  # others get no signals
+    timed = threading.current_thread() is threading.main_thread()  # other threads get no signals
 
     def took_too_long(number: int, frame: FrameType | None) -> None:
         raise _TookTooLong

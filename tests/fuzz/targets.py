@@ -1,4 +1,4 @@
-"""All targets by name, and their corpora: inputs that were wrong once, kept in the repository."""
+"""All targets by name, and their corpora: inputs that were findings once, kept in the repository."""
 
 from pathlib import Path
 from typing import Final
@@ -12,5 +12,5 @@ TARGETS: Final = {target.name: target for target in ALL}
 
 
 def corpus_of(target: FuzzTarget) -> dict[str, bytes]:
-    """By file name."""
+    """Return the target's corpus by file name."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))}

@@ -1,7 +1,7 @@
-"""Every parser answers whatever it is given with a value that holds, or with the refusal that it names.
+"""Every parser returns a valid value or one of its refusals, whatever the input.
 
-A short look in every run, a longer one in `make deep` (`KELVIN_TEST_FUZZ_INPUTS` for each target), and as long as
-one likes with `make fuzz SECONDS=600`. Each target has a control: a parser with one check taken out is found out.
+Every run fuzzes for a short time, `make deep` for longer (`KELVIN_TEST_FUZZ_INPUTS` inputs per target), and `make fuzz
+SECONDS=600` as long as needed. Each target has a control: the fuzzer finds a parser with one check removed.
 """
 
 import json
@@ -40,29 +40,27 @@ from tests.fuzz import formats, messages
 from tests.fuzz.oracle import MEMORY_BYTES, FuzzFinding, FuzzTarget, find, judge
 from tests.fuzz.targets import TARGETS, corpus_of
 
-SHORT: Final = 100  # inputs
+SHORT: Final = 100  # inputs per target
 LONG: Final = int(os.environ.get("KELVIN_TEST_FUZZ_INPUTS", "1000"))
-CONTROL: Final = 4000  # inputs within which a control is found out
+CONTROL: Final = 4000  # inputs within which a broken parser is found
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def look(name: str, seed: int, inputs: int) -> FuzzFinding | None:
-    """Look for a finding: in the samples and the corpus, then in so many changed ones."""
+    """Return a finding in the samples, the corpus or the first `inputs` changed inputs of a seed."""
     target = TARGETS[name]
     return find(target, list(corpus_of(target).values()), seed=seed, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_corpus_and_fixed_seed_have_no_finding(name: str) -> None:
-    """The corpus, with everything in it that was wrong once, and the first inputs of a fixed seed."""
     assert look(name, seed=1, inputs=SHORT) is None
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TARGETS)
 def test_random_inputs_have_no_finding(name: str) -> None:
-    """More inputs, of another seed."""
     assert look(name, seed=2, inputs=LONG) is None
 
 
@@ -81,7 +79,7 @@ def _cut(segment: bytes, offset: int) -> kelvin.spool.frame.Frame | None:
 
 
 class _Forgetful(kelvin.contracts.serving.stream_frames.FrameDecoder):
-    """Loses what a feed left over."""
+    """A decoder that forgets an incomplete frame between two feeds."""
 
     def feed(self, data: bytes) -> list[kelvin.contracts.serving.stream_frames.Frame]:
         self._parts.clear()
@@ -92,7 +90,7 @@ def _loads(raw: Any, path: str) -> Any:
     return json.loads(bytes(raw))
 
 
-# One check taken out of each parser, or one thing done wrongly.
+# Each control removes one check of a parser, or does one thing wrongly.
 CONTROLS: Final[dict[str, Patch]] = {
     "manifest": _without(kelvin.contracts.artifacts.manifest, "find_manifest_fault"),
     "token": _without(activator.auth.claims_policy, "_scopes", lambda *_: tuple(Scope)),
@@ -127,14 +125,13 @@ CONTROLS: Final[dict[str, Patch]] = {
 
 
 def test_each_target_has_a_control() -> None:
-    """A new one, too."""
     assert CONTROLS.keys() == TARGETS.keys()
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same look finds the same parser out once it is broken."""
+    """The fuzzer has a finding in the same parser once it is broken."""
     CONTROLS[name](monkeypatch)
     assert look(name, seed=2, inputs=CONTROL) is not None
 
@@ -164,23 +161,22 @@ def _spins(data: bytes) -> None:
     ("target", "fault"),
     [
         pytest.param(_parser(lambda data: data[999]), "it raised IndexError", id="another exception"),
-        pytest.param(_parser(_refuses("x" * 9999)), "its refusal has", id="a refusal that sends back what was sent"),
+        pytest.param(_parser(_refuses("x" * 9999)), "its refusal has", id="a refusal that repeats the input"),
         pytest.param(
-            _parser(_refuses("x", param=_Mute())), "its refusal can't be told", id="a refusal that is no text"
+            _parser(_refuses("x", param=_Mute())), "its refusal can't be rendered", id="a refusal without a text"
         ),
         pytest.param(_parser(lambda data: bytes(2 * MEMORY_BYTES)), "it asked for more than", id="too much memory"),
-        pytest.param(_parser(len, again=lambda size: bytes(size + 1)), "another one", id="an encoder that disagrees"),
+        pytest.param(_parser(len, again=lambda size: bytes(size + 1)), "another value", id="an encoder that disagrees"),
         pytest.param(_parser(len, holds=lambda data, size: _spins(data)), "it took more than", id="too much time"),
     ],
 )
 def test_each_wrong_answer_is_a_finding(target: FuzzTarget, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of wrong answer is told from the two right ones."""
     monkeypatch.setattr("tests.fuzz.oracle.CPU_S", 0.2)
     assert fault in (judge(target, target.samples[0]) or "")
 
 
 def test_finding_is_shrunk() -> None:
-    """It is a right input with the change that the fault takes."""
+    """A finding is the valid input with only the change that causes the fault."""
     target = _parser(lambda data: 1 // (b"[]" not in data))
     found = find(target, (), seed=1, inputs=1000)
     assert found == FuzzFinding(b'{"a": []}', "it raised ZeroDivisionError: integer division or modulo by zero")

@@ -1,4 +1,4 @@
-"""Targets for what issuers of tokens, and those who forge them, send."""
+"""Fuzz targets for tokens and key sets, honest or forged."""
 
 import base64
 from typing import Any, Final
@@ -34,7 +34,7 @@ def _part(raw: bytes) -> str:
 
 
 def _read(data: bytes) -> Identity | TokenRefusal | None:
-    """A token of these two parts, or the bytes as they are."""
+    """Read and verify a token made of these two parts, or the bytes as they are."""
     try:
         parts = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""A snapshot of format 1, sealed once and kept: every later release opens it, byte for byte.
+"""Every release opens the golden snapshot of format 1 byte for byte.
 
-`format-1/` is a tenant's part of an object store (keys are paths), made on 2026-11-20 by pushing `source()` with chunks
-of 8192 bytes and packs of 32768. Never make it anew: what can't open it can't open what users have.
+`format-1/` is one tenant's part of an object store (paths are keys). It was made on 2026-11-20 by pushing `source()`
+with chunks of 8192 bytes and packs of 32768. Never regenerate it: code that can't open it can't open users' snapshots.
 """
 
 import json
@@ -58,7 +58,7 @@ WEIGHTS = {
 
 
 def source() -> dict[str, bytes]:
-    """The directory that was pushed."""
+    """Return the files of the directory that was pushed."""
     return {**FILES, "model.safetensors": safetensors(WEIGHTS, {"format": "pt"})}
 
 
@@ -67,7 +67,7 @@ def manifest() -> Manifest:
 
 
 def test_opens_with_nothing_of_ours() -> None:
-    """JSON, BLAKE3 and the page of the format are enough: what was sealed is there."""
+    """Standard JSON, BLAKE3 and the format's page in docs/ are enough to read every file and tensor back."""
     raw = (ROOT / TENANT / "manifests" / VERSION).read_bytes()
     assert blake3(raw).hexdigest() == VERSION
     found = json.loads(raw)
@@ -94,7 +94,7 @@ def test_opens_with_nothing_of_ours() -> None:
 
 
 def test_todays_code_opens_it() -> None:
-    """Manifest, packs, index and attestation decode, and agree on where everything is."""
+    """Manifest, packs, index and attestation decode and agree with each other."""
     found = manifest()
     assert find_manifest_fault(found) is None
     assert encode_manifest(found) == (ROOT / manifest_key(TENANT, VERSION)).read_bytes()
@@ -112,7 +112,9 @@ def test_todays_code_opens_it() -> None:
 
 
 def test_todays_code_would_make_it_again() -> None:
-    """The same directory and options still are the same version: otherwise every push would send everything anew."""
+    """Pushing the same directory with the same options still gives the same version. Otherwise the next push of every
+    model would send all its bytes again.
+    """
     golden = manifest()
     sealing = Sealing(golden.format, golden.chunk_bytes, golden.engine, golden.limits)
     files = source()
@@ -132,7 +134,9 @@ def test_todays_code_would_make_it_again() -> None:
 
 
 def test_it_has_what_the_format_has() -> None:
-    """The golden snapshot is worth opening: several packs, a tensor over chunks, an empty one, text beyond ASCII."""
+    """The golden snapshot covers the format: several packs, a tensor larger than a chunk, an empty one, four dtypes,
+    and a chunk of one page.
+    """
     found = manifest()
     assert len(list((ROOT / TENANT / "packs").iterdir())) > 1
     assert any(tensor.nbytes > found.chunk_bytes for tensor in found.tensors)
@@ -143,7 +147,7 @@ def test_it_has_what_the_format_has() -> None:
 
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_flipped_manifest_bit_is_refused(at: int) -> None:
-    """The control: a manifest with one bit turned is refused by its digest."""
+    """The control: flipping one bit of the manifest changes its digest."""
     raw = bytearray((ROOT / manifest_key(TENANT, VERSION)).read_bytes())
     raw[at] ^= 1
     assert version_of(bytes(raw)) != VERSION

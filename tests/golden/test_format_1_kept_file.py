@@ -1,7 +1,7 @@
-"""A tensorizer file that was kept as it is, and its index: format 1 as it was written, which every later release opens.
+"""Every release opens the golden tensorizer file that was kept as it is, and its index.
 
-`format-1-kept/` was made on 2026-11-21 of the tensors of `format-1/`, in the reverse order of their names: its chunks
-are those of that golden version. Never make it anew.
+`format-1-kept/` was made on 2026-11-21 from the tensors of `format-1/`, in reverse order of their names, so its chunks
+are those of that golden version. Never regenerate it.
 """
 
 import json
@@ -21,7 +21,7 @@ HEAD_BYTES = 73 + 2048
 
 
 def test_opens_with_nothing_of_ours() -> None:
-    """JSON, BLAKE3 and the page of the format are enough: the version's chunks lie in the file."""
+    """Standard JSON, BLAKE3 and the format's page in docs/ are enough to find the version's chunks in the file."""
     raw = FILE.read_bytes()
     assert blake3(raw).hexdigest() == NAME.removesuffix(".tensors")
     index = json.loads(INDEX.read_bytes())
@@ -36,7 +36,7 @@ def test_opens_with_nothing_of_ours() -> None:
 
 
 def test_todays_code_opens_it() -> None:
-    """The index decodes and is canonical; the file is a tensorizer file whose hashes are right."""
+    """The index decodes and is canonical, and the file is a tensorizer file with correct hashes."""
     index = decode_file_index(INDEX.read_bytes(), NAME)
     assert encode_file_index(index) == INDEX.read_bytes()
     assert holds_weights_of(index, manifest())

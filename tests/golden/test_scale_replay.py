@@ -1,7 +1,7 @@
-"""The decider and the windows say what Knative's do: answers recorded of the real ones, through the command line.
+"""The autoscaler's decisions and window averages equal Knative's, replayed through the command line.
 
-The files hold cases, written by hand for each rule and drawn at random, and what knative/serving (commit 98e5ef9, Go
-1.27, amd64) answered to them. The controls break one rule each.
+The golden files hold cases, written by hand for each rule and drawn at random, with the answers of knative/serving
+(commit 98e5ef9, Go 1.27, amd64). Each control breaks one rule.
 """
 
 import json
@@ -24,20 +24,20 @@ LIMIT_S = 120
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """Cases and answers."""
+    """Return the recorded cases and answers of a golden file."""
     found: dict[str, Any] = json.loads((GOLDEN / f"scale_{name}.json").read_bytes())
     assert len(found["cases"]) == len(found["answers"]) > 80
     return found
 
 
 def cases(name: str) -> bytes:
-    """As the commands read them."""
+    """Return the cases as the commands read them."""
     return json.dumps({"cases": recorded(name)["cases"]}).encode()
 
 
 @pytest.mark.parametrize("name", ["replay", "windows"])
 def test_replay_equals_every_recorded_answer(name: str, tmp_path: Path) -> None:
-    """To the last pod, and of averages to the last digit."""
+    """Pod counts are equal, and averages are equal to the last digit."""
     file = tmp_path / "cases.json"
     file.write_bytes(cases(name))
     command = [sys.executable, "-m", "kelvin.cli.main", "scale", name, str(file)]
@@ -47,12 +47,12 @@ def test_replay_equals_every_recorded_answer(name: str, tmp_path: Path) -> None:
 
 
 def wrong(answers: list[dict[str, Any]], name: str) -> list[str]:
-    """Names of the cases that are answered otherwise."""
+    """Return the names of the cases whose answers differ from the recorded ones."""
     return [want["name"] for got, want in zip(answers, recorded(name)["answers"], strict=True) if got != want]
 
 
 def replayed() -> list[dict[str, Any]]:
-    """What the decider says now."""
+    """Return today's autoscaler decisions for the recorded cases."""
     found = scale_replay_policy.replay_cases(cases("replay")).cases
     return [
         {
@@ -64,7 +64,7 @@ def replayed() -> list[dict[str, Any]]:
 
 
 def averaged() -> list[dict[str, Any]]:
-    """What the windows say now."""
+    """Return today's window averages for the recorded cases."""
     return [
         {"name": case.name, "averages": case.averages} for case in scale_replay_policy.average(cases("windows")).cases
     ]
@@ -95,15 +95,17 @@ def goes_up_without_end(spec: ScalingSpec, seen: Observation, memory: KpaState, 
 @pytest.mark.parametrize(
     ("broken", "caught"),
     [
-        pytest.param(forgets_its_panic, "in panic the scale goes up, never down", id="down in panic"),
-        pytest.param(lets_go_too_soon, "panic holds for a stable window and lets go a moment later", id="a nanosecond"),
-        pytest.param(remembers_an_error, "an error is not remembered, be it during panic", id="an error"),
-        pytest.param(heeds_a_later_delay, "a delay that comes later is not heeded", id="the delay"),
-        pytest.param(goes_up_without_end, "rates: one more is always possible", id="the rate"),
+        pytest.param(forgets_its_panic, "in panic the scale goes up, never down", id="the scale falls during panic"),
+        pytest.param(
+            lets_go_too_soon, "panic holds for a stable window and lets go a moment later", id="panic ends too early"
+        ),
+        pytest.param(remembers_an_error, "an error is not remembered, be it during panic", id="errors start panic"),
+        pytest.param(heeds_a_later_delay, "a delay that comes later is not heeded", id="a later delay counts"),
+        pytest.param(goes_up_without_end, "rates: one more is always possible", id="the scale-up rate has no limit"),
     ],
 )
 def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Decision], caught: str) -> None:
-    """By the case that is named for it."""
+    """The case that is named after a rule fails when the rule is broken."""
     assert wrong(replayed(), "replay") == []
     monkeypatch.setattr(scale_replay_policy, "decide", broken)
     assert caught in wrong(replayed(), "replay")
@@ -112,14 +114,14 @@ def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callab
 @pytest.mark.parametrize(
     ("name", "other", "caught"),
     [
-        pytest.param("round_to_micro", lambda value: round(value, 6), "rounded to six digits", id="halves to even"),
-        pytest.param("_SMOOTHING", {}, "weighted, 24 s", id="the last digit of a coefficient"),
-        pytest.param("OMITTED_WEIGHT", 0.001, "weighted, 6 s", id="weights"),
-        pytest.param("_ZERO_TIME_NS", 0, "buckets of seven seconds", id="where buckets begin"),
+        pytest.param("round_to_micro", lambda value: round(value, 6), "rounded to six digits", id="rounded to even"),
+        pytest.param("_SMOOTHING", {}, "weighted, 24 s", id="a smoothing coefficient is missing"),
+        pytest.param("OMITTED_WEIGHT", 0.001, "weighted, 6 s", id="an omitted weight is not zero"),
+        pytest.param("_ZERO_TIME_NS", 0, "buckets of seven seconds", id="buckets begin at another time"),
     ],
 )
 def test_a_broken_window_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, other: object, caught: str) -> None:
-    """Likewise."""
+    """A case that is named after a detail fails when the detail is broken."""
     assert wrong(averaged(), "windows") == []
     monkeypatch.setattr(windows, name, other)
     assert [case for case in wrong(averaged(), "windows") if case.startswith(caught)]
