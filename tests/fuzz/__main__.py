@@ -14,7 +14,7 @@ INPUTS: Final = 1000  # per seed
 
 
 def search(target: FuzzTarget, seed: int, seconds: float) -> tuple[int, FuzzFinding | None]:
-    """Fuzz with one seed after the other until there is a finding or the time is over. Return the last seed and the
+    """Fuzz with one seed after the other until a finding or the end of the time. Return the last seed and the
     finding.
     """
     corpus, until = list(corpus_of(target).values()), time.monotonic() + seconds

@@ -46,9 +46,7 @@ _INSERTED: Final = st.sampled_from((b"\x00", b"\xff" * 4, b"{", b'"', b"\n")) | 
 
 @st.composite
 def changed_sample(draw: DrawFn, change: Change, samples: Inputs, corpus: Inputs) -> bytes:
-    """A changed sample, or a changed input of the corpus. Samples are chosen more often: corpus inputs are mostly
-    refused early.
-    """
+    """A changed sample, or more rarely a changed corpus input, because those are mostly refused early."""
     inputs = (*samples, *corpus)
     return change(draw, draw(st.sampled_from(inputs if happens(draw, 2) else samples)), inputs)[:MAX_BYTES]
 

@@ -112,9 +112,7 @@ def test_todays_code_opens_it() -> None:
 
 
 def test_todays_code_would_make_it_again() -> None:
-    """Pushing the same directory with the same options still gives the same version. Otherwise the next push of every
-    model would send all its bytes again.
-    """
+    """The same directory and options still give the same version. Otherwise every push would send all bytes again."""
     golden = manifest()
     sealing = Sealing(golden.format, golden.chunk_bytes, golden.engine, golden.limits)
     files = source()
@@ -134,9 +132,7 @@ def test_todays_code_would_make_it_again() -> None:
 
 
 def test_it_has_what_the_format_has() -> None:
-    """The golden snapshot covers the format: several packs, a tensor larger than a chunk, an empty one, four dtypes,
-    and a chunk of one page.
-    """
+    """The golden snapshot has several packs, a tensor larger than a chunk, an empty one, and four dtypes."""
     found = manifest()
     assert len(list((ROOT / TENANT / "packs").iterdir())) > 1
     assert any(tensor.nbytes > found.chunk_bytes for tensor in found.tensors)

@@ -28,7 +28,7 @@ from tests.snapshotter.sender import commit, open_push, send
 
 
 class Killed(BaseException):
-    """The process was killed."""
+    """Raised when the fake process is killed."""
 
 
 @dataclass
@@ -54,23 +54,23 @@ class MortalStore:
         return False
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        last = self._count()
+        is_last = self._count()
         found = await self.inner.put_if_absent(key, data)
-        if last:
+        if is_last:
             raise Killed
         return found
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        last = self._count()
+        is_last = self._count()
         found = await self.inner.read(key, offset, length)
-        if last:
+        if is_last:
             raise Killed
         return found
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        last = self._count()
+        is_last = self._count()
         await self.inner.read_into(key, offset, into)
-        if last:
+        if is_last:
             raise Killed
 
     async def stat(self, key: str) -> BlobStat:
@@ -85,22 +85,22 @@ class MortalStore:
             yield key
 
     async def delete(self, key: str) -> None:
-        last = self._count()
+        is_last = self._count()
         await self.inner.delete(key)
-        if last:
+        if is_last:
             raise Killed
 
 
 @dataclass
 class DirectJobs(GateJobs):
-    """Jobs without the wire: the same fake answers; reads the draft as a runtime would."""
+    """Jobs without sockets, answered as by the fake control plane. A seal reads the draft as a runtime would."""
 
     root: Path
     seals: list[SealJob] = field(default_factory=list)
     registered: list[VersionRegistration] | None = None
     failure: Failure | None = None
     other_version: bool = False
-    fault: str | None = None  # of every version, for the control plane
+    fault: str | None = None  # the fault of every version, as the control plane reports it
 
     async def gate(self, job: GateJob) -> GateFacts:
         return gate_facts(job)
@@ -119,7 +119,7 @@ class DirectJobs(GateJobs):
         self.registered = [*(self.registered or []), registration]
         if self.fault is not None and not registration.checked:
             return RegistrationResult(is_new=False, fault=self.fault)
-        return None  # as an earlier build's control plane
+        return None  # an earlier build's control plane answers nothing
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         return tuple({each.version for each in self.registered or [] if each.tenant == tenant})
@@ -136,7 +136,7 @@ def attestations_over(data: Path, store: BlobStore) -> AttestationStore:
 
 @dataclass
 class Bench:
-    """One process's worth of parts over a data directory."""
+    """The snapshotter's parts over a data directory, as one process has them."""
 
     pushes: Pushes
     store: MortalStore

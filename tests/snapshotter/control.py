@@ -1,9 +1,8 @@
-"""A control plane for the snapshotter's tests, over a real Unix socket.
+"""A fake control plane for the snapshotter's tests, on a real Unix socket.
 
-Imitates, from the plan of `kelvin/contracts/artifacts/runtime_control.py`: gate jobs answer facts out of config.json or
-refuse with 422; seal jobs read the draft and every chunk from the store, as a runtime's cache does, and fail where one
-is missing; `versions` takes a registration any number of times, and answers which versions are named: all that were,
-but for deleted ones; a tenant has no limits of its own but those that a test gives it.
+It follows `kelvin/contracts/artifacts/runtime_control.py`. Gate jobs compute facts from config.json or refuse with 422.
+Seal jobs read the draft and every chunk from the store, as a runtime does, and fail if one is missing. `versions`
+accepts repeated registrations, and lists versions without deleted ones. Tenants have only the limits that a test sets.
 """
 
 import json
@@ -31,7 +30,7 @@ UNSERVED = "ChunkedForCausalLM"
 
 @dataclass
 class FakeControlPlane:
-    """Counts what it was asked; `failures` are raised once each, by job, before anything else."""
+    """Records the requests. `failures` are raised once each, by job, before anything else."""
 
     store: Path
     gates: list[GateJob] = field(default_factory=list)
@@ -40,7 +39,7 @@ class FakeControlPlane:
     failures: dict[str, list[Failure]] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     limits: dict[str, TenantLimits] = field(default_factory=dict)
-    start_problem: StartProblem | None = None  # of every version that is registered
+    start_problem: StartProblem | None = None  # of every registered version
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -103,7 +102,7 @@ class FakeControlPlane:
 
 
 def gate_facts(job: GateJob) -> GateFacts:
-    """What a forward would have found; parameters are touched embedding first, then by name."""
+    """Return the facts that a forward pass would find. First use: the embedding, then parameters by name."""
     config = json.loads(job.config_json)
     architecture = config["architectures"][0]
     if architecture == UNSERVED:
@@ -124,7 +123,7 @@ def gate_facts(job: GateJob) -> GateFacts:
 
 
 def attestation(version: str, gate: GateFacts) -> SealAttestation:
-    """What sealing on a CPU would say."""
+    """Return the attestation that sealing on a CPU would give."""
     return SealAttestation(
         version=version,
         fingerprint=Fingerprint(torch="2.13.0", dtype=gate.dtype, device_class="cpu-1"),

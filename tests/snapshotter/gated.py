@@ -1,4 +1,4 @@
-"""A store, a registry and clients each of whose steps waits at a gate, so that a test chooses their interleaving."""
+"""A store, a registry and clients whose steps wait at gates, so that a test chooses their interleaving."""
 
 import asyncio
 import inspect
@@ -38,7 +38,7 @@ ROUNDS = 30
 
 
 class Gates:
-    """The steps that wait at gates, in the order in which they came."""
+    """The steps that wait at gates, in the order in which they arrived."""
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Future[None]] = []
@@ -50,7 +50,7 @@ class Gates:
 
     def open(self, which: int) -> None:
         gate = self.waiting.pop(which % len(self.waiting))
-        if not gate.done():  # whoever waited may have been cancelled
+        if not gate.done():  # the step may have been cancelled
             gate.set_result(None)
 
 
@@ -88,7 +88,7 @@ class GatedStore:
 
 @dataclass
 class GatedJobs(GateJobs):
-    """Jobs that seal by reading what a runtime would read, and name what is registered and not deleted."""
+    """Jobs that read for a seal what a runtime would read. They name registered versions that were not deleted."""
 
     store: MemoryStore
     gates: Gates
@@ -99,8 +99,8 @@ class GatedJobs(GateJobs):
 
     async def seal(self, job: SealJob) -> SealAttestation:
         await self.gates.wait()
-        if (lack := lacking(self.store, "drafts", job.version)) is not None:
-            raise Refused(ChunkMissing(lack))
+        if (missing_object := lacking(self.store, "drafts", job.version)) is not None:
+            raise Refused(ChunkMissing(missing_object))
         await self.gates.wait()
         return attestation(job.version, gate_facts(GateJob(config_json=CONFIG, tensors={})))
 
@@ -129,20 +129,20 @@ def lacking(store: MemoryStore, kind: str, version: str) -> str | None:
     raw = blobs.get(f"{TENANT}/{kind}/{version}")
     if raw is None:
         return f"{kind}/{version}"
-    there: set[str] = set()
+    stored: set[str] = set()
     for key, table in blobs.items():
         if key.startswith(f"{TENANT}/index/") and key.replace("/index/", "/packs/") in blobs:
-            there |= decode_index(table, key.rpartition("/")[2]).keys()
+            stored |= decode_index(table, key.rpartition("/")[2]).keys()
     if kind == "manifests" and not any(key.startswith(f"{TENANT}/attestations/{version}/") for key in blobs):
         return "an attestation"
-    return next((chunk.digest for chunk in decode_manifest(raw, version).chunks if chunk.digest not in there), None)
+    return next((chunk.digest for chunk in decode_manifest(raw, version).chunks if chunk.digest not in stored), None)
 
 
 class World:
-    """One snapshotter over a gated store, driven by hand. Close it."""
+    """One snapshotter over a gated store, driven step by step. Call `close`."""
 
     def __init__(self, data: Path, grace_s: float, publisher: type[Publisher], staging: type[Staging]) -> None:
-        self.now_s = 2_000_000_000.0  # later than the real clock, by which staging dates what it keeps
+        self.now_s = 2_000_000_000.0  # later than the real clock, which staging uses for its dates
         self.loop = asyncio.new_event_loop()
         self.gates = Gates()
         self.memory = MemoryStore(lambda: self.now_s)
@@ -174,14 +174,14 @@ class World:
     def settle(self) -> None:
         """Let all tasks run up to their next gates."""
 
-        async def turns() -> None:
+        async def run_tasks() -> None:
             for _ in range(40):
                 await asyncio.sleep(0)
 
-        self.loop.run_until_complete(turns())
+        self.loop.run_until_complete(run_tasks())
 
     def finish(self, which: Callable[[int], int] = lambda _: 0) -> None:
-        """Open gates until nobody waits; every push came to its version, every collection to its end."""
+        """Open gates until none is left. Every push must have its version by then, and every collection its end."""
         for number in range(100_000):
             if not self.gates.waiting:
                 break
@@ -193,8 +193,8 @@ class World:
     def check(self) -> None:
         """Assert that every named version is whole."""
         for version in self.jobs.named_versions:
-            lack = lacking(self.memory, "manifests", version)
-            assert lack is None, f"version {version} lacks {lack}"
+            missing_object = lacking(self.memory, "manifests", version)
+            assert missing_object is None, f"version {version} lacks {missing_object}"
 
     def close(self) -> None:
 
@@ -209,7 +209,7 @@ class World:
         self.loop.close()
 
     async def _push(self, model: Model) -> str:
-        """As `kelvin push` does it: what lacks is sent again, what expired is begun again."""
+        """Push as `kelvin push` does: missing chunks are sent again, and an expired plan starts again."""
         files, request = model.files(), encode(model.request())
         for _ in range(ROUNDS):
             plan = await self.pushes.plan(TENANT, request)
@@ -227,7 +227,7 @@ class World:
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """For `asyncio.to_thread`: what blocks for a moment blocks the loop, so that steps are repeatable."""
+    """Replace `asyncio.to_thread`: run the function on the loop, so that steps are repeatable."""
     found = function(*arguments)
     assert not inspect.isawaitable(found)
     return found

@@ -1,4 +1,4 @@
-"""A snapshotter and its fake control plane, served on real Unix sockets by a thread; clients are real HTTP clients."""
+"""A snapshotter and its fake control plane, served on real Unix sockets by a thread. Clients are real HTTP clients."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -34,16 +34,16 @@ Wrap = Callable[[BlobStore], BlobStore]
 
 
 def settings_for(data: Path, **more: int) -> SnapshotterSettings:
-    """Chunks of two pages and packs of eight, so that a toy model has several of both."""
+    """Return settings with chunks of two pages and packs of eight, so that a toy model has several of both."""
     defaults = {"chunk_bytes": 8192, "pack_bytes": 32768}
     settings = SnapshotterSettings(data=data, store_url=f"file://{data}/store")
     return replace(settings, **(defaults | more))  # type: ignore[arg-type]
 
 
 def principal(tenant: str = TENANT, *scopes: Scope) -> dict[str, str]:
-    """The header that the activator would set."""
-    who = Principal(key_id="k1", tenant=tenant, scopes=scopes or (Scope.ADMIN,))
-    return {"x-kelvin-principal": encode(who).decode()}
+    """Return the header that the activator would set."""
+    caller = Principal(key_id="k1", tenant=tenant, scopes=scopes or (Scope.ADMIN,))
+    return {"x-kelvin-principal": encode(caller).decode()}
 
 
 @dataclass
@@ -68,7 +68,7 @@ class House:
 
 @contextmanager
 def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
-    """Serve one application on one socket until the block is left."""
+    """Serve one application on one socket until the block ends."""
     with (
         directory.listen(name) as listener,
         running_loop_thread(lambda stop: serve_until(app, listener, stop, drain_s=5)),
@@ -78,7 +78,7 @@ def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[Non
 
 @contextmanager
 def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) -> Iterator[House]:
-    """Serve a snapshotter and a control plane until the block is left. `wrap` goes around its store."""
+    """Serve a snapshotter and a control plane until the block ends. `wrap` wraps the snapshotter's store."""
     control = FakeControlPlane(settings.data / "store")
     with ExitStack() as stack:
         directory = SocketDirectory(settings.run)

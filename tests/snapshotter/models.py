@@ -1,4 +1,4 @@
-"""Tiny models in the Hugging Face layout, written by hand: no library decides what a test's bytes are."""
+"""Tiny models in the Hugging Face layout, written by hand, so that no library decides their bytes."""
 
 import json
 import random
@@ -23,7 +23,7 @@ class Weight:
 
 
 def weight(shape: Sequence[int], seed: int, dtype: str = "F32") -> Weight:
-    """Bytes that depend on the seed alone."""
+    """Return random bytes that depend only on the seed."""
     count = DTYPE_BYTES[dtype]
     for extent in shape:
         count *= extent
@@ -31,7 +31,7 @@ def weight(shape: Sequence[int], seed: int, dtype: str = "F32") -> Weight:
 
 
 def safetensors(tensors: Mapping[str, Weight], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A whole file, tensors in the order given."""
+    """Return a whole file with the tensors in this order."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     at = 0
     for name, tensor in tensors.items():
@@ -42,12 +42,12 @@ def safetensors(tensors: Mapping[str, Weight], metadata: Mapping[str, str] | Non
 
 
 def raw_safetensors(header: bytes, data: bytes = b"") -> bytes:
-    """A file with any header."""
+    """Return a file with any header."""
     return len(header).to_bytes(8, "little") + header + data
 
 
 def default_weights(seed: int = 0, layers: int = 2) -> dict[str, Weight]:
-    """Embedding, layers and norm of a toy decoder: a few pages each."""
+    """Return embedding, layers and norm of a toy decoder: a few pages each."""
     found = {"model.embed_tokens.weight": weight((VOCAB, HIDDEN), seed)}
     for layer in range(layers):
         found[f"model.layers.{layer}.mlp.weight"] = weight((40, 40 + layer), seed + 1 + layer)
@@ -76,7 +76,7 @@ def default_tokenizer(size: int = VOCAB) -> dict[str, object]:
 
 @dataclass
 class Model:
-    """What a directory holds. `shards` maps file names to tensors; more than one gets an index."""
+    """The contents of a model directory. `shards` maps file names to tensors. Several shards get an index."""
 
     shards: dict[str, dict[str, Weight]] = field(default_factory=lambda: {"model.safetensors": default_weights()})
     config: dict[str, object] = field(default_factory=default_config)
@@ -85,7 +85,6 @@ class Model:
     without: frozenset[str] = frozenset()
 
     def files(self) -> dict[str, bytes]:
-        """Path -> content."""
         found = {
             "config.json": json.dumps(self.config).encode(),
             "tokenizer.json": json.dumps(self.tokenizer).encode(),
@@ -98,14 +97,13 @@ class Model:
         return {path: content for path, content in found.items() if path not in self.without}
 
     def write(self, directory: Path) -> Path:
-        """Make the directory."""
         for path, content in self.files().items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content)
         return directory
 
     def request(self, model: str = "toy") -> PlanRequest:
-        """The plan request that a client would make of it, without touching a disk."""
+        """Return the plan request of a client for this directory, without touching a disk."""
         return request_of(self.files(), model)
 
 
@@ -113,7 +111,7 @@ SMALL = (".json", ".jinja")
 
 
 def request_of(files: Mapping[str, bytes], model: str = "toy") -> PlanRequest:
-    """As a client that checks nothing would ask."""
+    """Return the plan request of a client that checks nothing."""
     small = [SmallFile(path=path, content=content) for path, content in files.items() if path.endswith(SMALL)]
     weights = []
     for path, content in files.items():
@@ -126,7 +124,7 @@ def request_of(files: Mapping[str, bytes], model: str = "toy") -> PlanRequest:
 
 
 def resharded(weights: Mapping[str, Weight], shards: int, seed: int) -> dict[str, dict[str, Weight]]:
-    """The same tensors, shuffled over that many files."""
+    """Shuffle the tensors over that many files."""
     names = list(weights)
     random.Random(seed).shuffle(names)
     parts = [names[start::shards] for start in range(shards)]

@@ -1,4 +1,4 @@
-"""A store that one model was pushed to, and each fault that may be planted there; it gives the key that is at fault."""
+"""A store with one pushed model, and functions that plant a fault there and return the faulty key."""
 
 import base64
 import json
@@ -57,7 +57,7 @@ def remove(store: Store, path: Path) -> str:
 
 
 def swap_packs(store: Store) -> str:
-    """Each under the other's name: every chunk is right, and in the wrong place."""
+    """Swap two packs, so that every chunk is right, and in the wrong place."""
     one, two = store.files("packs")[:2]
     raw = one.read_bytes()
     one.write_bytes(two.read_bytes())
@@ -66,14 +66,14 @@ def swap_packs(store: Store) -> str:
 
 
 def misplace(store: Store) -> str:
-    """An index that decodes, and is another pack's."""
+    """Replace an index by another pack's, which decodes."""
     one, two = store.files("index")[:2]
     one.write_bytes(two.read_bytes())
     return store.key(one)
 
 
 def manifest_of_nothing(store: Store) -> str:
-    """A manifest that is right in itself and names a chunk that nobody has."""
+    """Put a valid manifest that names a chunk which is in no pack."""
     raw = store.first("manifests").read_bytes().replace(json_chunk(store), b"0" * 64)
     attest(store, version_of(raw))
     return store.put(f"{TENANT}/manifests/{version_of(raw)}", raw)
@@ -85,7 +85,7 @@ def json_chunk(store: Store) -> bytes:
 
 
 def manifest_of_other_files(store: Store) -> str:
-    """A manifest whose chunks are right, but whose pinned file has another digest."""
+    """Put a manifest of right chunks whose pinned file has another digest."""
     manifest = json.loads(store.first("manifests").read_bytes())
     manifest["files"][0]["digest"] = "0" * 64
     raw = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
@@ -94,7 +94,7 @@ def manifest_of_other_files(store: Store) -> str:
 
 
 def attest(store: Store, version: str) -> str:
-    """The attestation of the pushed version, written and signed for another."""
+    """Put the pushed version's attestation, signed for another version."""
     path = store.files("attestations")[0]
     seal = msgspec.structs.replace(read_seal(path.read_bytes(), store.version).seal, version=version)
     raw = load_signer(store.root.parent / SECRET_FILE).attest(version, SEAL_TYPE, seal)
@@ -102,7 +102,7 @@ def attest(store: Store, version: str) -> str:
 
 
 def resealed(store: Store, key: str | None, tolerance: float = 0.01) -> str:
-    """The same seal with another tolerance: by the installation's key, a stranger's, or not signed."""
+    """Put the seal again with this tolerance, signed by an unknown key, or not signed if `key` is None."""
     path = store.first("attestations")
     seal = read_seal(path.read_bytes(), store.version).seal
     seal = msgspec.structs.replace(seal, probe=msgspec.structs.replace(seal.probe, tolerance=tolerance))
@@ -112,7 +112,7 @@ def resealed(store: Store, key: str | None, tolerance: float = 0.01) -> str:
 
 
 def forged(store: Store) -> str:
-    """A number in the signed payload is another one; base64, so no byte of JSON would tell."""
+    """Change a number in the signed payload. It is base64, so no JSON syntax shows it."""
     path = store.first("attestations")
     envelope = json.loads(path.read_bytes())
     payload = base64.b64decode(envelope["payload"])
@@ -135,27 +135,27 @@ FAULTS = [
     pytest.param(lambda s: s.first("packs").write_bytes(b"") or s.key(s.first("packs")), "its footer",
                  id="a pack of no bytes"),
     pytest.param(lambda s: remove(s, s.first("packs")).replace("/packs/", "/index/"), "its pack is missing",
-                 id="a pack that is gone"),
+                 id="a missing pack"),
     pytest.param(swap_packs, "do not match its name", id="packs in each other's place"),
-    pytest.param(lambda s: remove(s, s.first("index")), "the index of a pack is missing", id="an index that is gone"),
+    pytest.param(lambda s: remove(s, s.first("index")), "the index of a pack is missing", id="a missing index"),
     pytest.param(lambda s: flip(s, s.first("index"), 0), "pack_corrupt", id="an index that does not decode"),
     pytest.param(misplace, "differs from the footer", id="an index of another pack"),
     pytest.param(lambda s: flip(s, s.first("manifests"), 3), "manifest of version", id="a bit of a manifest"),
     pytest.param(lambda s: s.put(f"{TENANT}/manifests/{version_of(b'{}')}", b"{}"), "manifest of version",
                  id="a manifest that does not decode"),
-    pytest.param(manifest_of_nothing, "chunks are missing", id="a manifest of a chunk that nobody has"),
+    pytest.param(manifest_of_nothing, "chunks are missing", id="a manifest of a missing chunk"),
     pytest.param(manifest_of_other_files, "the pinned file", id="a manifest of another file"),
     pytest.param(lambda s: remove(s, s.first("attestations"))
                  and s.key(s.first("manifests")), "no attestation", id="a version that was never sealed"),
     pytest.param(lambda s: flip(s, s.first("attestations"), 0), "attestation",
                  id="an attestation that does not decode"),
-    pytest.param(lambda s: attest(s, "f" * 64), "its version does not exist", id="an attestation of nothing"),
+    pytest.param(lambda s: attest(s, "f" * 64), "its version does not exist", id="an attestation without a version"),
     pytest.param(lambda s: s.put(f"{TENANT}/attestations/{'e' * 64}/{s.first('attestations').name}",
                                  s.first("attestations").read_bytes()), "speaks of version",
                  id="an attestation under another version"),
     pytest.param(forged, "its signature is not that of", id="a changed number in an attestation"),
-    pytest.param(lambda s: resealed(s, None), "it is not signed", id="an attestation that nobody signed"),
-    pytest.param(lambda s: resealed(s, "a stranger's"), "not trusted here", id="an attestation by a stranger's key"),
+    pytest.param(lambda s: resealed(s, None), "it is not signed", id="an unsigned attestation"),
+    pytest.param(lambda s: resealed(s, "unknown"), "not trusted here", id="an attestation by an unknown key"),
     pytest.param(attestation_elsewhere, "not that of its fingerprint", id="an attestation under another fingerprint"),
     pytest.param(lambda s: s.put(s.key(s.first("inputs")), b"f" * 64), "which does not exist",
                  id="inputs of a version that does not exist"),
@@ -163,11 +163,11 @@ FAULTS = [
     pytest.param(lambda s: s.put(f"{TENANT}/inputs/{'0' * 64}", s.version.encode()), "made from other inputs",
                  id="inputs that are not the version's"),
     pytest.param(lambda s: s.put(f"{TENANT}/drafts/{s.version}", s.first("manifests").read_bytes()), "did not end",
-                 id="a draft that was left over"),
+                 id="a draft without a push"),
     pytest.param(lambda s: remove(s, s.first("manifests")), "its manifest is missing",
-                 id="a named version's manifest that is gone"),
-    pytest.param(lambda s: remove(s, s.first("inputs")), "no record of the inputs", id="inputs that are gone"),
+                 id="a named version without a manifest"),
+    pytest.param(lambda s: remove(s, s.first("inputs")), "no record of the inputs", id="missing inputs"),
     pytest.param(lambda s: s.put(f"{TENANT}/packlists/{s.version}", b"["), "it is damaged", id="a torn pack list"),
-    pytest.param(lambda s: s.put(f"{TENANT}/packlists/{s.version}", b"[]"), "other packs", id="a pack list of none"),
-    pytest.param(lambda s: s.put(f"{TENANT}/litter/a", b""), "no object of this format", id="an object of no kind"),
+    pytest.param(lambda s: s.put(f"{TENANT}/packlists/{s.version}", b"[]"), "other packs", id="an empty pack list"),
+    pytest.param(lambda s: s.put(f"{TENANT}/litter/a", b""), "no object of this format", id="an unknown kind"),
 ]  # fmt: skip

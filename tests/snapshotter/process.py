@@ -1,4 +1,4 @@
-"""`python -m snapshotter` as a process, beside a control plane of the tests: what may be killed, and started again."""
+"""`python -m snapshotter` as a process that can be killed and restarted, beside a fake control plane."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.snapshotter.unix import unix_transport
 
 
 class Process:
-    """`python -m snapshotter` over a data directory, started again as often as it is killed."""
+    """`python -m snapshotter` over a data directory. It can be restarted after each end."""
 
     def __init__(self, data: Path, directory: SocketDirectory) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""An independent reader of a store directory: keys, JSON and BLAKE3, none of the code that wrote it."""
+"""An independent reader of a store directory. It uses keys, JSON and BLAKE3, and no code that writes the store."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from blake3 import blake3
 
 
 def chunks_of(root: Path, tenant: str) -> dict[str, bytes]:
-    """Every chunk that an index names and whose bytes match."""
+    """Return every chunk that an index names and whose bytes match."""
     found: dict[str, bytes] = {}
     for index in _files(root / tenant / "index"):
         pack = root / tenant / "packs" / index.name
@@ -22,7 +22,7 @@ def chunks_of(root: Path, tenant: str) -> dict[str, bytes]:
 
 
 def spans_of(index: Path) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Each chunk of a pack, and the ranges of the pack that it is made of."""
+    """Return each chunk of a pack, with the ranges of the pack that it is made of."""
     table = json.loads(index.read_bytes())
     if index.name.endswith(".tensors"):
         return [(digest, [(offset, length) for offset, length in spans]) for digest, spans in table["chunks"]]
@@ -34,12 +34,12 @@ def _padded(data: bytes) -> bytes:
 
 
 def versions_of(root: Path, tenant: str) -> list[str]:
-    """Versions that a reader can see."""
+    """Return the versions that a reader can see."""
     return [path.name for path in _files(root / tenant / "manifests")]
 
 
 def assert_whole(root: Path, tenant: str) -> None:
-    """No visible version lacks a byte: each manifest matches its name, each of its chunks is there and matches."""
+    """Assert that every visible version is whole: manifest and chunks exist and match, and there is an attestation."""
     chunks = chunks_of(root, tenant)
     for version in versions_of(root, tenant):
         read_version(root, tenant, version, chunks)
@@ -49,7 +49,7 @@ def assert_whole(root: Path, tenant: str) -> None:
 def read_version(
     root: Path, tenant: str, version: str, chunks: dict[str, bytes] | None = None, kind: str = "manifests"
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Pinned files by path and tensors' bytes by name. Raises AssertionError or KeyError where anything is missing."""
+    """Return pinned files by path and tensors' bytes by name. Raises AssertionError or KeyError if one is missing."""
     chunks = chunks_of(root, tenant) if chunks is None else chunks
     raw = (root / tenant / kind / version).read_bytes()
     assert blake3(raw).hexdigest() == version

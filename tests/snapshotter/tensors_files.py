@@ -1,6 +1,6 @@
-"""tensorizer files written by hand, from the structures of the library's source; a test holds them against the library.
+"""tensorizer files written by hand, from the structures in the library's source. A test compares them with the library.
 
-Each part can be told apart and made wrong.
+Tests can change each part of a file.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ RAW_DTYPES = {dtype: raw for raw, dtype in DTYPES.items()}
 
 @dataclass
 class TensorsFile:
-    """What a file of these tensors is, with what a test may change of it."""
+    """A tensorizer file of these tensors. Other fields override parts of it."""
 
     tensors: Mapping[str, Weight]
     version: int = 2
@@ -28,10 +28,10 @@ class TensorsFile:
     index_bytes: int = 2048
     count: int | None = None
     kind: int = 2
-    names: dict[str, bytes] = field(default_factory=dict)  # as they are written instead
+    names: dict[str, bytes] = field(default_factory=dict)  # written instead of the tensor's name
     dtypes: dict[str, bytes] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    moved: dict[str, int] = field(default_factory=dict)  # bytes by which the index is wrong of the place
+    moved: dict[str, int] = field(default_factory=dict)  # offset error of a tensor's place in the index, in bytes
     lengths: dict[str, int] = field(default_factory=dict)
 
     def build(self) -> bytes:
@@ -76,7 +76,7 @@ def _header(name: str, tensor: Weight, kind: int) -> bytes:
 
 
 def whole_of(raw: bytes, head_bytes: int) -> WholeFile:
-    """What a client says of a file that is to be kept as it is."""
+    """Return a client's description of a file that is to be kept as it is."""
     between, at = b"", head_bytes
     for entry in parse_index("toy.tensors", raw[:head_bytes], len(raw)):
         between += raw[at : entry.tensor.offset]
@@ -85,7 +85,7 @@ def whole_of(raw: bytes, head_bytes: int) -> WholeFile:
 
 
 class KeptModel(Model):
-    """A model whose weights come in one tensorizer file, which is to be kept as it is."""
+    """A model whose weights are one tensorizer file that is to be kept as it is."""
 
     def files(self) -> dict[str, bytes]:
         return self._kept()[0]
@@ -99,7 +99,7 @@ class KeptModel(Model):
 
 
 def kept(model: Model, file: TensorsFile, keep: bool = True) -> tuple[dict[str, bytes], PlanRequest]:
-    """The model's small files with this file as its weights, and the request that a client would make of them."""
+    """Return the model's files with this file as its weights, and the plan request of a client for them."""
     raw, head_bytes = file.build(), 73 + file.index_bytes
     files = {path: content for path, content in model.files().items() if not path.endswith(".safetensors")}
     whole = whole_of(raw, head_bytes) if keep else None

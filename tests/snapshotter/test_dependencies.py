@@ -1,4 +1,4 @@
-"""What the snapshotter depends on is taken away: what has no test in the file of who asks for it."""
+"""Failures of the snapshotter's dependencies that no other file tests."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -18,19 +18,19 @@ from tests.snapshotter.sender import digests_of
 
 
 class Shut(VerifyingStore):
-    """Takes nothing while it is `shut`."""
+    """A store that refuses writes while `shut`."""
 
     shut = False
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
-        """See `BlobStore`."""
+        """Fail while `shut`, else write."""
         if self.shut:
             raise BlobUnavailable("away")
         return await super().put_if_absent(key, data)
 
 
-def test_a_push_waits_for_the_store(tmp_path: Path) -> None:
-    """The commit says that it is away, and what is staged stays: the same call succeeds once it is back."""
+def test_push_succeeds_once_the_store_is_back(tmp_path: Path) -> None:
+    """While the store is unavailable the commit fails as such. Staged chunks stay, and the same call succeeds later."""
     stores: list[Shut] = []
 
     def wrap(inner: BlobStore) -> BlobStore:
@@ -44,13 +44,13 @@ def test_a_push_waits_for_the_store(tmp_path: Path) -> None:
             push_whole(client, planned(client))
         stores[0].shut = False
         plan = planned(client)
-        assert announced(client, plan, digests_of(plan, Model().files())).digests == (), "what was staged is here"
+        assert announced(client, plan, digests_of(plan, Model().files())).digests == (), "the staged chunks are kept"
         assert push_whole(client, plan)["created"]
 
 
-def test_an_engine_of_its_own_judges(tmp_path: Path) -> None:
-    """None is there, a dead one has left its socket, one is there, then another one: the push is repeated until it is
-    judged, and the control plane is asked for no job.
+def test_own_engine_gates_and_seals(tmp_path: Path) -> None:
+    """Without an engine, and with a dead engine's socket, a plan is refused as unavailable. Afterwards one engine gates
+    the plan and another seals it, and the control plane gets no job.
     """
     run = tmp_path / "engine" / "run"
     settings = replace(settings_for(tmp_path / "data"), engine=run)

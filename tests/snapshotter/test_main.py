@@ -1,4 +1,4 @@
-"""The process itself: it serves, and ends on SIGTERM and with its supervisor. SIGKILL is test_push_killed's."""
+"""The process serves, and ends on SIGTERM or with its supervisor. `test_push_killed` tests SIGKILL."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.snapshotter.process import process_over, wait_until_healthy
 
 
 def test_snapshotter_ends_on_sigterm_or_without_supervisor(tmp_path: Path) -> None:
-    """SIGTERM: exit 0. The supervisor's end: it ends too."""
+    """SIGTERM gives exit status 0, and so does the end of the supervisor."""
     never = threading.Event()
     with process_over(tmp_path) as process:
         with process.client() as client:
@@ -33,34 +33,34 @@ def test_snapshotter_ends_on_sigterm_or_without_supervisor(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("url", ["file://host/x", "file:///x?y", "file:///dev/null/store", "file://[x", "s3://[x"])
-def test_a_check_refuses_a_store_that_no_start_can_use(tmp_path: Path, url: str) -> None:
-    """As the start would, also where there is no directory yet."""
+def test_check_refuses_an_unusable_store(tmp_path: Path, url: str) -> None:
+    """The check refuses the URL as a start would, even without a data directory."""
     with pytest.raises(BadSetting, match="KELVIN_STORE="):
         asyncio.run(check_store(SnapshotterSettings(tmp_path, url)))
 
 
-def test_a_check_makes_no_store(tmp_path: Path) -> None:
-    """The first start does."""
+def test_check_makes_no_store(tmp_path: Path) -> None:
+    """Only the first start makes the store's directory."""
     asyncio.run(check_store(SnapshotterSettings(tmp_path, (tmp_path / "a" / "store").as_uri())))
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_check_says_why_a_directory_can_not_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
+def test_check_says_why_a_directory_is_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is one line on standard error."""
     with pytest.raises(SystemExit) as ended:
         asyncio.run(check_store(SnapshotterSettings(tmp_path, f"file:///{'a' * 300}")))
     assert ended.value.code == STORE_STATUS
     assert capsys.readouterr().err == "the store's directory can't be used: File name too long\n"
 
 
-def test_a_check_changes_nothing_in_a_store(tmp_path: Path) -> None:
-    """A check makes no directory in a store that exists, and removes nothing that a crashed put left."""
-    store, left = tmp_path / "store", tmp_path / "crashed" / STAGING / "left"
+def test_check_changes_nothing_in_a_store(tmp_path: Path) -> None:
+    """The check makes no directory in an existing store, and removes no leftover of a crashed write."""
+    store, leftover = tmp_path / "store", tmp_path / "crashed" / STAGING / "left"
     store.mkdir()
-    left.parent.mkdir(parents=True)
-    left.touch()
-    os.utime(left, (0, 0))
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    os.utime(leftover, (0, 0))
     asyncio.run(check_store(SnapshotterSettings(tmp_path, store.as_uri())))
     asyncio.run(check_store(SnapshotterSettings(tmp_path, (tmp_path / "crashed").as_uri())))
     assert not [*store.iterdir()]
-    assert left.exists()
+    assert leftover.exists()

@@ -1,4 +1,4 @@
-"""An httpx transport over a Unix socket that closes what it can't connect: httpcore 1.0 leaves such a socket open."""
+"""An httpx transport over a Unix socket. It closes sockets that fail to connect, which httpcore 1.0 leaves open."""
 
 import select
 import socket
@@ -59,7 +59,7 @@ class UnixBackend(httpcore.NetworkBackend):
 
 
 def unix_transport(path: str) -> httpx.HTTPTransport:
-    """A transport to the socket at `path`."""
+    """Return a transport to the socket at `path`."""
     transport = httpx.HTTPTransport()
     transport._pool = httpcore.ConnectionPool(uds=path, network_backend=UnixBackend(), max_connections=16)
     return transport

@@ -1,8 +1,8 @@
-"""What the cache costs on this machine: `python -m tests.weightcache.bench [MiB]`. Prints; asserts nothing about speed.
+"""Benchmark of the cache: `python -m tests.weightcache.bench [MiB]`. Prints; asserts nothing about speed.
 
-A real agent and real client processes over a directory on the disk to be measured. Beside each verified restore the
-same files are read without a check: from a cold page cache by plain O_DIRECT, from a hot one by mapping them and
-touching each page, as a shared machine's figures mean little alone.
+It runs a real agent and real client processes over a directory on the disk to be measured. Beside each verified restore
+it reads the same files without a check, because absolute figures of a shared machine mean little. It uses plain
+O_DIRECT with a cold page cache, and mapped files with a hot one.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def version_of(mib: int) -> Version:
 
 
 async def put_packs(store: FileStore, version: Version, tenant: str = TENANT) -> None:
-    """The version's chunks, `PACK_CHUNKS` to a pack, and its manifest after them."""
+    """Put the version's chunks, `PACK_CHUNKS` to a pack, then its manifest."""
     for first in range(0, len(version.chunks), PACK_CHUNKS):
         await put_pack(store, version.chunks[first : first + PACK_CHUNKS], tenant)
     await store.put_if_absent(f"{tenant}/manifests/{version.id}", version.raw)
@@ -76,7 +76,7 @@ async def publish(data: Path, version: Version) -> None:
 
 @contextmanager
 def agent(data: Path, directory: SocketDirectory, *words: str, spare: int = 1) -> Iterator[None]:
-    """`python -m weightcache`, or python with these words, once it has so many spare slabs."""
+    """Run `python -m weightcache`, or python with these arguments, until the block ends. Waits for free slabs first."""
     environment = {"KELVIN_LOG_LEVEL": "error", **os.environ, "KELVIN_DATA": str(data)}
     process = subprocess.Popen([sys.executable, *(words or ("-m", "weightcache"))], env=environment)
     try:
@@ -91,10 +91,10 @@ def agent(data: Path, directory: SocketDirectory, *words: str, spare: int = 1) -
 
 
 def leased(data: Path, version: str) -> tuple[float, float, int, str]:
-    """Seconds to lease and to touch each huge page, bytes, and the rest of what the client says."""
+    """Return seconds to lease, seconds to touch each huge page, bytes, and the rest of the client's output."""
     command = [sys.executable, "-c", CLIENT, str(data / "run"), version]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    lease_s, touch_s, size, rest = re.split(" ", said, maxsplit=3)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    lease_s, touch_s, size, rest = re.split(" ", output, maxsplit=3)
     return float(lease_s), float(touch_s), int(size), rest
 
 
@@ -113,7 +113,7 @@ def make_cold(data: Path) -> None:
 
 
 def mapped_rate(data: Path) -> float:
-    """GB/s of mapping the chunk files and touching each page."""
+    """Return the GB/s of mapping the chunk files and touching each page."""
     total, begin = 0, time.perf_counter()
     for path in chunk_files(data):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -124,7 +124,7 @@ def mapped_rate(data: Path) -> float:
 
 
 def direct_rate(data: Path, threads: int) -> float:
-    """GB/s of plain O_DIRECT reads of the chunk files into huge pages."""
+    """Return the GB/s of plain O_DIRECT reads of the chunk files into huge pages."""
     paths = iter(chunk_files(data))
     slab = Slab(threads * CHUNK_BYTES)
 
@@ -145,13 +145,13 @@ def direct_rate(data: Path, threads: int) -> float:
 
 
 def drop(directory: SocketDirectory, *tiers: str) -> None:
-    asyncio.run(wait_for(directory, "nobody holds a slab", lambda state: state.holders == 0))
+    asyncio.run(wait_for(directory, "no process holds a slab", lambda state: state.holders == 0))
     for tier in tiers:
         asyncio.run(evict(directory, tier, None, None))
 
 
 def rate_of(check: Callable[[], object], nbytes: int) -> float:
-    """GB/s of one core, the best of many: of bytes that are in its cache."""
+    """Return the GB/s of one core, the best of 50 runs. The bytes stay in the core's cache."""
     samples = []
     for _ in range(50):
         begin = time.perf_counter()

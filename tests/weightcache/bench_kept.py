@@ -1,7 +1,6 @@
-"""A version restored from packs and from a kept file: `python -m tests.weightcache.bench_kept [MiB] [ROUNDS]`.
+"""Benchmark of restores from packs and from a kept file: `python -m tests.weightcache.bench_kept [MiB] [ROUNDS]`.
 
-The same bytes for two tenants, a real agent and real client processes, in turn within each round. Prints; asserts
-nothing about speed.
+A real agent and real client processes restore the same bytes of two tenants in turn. Asserts nothing about speed.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from tests.weightcache.bench import agent, drop, put_packs
 from tests.weightcache.kit import Version, attest, describe, wait_for
 
 MATRIX_BYTES = 12 << 20
-NORM = 2048  # numbers of float32
+NORM = 2048  # float32 values
 INDEX_BYTES = 256 << 10
 PACKED, KEPT = "packed", "kept"
 
@@ -45,7 +44,7 @@ print(time.perf_counter() - begin, *(f"{tier}={count}" for tier, count in lease.
 
 
 def tensors_of(mib: int) -> dict[str, Weight]:
-    """Matrices, a norm before every second one."""
+    """Return matrices, with a norm before every second one."""
     found: dict[str, Weight] = {}
     for number in range((mib << 20) // MATRIX_BYTES):
         if number % 2 == 0:
@@ -55,7 +54,7 @@ def tensors_of(mib: int) -> dict[str, Weight]:
 
 
 async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
-    """The version in packs for one tenant, in its file for the other."""
+    """Publish the version in packs for one tenant and in a kept file for the other."""
     raw = TensorsFile(tensors, index_bytes=INDEX_BYTES).build()
     entries = parse_index("m.tensors", raw[: 73 + INDEX_BYTES], len(raw))
     layout = lay_out([], [entry.tensor for entry in entries], list(tensors), CHUNK_BYTES)
@@ -76,15 +75,15 @@ async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
 
 
 def leased_s(data: Path, tenant: str, version: str) -> float:
-    """Seconds until a fresh process has the lease."""
+    """Return the seconds until a fresh process has the lease."""
     command = [sys.executable, "-c", CLIENT, str(data / "run"), tenant, version]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return float(said.split()[0])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(output.split()[0])
 
 
 def main() -> None:
-    given = [int(word) for word in sys.argv[1:3]]
-    mib, rounds = given if len(given) == 2 else (512, 9)
+    arguments = [int(word) for word in sys.argv[1:3]]
+    mib, rounds = arguments if len(arguments) == 2 else (512, 9)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as root:
         data = Path(root)

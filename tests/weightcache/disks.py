@@ -1,4 +1,4 @@
-"""File systems for tests: skip without a disk, empty the page cache, and make a disk refuse calls."""
+"""Disks for tests: skip without a disk, empty the page cache, and make a disk refuse calls."""
 
 import errno
 import fcntl
@@ -10,7 +10,7 @@ import pytest
 
 
 def needs_a_disk(path: Path) -> None:
-    """Skip the test if the file system has no disk, but only the page cache."""
+    """Skip the test if the file system is in memory and has only the page cache."""
     kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
     if kind in ("tmpfs", "ramfs"):
         pytest.skip(f"{kind} has nothing but the page cache")

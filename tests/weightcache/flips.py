@@ -1,4 +1,4 @@
-"""Flip a bit where nobody can flip it by accident: in the host slabs of an agent, which no other maps writable."""
+"""Flip a bit in the host slabs of an agent, through its memory: no other process maps them writable."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,9 @@ _SLAB: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .*memfd:kelvin-slab", 
 
 
 def flipped(pid: int, chunk: bytes, offset: int) -> None:
-    """Flip the lowest bit of the chunk's byte at `offset`, wherever the process `pid` has the chunk in its slabs: once.
+    """Flip the lowest bit of the chunk's byte at `offset`, where process `pid` has the chunk in its slabs.
 
-    Through the process's memory, as a debugger would: its user, or one of its ancestors', may.
+    It writes through `/proc/PID/mem`, as a debugger would. That needs the same user, or an ancestor process.
     """
     found = _places(pid, chunk)
     assert len(found) == 1, f"the chunk is {len(found)} times in memory"
@@ -20,7 +20,7 @@ def flipped(pid: int, chunk: bytes, offset: int) -> None:
 
 
 def byte_at(pid: int, chunk: bytes, offset: int) -> int | None:
-    """The byte there now, by what lies before it; None where that is nowhere."""
+    """Return the byte that now follows the chunk's first `offset` bytes, or None if they are in no slab."""
     found = _places(pid, chunk[:offset])
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for address in found:
@@ -30,7 +30,7 @@ def byte_at(pid: int, chunk: bytes, offset: int) -> int | None:
 
 
 def _places(pid: int, wanted: bytes) -> list[int]:
-    """Addresses at which the process has these bytes in slabs. Chunks begin at pages."""
+    """Return the addresses of these bytes in the process's slabs. Chunks begin at pages."""
     found = []
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for first, last in _SLAB.findall(Path(f"/proc/{pid}/maps").read_text()):

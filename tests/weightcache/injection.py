@@ -1,7 +1,7 @@
-"""Corruptions by the thousand at the cache's seam: the product's composition, over tiers that are damaged on purpose.
+"""Inject thousands of corruptions into the product's cache, whose tiers are damaged on purpose.
 
-Each injection damages one chunk in one way at one place, asks for the chunk, and says what was served. Files are really
-damaged; what a disk can't be told to do (errors, short reads), the store and memory are damaged where they are read.
+Each injection damages one chunk in one way in one place, asks for the chunk, and returns what was served. Files are
+really damaged. Disk errors and short reads, the store, and memory are damaged where they are read.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _preadv = os.preadv
 
 
 class Kind(StrEnum):
-    """What is done to a chunk."""
+    """How a chunk is damaged."""
 
     FLIP = "flip"
     TRUNCATE = "truncate"
@@ -59,7 +59,7 @@ FOUND_AS: Final = dict.fromkeys(CONTENT, ReadOutcome.DIGEST) | {
 
 
 class Where(StrEnum):
-    """Where it is done. *Once* is a bad read, all else is a bad object."""
+    """Where a chunk is damaged. *Once* is a bad read; anything else is a bad object."""
 
     NVME = "nvme"
     STORE = "store"
@@ -75,7 +75,7 @@ class Where(StrEnum):
 
     @property
     def store_reads(self) -> int:
-        """How many reads of the store come wrong."""
+        """How many reads of the store are damaged."""
         return {Where.STORE: FOR_GOOD, Where.BOTH: FOR_GOOD, Where.STORE_ONCE: 1, Where.BOTH_ONCE: 1}.get(self, 0)
 
     @property
@@ -86,7 +86,7 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A chunk, another one as long, and what an older version had in its place."""
+    """A chunk, another chunk of the same length, and the chunk that an older version had in its place."""
 
     digest: str
     right: bytes
@@ -96,7 +96,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One corruption, and the answer that is right for it: None for the chunk's own bytes, else a failure's code."""
+    """One corruption. `want` is its right answer: None for the chunk's own bytes, else a failure's code."""
 
     body: Body
     kind: Kind
@@ -113,20 +113,21 @@ class Injection:
 
     @property
     def faults(self) -> Counter[tuple[str, str]]:
-        """What the cache should count of it, by tier and kind."""
+        """The faults that the cache should count for it, by tier and kind."""
         found: Counter[tuple[str, str]] = Counter()
         if self.where.on_nvme:
             found["nvme", FOUND_AS[self.kind]] += 1
         if self.where.checks:
             found["nvme", ReadOutcome.DIGEST] += 1
             found["store", ReadOutcome.DIGEST] += min(2, self.where.checks - 1)
-        if self.where.store_reads and self.kind is not Kind.EIO:  # a store that errs is away, and retried beneath
+        # A store that returns errors is unavailable, which is retried below the cache and is no fault of a chunk.
+        if self.where.store_reads and self.kind is not Kind.EIO:
             as_read = ReadOutcome.SHORT if self.kind is Kind.TRUNCATE else FOUND_AS[self.kind]
             found["store", as_read] += min(2, self.where.store_reads)
         return +found
 
     def apply(self, into: bytearray | memoryview) -> None:
-        """Make these bytes what the kind says, keeping their length."""
+        """Damage these bytes as the kind says, keeping their length."""
         if self.kind is Kind.FLIP:
             source = random.Random(self.seed)
             into[source.randrange(len(into))] ^= 1 << source.randrange(8)
@@ -135,12 +136,12 @@ class Injection:
 
 
 def kinds_of(where: Where) -> Sequence[Kind]:
-    """Memory has neither an end nor errors."""
+    """Return the kinds of damage that are possible there. Memory has neither an end nor read errors."""
     return CONTENT if where.checks else tuple(Kind)
 
 
 def make_bodies(count: int, seed: int) -> list[Body]:
-    """Distinct chunks of one to three pages; neighbours in pairs are each other's swap."""
+    """Make distinct chunks of one to three pages. Each two neighbours are each other's `swapped`."""
     source, bodies = random.Random(seed), []
     for _ in range(count // 2):
         length = source.randint(1, 3) * PAGE_BYTES
@@ -151,7 +152,7 @@ def make_bodies(count: int, seed: int) -> list[Body]:
 
 
 def draw(bodies: Sequence[Body], source: random.Random) -> list[Injection]:
-    """One injection for each; a swap is done to both of a pair."""
+    """Draw one injection for each chunk. A swap is done to both of a pair."""
     drawn: list[Injection] = []
     for at in range(0, len(bodies), 2):
         where = source.choice(list(Where))
@@ -165,11 +166,12 @@ def draw(bodies: Sequence[Body], source: random.Random) -> list[Injection]:
 
 
 class DamagedStore(MemoryStore):
-    """Reads of chosen ranges come wrong, so many times."""
+    """A store that damages the next reads of chosen ranges."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sick: dict[int, tuple[Injection, list[int]]] = {}  # by offset in the only pack; reads left
+        # by offset in the only pack; with the number of reads left
+        self.sick: dict[int, tuple[Injection, list[int]]] = {}
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         injection, left = self.sick.get(offset, (None, [0]))
@@ -188,7 +190,7 @@ class DamagedStore(MemoryStore):
 
 
 class Rig:
-    """An open cache whose NVMe tier holds all of `bodies`, as does its store."""
+    """An open cache whose NVMe tier and store hold all of `bodies`."""
 
     def __init__(self, root: Path, bodies: Sequence[Body], verify: Verify) -> None:
         self.root = root
@@ -216,7 +218,7 @@ class Rig:
                 yield self
 
     async def inject(self, injections: Sequence[Injection]) -> list[tuple[Injection, str | None]]:
-        """Those that were answered otherwise than they should be, with the answer. All chunks are well afterwards."""
+        """Inject, and return the injections with a wrong answer, with that answer. All chunks are healed on return."""
         absent = frozenset(each.body.digest for each in injections if each.where in (Where.STORE, Where.STORE_ONCE))
         await self.cache.nvme.evict(TENANT, None, absent)
         for each in injections:
@@ -226,7 +228,7 @@ class Rig:
         self._checks.clear()
         self._disk.clear()
         refused = [each.body for each, answer in zip(injections, answers, strict=True) if answer not in (None, "wrong")]
-        assert await self._ask_all(refused) == [None] * len(refused), "what was refused is well again"
+        assert await self._ask_all(refused) == [None] * len(refused), "a chunk that was refused is not healed"
         return [(each, got) for each, got in zip(injections, answers, strict=True) if got != each.want]
 
     def path(self, digest: str) -> Path:
@@ -269,14 +271,14 @@ class Rig:
         return self._verify(data, digest)
 
     async def _ask_all(self, bodies: Sequence[Body]) -> list[str | None]:
-        """Ask for all of them at once, from empty memory."""
+        """Ask for all of them at once. Memory is empty before and after."""
         answers = await asyncio.gather(*(self._ask(body) for body in bodies))
         await self.cache.loader.wait_until_idle()
-        assert self.cache.arena.evict(None, None) == 0, "nothing stays pinned"
+        assert self.cache.arena.evict(None, None) == 0, "a chunk stays pinned"
         return answers
 
     async def _ask(self, body: Body) -> str | None:
-        """None where the chunk's own bytes are served, else "wrong" or the failure's code."""
+        """Return None if the chunk's own bytes are served, else "wrong" or the failure's code."""
         arena = self.cache.arena
         reservation = arena.reserve(TENANT, [(body.digest, len(body.right))], time.monotonic())
         try:

@@ -1,5 +1,6 @@
-"""Versions made from a seed, a store that holds them, an open cache over it (`cached`), and an agent in a thread
-(`running`). Agents that know one another are in `peer_kit.py`, agents as processes in `processes.py`.
+"""Versions made from a seed, their store, an open cache over it (`cached`), and an agent in a thread (`running`).
+
+`peer_kit.py` has agents that are peers, `processes.py` agents as processes.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Version:
-    """A manifest and the bytes that it describes."""
+    """A manifest and its bytes."""
 
     raw: bytes
     manifest: Manifest
@@ -91,7 +92,10 @@ def padded(data: bytes) -> bytes:
 def make_version(
     seed: int = 0, pages: Sequence[int] = (1, 16, 3), chunk_pages: int = 4, files: Sequence[int] = (100,)
 ) -> Version:
-    """Pinned files of these sizes, then one float32 tensor per entry of `pages`, cut at each tensor's beginning."""
+    """Make a version of pinned files of these sizes and one float32 tensor per entry of `pages`.
+
+    A chunk ends where a file or tensor ends.
+    """
     source = random.Random(seed)
     sections: list[bytes] = []
     pinned: list[PinnedFile] = []
@@ -130,7 +134,7 @@ def describe(
 
 
 def make_pack(chunks: Sequence[bytes]) -> tuple[str, bytes, bytes]:
-    """Digest, bytes and index object of a pack of distinct chunks."""
+    """Return digest, bytes and index object of a pack of distinct chunks."""
     distinct = {blake3(chunk).hexdigest(): chunk for chunk in chunks}
     entries = place((digest, len(chunk)) for digest, chunk in distinct.items())
     body = b"".join(distinct.values()) + encode_footer(entries)
@@ -138,7 +142,7 @@ def make_pack(chunks: Sequence[bytes]) -> tuple[str, bytes, bytes]:
 
 
 async def put_pack(store: BlobStore, chunks: Sequence[bytes], tenant: str = TENANT) -> str:
-    """Put a pack of these chunks, and its index. Returns its digest."""
+    """Put a pack of these chunks, and its index. Return its digest."""
     digest, body, table = make_pack(chunks)
     await store.put_if_absent(f"{tenant}/packs/{digest}", body)
     await store.put_if_absent(f"{tenant}/index/{digest}", table)
@@ -146,7 +150,7 @@ async def put_pack(store: BlobStore, chunks: Sequence[bytes], tenant: str = TENA
 
 
 async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
-    """Put the version's pack, index and manifest. Returns the pack's digest."""
+    """Put the version's pack, index and manifest. Return the pack's digest."""
     digest = await put_pack(store, version.chunks, tenant)
     await store.put_if_absent(f"{tenant}/{'drafts' if draft else 'manifests'}/{version.id}", version.raw)
     return digest
@@ -155,8 +159,9 @@ async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, d
 async def publish_kept(
     store: BlobStore, seed: int, tensors: Sequence[int] = (100, 5000, 9000, 7), attested: bool = False
 ) -> tuple[Version, str]:
-    """Put a version whose weights lie in a kept file. Return it, and the file's name as a pack. A chunk is two of the
-    tensors of these sizes; they lie in the file in another order than in the version, each after a header.
+    """Put a version whose weights are in a kept file. Return the version, and the file's name as a pack.
+
+    Each chunk holds two of the tensors of these sizes. The file has the tensors in reverse order, each after a header.
     """
     source = random.Random(seed)
     datas = [source.randbytes(size) for size in tensors]
@@ -217,7 +222,7 @@ def tier_of(store: BlobStore) -> StoreTier:
 
 
 class CountingStore:
-    """A store that notes the ranges read from it. Reads wait while `gate` is cleared."""
+    """A store that records the ranges read from it. Reads wait while `gate` is cleared."""
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
@@ -247,7 +252,7 @@ class CountingStore:
 
 
 class HeldStore(CountingStore):
-    """A store whose reads from offset `half` on wait until `gate` is set."""
+    """A store in which reads at offset `half` or later wait until `gate` is set."""
 
     def __init__(self, inner: BlobStore, half: int) -> None:
         super().__init__(inner)
@@ -263,7 +268,7 @@ class HeldStore(CountingStore):
 
 @dataclass(frozen=True)
 class RunningAgent:
-    """An agent in a thread of this process, composed as the product composes it."""
+    """An agent in a thread of this process, composed as in the product."""
 
     settings: CacheSettings
     directory: SocketDirectory
@@ -279,7 +284,7 @@ class RunningAgent:
         return asyncio.run(publish(self.store, version, tenant, draft=draft))
 
     def keep(self, *versions: Version) -> State:
-        """Publish versions and lease each once. All their chunks are on NVMe on return, and no others."""
+        """Publish versions and lease each once. On return, NVMe holds exactly their chunks."""
         for version in versions:
             self.publish(version)
             self.acquire(version).close()
@@ -310,7 +315,7 @@ class RunningAgent:
 
 
 async def ask(directory: SocketDirectory, method: str, path: str, answer: type[T], body: object = None) -> T:
-    """Make one call at an agent's HTTP socket."""
+    """Make one call to an agent's HTTP socket."""
     client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
     try:
         return await client.call(method, path, answer, body=body, timeout_s=TIMEOUT_S)
@@ -327,7 +332,7 @@ async def evict(directory: SocketDirectory, tier: str, tenant: str | None, versi
 
 
 async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[State], bool]) -> State:
-    """Poll the state until the condition holds, for a bounded time."""
+    """Poll the state until the condition holds. Fails after `TIMEOUT_S`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while not condition(state := await state_of(directory)):
@@ -341,8 +346,9 @@ async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[S
 async def cached(
     settings: CacheSettings, *versions: Version, store: BlobStore | None = None, verify: Verify = is_digest_of
 ) -> AsyncIterator[Cache]:
-    """An open cache over `store` (default: the file store in its data directory). It has these versions in memory, and
-    on NVMe if they fit there.
+    """Open a cache over `store` (default: the file store in its data directory).
+
+    It has these versions in memory, and on NVMe if they fit there.
     """
     store = store or FileStore(settings.data / "store")
     async with open_cache(settings, store, verify=verify) as cache:
@@ -357,7 +363,7 @@ async def cached(
 def running(
     settings: CacheSettings, store: BlobStore | None = None, *, verify: Verify = is_digest_of
 ) -> Iterator[RunningAgent]:
-    """An agent over `store` (default: the file store in its data directory) until the block is left."""
+    """Run an agent over `store` (default: the file store in its data directory) until the block ends."""
     store = store or FileStore(settings.data / "store")
     directory = SocketDirectory(settings.run)
     try:
@@ -369,7 +375,7 @@ def running(
 
 
 async def until_ready(directory: SocketDirectory, is_alive: Callable[[], bool]) -> None:
-    """Poll until the agent at `directory` is ready, or `is_alive` returns False."""
+    """Wait until the agent at `directory` is ready, or `is_alive` returns False."""
     async with asyncio.timeout(PATIENCE_S):
         while is_alive():
             client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")

@@ -1,4 +1,4 @@
-"""What the tests of peers share: agents that know one another, and a node that behaves as a test wants it to."""
+"""Helpers for tests of peers: agents that are peers of each other, and fake nodes with chosen answers."""
 
 import socket
 import ssl
@@ -22,7 +22,7 @@ def url_of(port: int) -> str:
 
 
 def peered(root: Path, port: int, others: list[int], secret: bytes = SECRET) -> CacheSettings:
-    """Settings of an agent that is asked at `port` and asks those at `others`."""
+    """Return settings of an agent that listens at `port` and has peers at the ports `others`."""
     peers = PeerSettings((HOST, port), tuple(url_of(other) for other in others), (secret,))
     return replace(settings_of(root), peers=peers)
 
@@ -31,7 +31,7 @@ def peered(root: Path, port: int, others: list[int], secret: bytes = SECRET) -> 
 def node(
     root: Path, port: int, others: list[int], *, store: Path, secret: bytes = SECRET, verify: Verify = is_digest_of
 ) -> Iterator[tuple[RunningAgent, CountingStore]]:
-    """An agent over the common store, and its own count of what it read there."""
+    """Run an agent over the common store. Yield it and a record of its reads from the store."""
     counting = CountingStore(FileStore(store))
     with running(peered(root, port, others, secret), counting, verify=verify) as agent:
         yield agent, counting
@@ -39,13 +39,13 @@ def node(
 
 @contextmanager
 def pretender(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
-    """A node of the same secret that answers so. Yields its port."""
+    """Run a fake node with the same secret and these answers. Yields its port."""
     with running_http_server(answer, NodeTls([secret]).server()) as port:
         yield port
 
 
 def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """A connection as `context` makes one."""
+    """Return a TLS connection made with `context`."""
     sock = socket.create_connection((HOST, port), 10)
     try:
         return context.wrap_socket(sock, server_hostname=HOST)
@@ -55,7 +55,7 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 
 def ask(port: int, request: str, context: ssl.SSLContext | None = None) -> bytes:
-    """All that comes back for one request, after which the connection ends; nothing where it is refused before."""
+    """Return all bytes of the answer to one request; empty if the connection is refused."""
     found = b""
     with suppress(OSError), connected(port, context or NodeTls([SECRET]).client()) as sock:
         sock.sendall(request.encode())

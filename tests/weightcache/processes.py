@@ -1,4 +1,4 @@
-"""Agents as real processes, alone (`started`) or as peers of one another (`nodes`), and those who lease from them:
+"""Agents as real processes, alone (`started`) or as peers (`nodes`), and the clients that lease from them:
 one process (`leasing`), or many threads at once (`Waiters`).
 """
 
@@ -32,11 +32,11 @@ from weightcache.peers import peer_group
 from weightcache.peers.ownership_policy import ChunkState
 
 def choose(me, digest, others, busy):
-    return next((node for node, said in others.items() if said is ChunkState.READY), None)
+    return next((node for node, state in others.items() if state is ChunkState.READY), None)
 
 peer_group.choose = choose
 """
-# Nodes with long timeouts: on a busy machine none takes another one for dead or hung.
+# Nodes with long timeouts, so that none takes another one for dead or hung on a busy machine.
 PATIENT = """
 from weightcache.peers import peer_client, peer_group
 
@@ -48,7 +48,7 @@ WAIT_S = 120.0
 
 @dataclass(frozen=True)
 class AgentProcess(RunningAgent):
-    """An agent in a process of its own."""
+    """An agent in its own process."""
 
     process: "subprocess.Popen[str]"
 
@@ -91,7 +91,7 @@ def started(
 def nodes(
     root: Path, count: int, store_url: str, *, peers: bool = True, before: str = ""
 ) -> Iterator[list[AgentProcess]]:
-    """Yield `count` running agents over one store. If `peers`, each knows all others. `before` is code run first."""
+    """Yield `count` running agents over one store. With `peers`, all are peers. `before` is code that runs first."""
     ports = free_ports(count)
     root.mkdir(exist_ok=True)
     key = root / "peers.key"
@@ -129,7 +129,7 @@ class Talking:
         print(line, file=self.process.stdin, flush=True)
 
     def hear(self) -> str:
-        """Return its next line; empty if it has ended."""
+        """Return its next line, or "" if the process has ended."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -138,7 +138,7 @@ class Talking:
         return self.hear()
 
     def kill(self) -> None:
-        """Kill it and its children."""
+        """Kill the process and its children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=WAIT_S)
@@ -153,8 +153,8 @@ def talking(script: str, *arguments: str) -> Iterator[Talking]:
         one.kill()
 
 
-# Leases a version and says `leased`. Each of the lines `close`, `again` and `hang up` does that; any other one is
-# answered with a digest of the leased bytes.
+# Leases a version and prints `leased`. `close`, `again` and `hang up` change the lease; any other line is answered with
+# a digest of the leased bytes.
 LEASING = """
 import sys
 from pathlib import Path
@@ -190,7 +190,7 @@ def leasing(agent: RunningAgent, version: Version) -> Iterator[Talking]:
 
 
 class Waiters:
-    """Threads that lease the version, one each, from the nodes in turn. All begin at once."""
+    """Threads that lease the version, one lease each, from the nodes in turn. All begin at once."""
 
     def __init__(self, agents: Sequence[AgentProcess], version: Version, count: int) -> None:
         self.count = count
@@ -205,7 +205,7 @@ class Waiters:
         ]
 
     def _lease(self, agent: AgentProcess, number: int) -> bool:
-        """Lease, and return whether the bytes are right: some threads compare all, others a page. Raises `Refused`."""
+        """Lease, and return whether the bytes are right. Every 97th thread compares all bytes. Raises `Refused`."""
         with agent.acquire(self._version, timeout_s=WAIT_S) as lease:
             with self._lock:
                 self.by_tier.update(lease.bytes_by_tier)
@@ -216,7 +216,7 @@ class Waiters:
             return lease.view(at, 4096) == whole[at : at + 4096]
 
     def right(self) -> Counter[int]:
-        """Wait for all threads. Return how many got the right bytes, by node, without refused ones."""
+        """Wait for all threads. Return how many got the right bytes, by node. Refused threads are not counted."""
         found: Counter[int] = Counter()
         for at, outcome in self._outcomes:
             try:

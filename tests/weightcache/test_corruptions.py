@@ -1,6 +1,6 @@
-"""Ten thousand corruptions of every kind in every tier: each is healed or refused with the right error, none is served.
+"""Ten thousand corruptions of every kind in every tier are healed or refused with the right error; none is served.
 
-The negative control is the same run with verification off.
+In the negative control, which runs without verification, damaged bytes are served.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Wrong = list[tuple[Injection, str | None]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts or about the log, which others test."""
+    """Skip syncing and logging, which other tests check."""
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     monkeypatch.setattr(logging.getLogger("weightcache"), "disabled", True)
     for name in ("fetching", "nvme"):
@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a thing: tens of thousands of files are made and removed."""
+    """A directory in memory if possible: the test makes and removes tens of thousands of files."""
     if not MEMORY_DISK.is_dir():
         yield tmp_path
         return
@@ -47,7 +47,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(root: Path, count: int, verify: Verify, seed: int) -> tuple[Wrong, list[Injection], Rig]:
-    """Inject `count` corruptions; those that were answered wrongly, all of them, and the closed rig."""
+    """Inject `count` corruptions. Return those with a wrong answer, all injections, and the closed rig."""
     bodies, source = make_bodies(AT_ONCE, seed), random.Random(seed)
     rig = Rig(root, bodies, verify)
 
@@ -68,9 +68,9 @@ def run(root: Path, count: int, verify: Verify, seed: int) -> tuple[Wrong, list[
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(600)  # beside another suite two slow cores needed more than the 180 s of other tests
+@pytest.mark.timeout(600)  # on two slow cores, beside another suite, it needed more than the 180 s of other tests
 def test_ten_thousand_corruptions_are_healed_or_refused(disk: Path) -> None:
-    """Healed with the right bytes or refused with the right code; each fault counted; the disk is well afterwards."""
+    """Every answer is right, every fault is counted, and all files on NVMe are right afterwards."""
     wrong, done, rig = run(disk, COUNT, is_digest_of, seed=17)
     assert wrong == []
     assert len(done) >= COUNT
@@ -83,7 +83,7 @@ def test_ten_thousand_corruptions_are_healed_or_refused(disk: Path) -> None:
 
 
 def test_control(disk: Path) -> None:
-    """Negative control: with verification off the same run goes red, by every kind that keeps the length."""
+    """Negative control: without verification, every kind of damage that keeps the length is served."""
     wrong, done, _ = run(disk, 300, lambda data, digest: True, seed=17)
     served = {each.kind for each, answer in wrong if answer == "wrong"}
     assert served == set(CONTENT)

@@ -1,6 +1,6 @@
-"""Killed at any point of an admission or of healing, the agent leaves nothing torn: the next one serves right bytes.
+"""An agent that is killed during an admission or healing leaves nothing torn, and the next one serves right bytes.
 
-`KELVIN_TEST_KILLS` says how often; half of them while it heals.
+`KELVIN_TEST_KILLS` is the number of kills. Half of them happen during healing.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from weightcache.nvme import chunk_files
 
 VERSION = make_version(seed=5, pages=(40, 3, 17), chunk_pages=4)
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "8"))
-DAMAGED = 5  # chunks that are wrong on NVMe before it is killed while it heals
-ADMISSIONS = 1 + len(set(VERSION.digests))  # the manifest, then each chunk: open, write, sync, name
+DAMAGED = 5  # chunks that are damaged on NVMe before the agent heals them
+ADMISSIONS = 1 + len(set(VERSION.digests))  # the manifest, then each chunk: open, write, sync, rename
 
-# The agent as it starts, but that it kills itself at the Nth call of its admissions: before it, halfway or after it.
+# An agent that kills itself at the Nth system call of its admissions: before, halfway through or after it.
 DYING = """
 import os, signal, sys
 from weightcache.nvme import chunk_files as files
@@ -77,7 +77,7 @@ files.ChunkFiles.write = write
 
 
 def kill_while_admitting(data: Path, script: str, at: int, when: str) -> None:
-    """Start an agent that dies so, and lease from it until it does."""
+    """Start an agent that kills itself at call `at`, and lease from it until it dies."""
     with started(data, script, str(at), when) as agent:
         while agent.process.poll() is None:
             try:
@@ -90,14 +90,14 @@ def kill_while_admitting(data: Path, script: str, at: int, when: str) -> None:
 
 
 def torn_chunks(data: Path) -> list[str]:
-    """Files that have a chunk's name and not its digest."""
+    """Return the chunk files whose content does not match their digest."""
     named = (data / "cache").glob("[!.]*/??/*")
     return [path.name for path in named if blake3(path.read_bytes()).hexdigest() != path.name]
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that holds the version, above it nothing."""
+    """A data directory with the version in the store and an empty cache."""
     data = tmp_path_factory.mktemp("published")
     asyncio.run(publish(FileStore(data / "store"), VERSION))
     return data
@@ -105,7 +105,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def admitted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, and all of it on NVMe."""
+    """A data directory with the version in the store and on NVMe."""
     data = tmp_path_factory.mktemp("admitted") / "data"
     shutil.copytree(published, data)
     with running(settings_of(data)) as agent:
@@ -115,7 +115,7 @@ def admitted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def damage(data: Path, digests: Set[str], source: random.Random) -> None:
-    """Flip or cut these chunks on NVMe."""
+    """Flip a bit in these chunks on NVMe, and truncate some of them."""
     for digest in sorted(digests):
         path = data / "cache" / TENANT / digest[:2] / digest
         content = bytearray(path.read_bytes())
@@ -124,7 +124,7 @@ def damage(data: Path, digests: Set[str], source: random.Random) -> None:
 
 
 def assert_whole(data: Path) -> None:
-    """The next agent serves the right bytes, and NVMe holds nothing else afterwards."""
+    """Assert that the next agent serves the right bytes, and that NVMe holds only whole chunks afterwards."""
     with running(settings_of(data)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
@@ -135,8 +135,8 @@ def assert_whole(data: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(0, KILLS, 2))
-def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
-    """While it admits: whatever has a chunk's name has its digest, and the version is served whole afterwards."""
+def test_agent_killed_while_admitting_leaves_nothing_torn(tmp_path: Path, published: Path, seed: int) -> None:
+    """Every chunk file matches its digest after the kill, and the next agent serves the whole version."""
     source, data = random.Random(seed), tmp_path / "data"
     shutil.copytree(published, data)
     kill_while_admitting(
@@ -149,7 +149,7 @@ def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(1, KILLS, 2))
 def test_agent_killed_while_healing_leaves_nothing_torn(tmp_path: Path, admitted: Path, seed: int) -> None:
-    """Between a file that is set aside and the one that replaces it: nothing new is torn, and the next agent heals."""
+    """A kill between setting a file aside and replacing it tears no other file, and the next agent heals."""
     source, data = random.Random(seed), tmp_path / "data"
     shutil.copytree(admitted, data)
     bad = set(source.sample(sorted(set(VERSION.digests)), DAMAGED))
@@ -162,7 +162,7 @@ def test_agent_killed_while_healing_leaves_nothing_torn(tmp_path: Path, admitted
 
 
 def test_killed_control(tmp_path: Path, published: Path) -> None:
-    """Negative control: files written under their own names are torn by it. Even then nothing torn is served."""
+    """Negative control: without the staging area, a kill leaves torn chunks. Even then no torn bytes are served."""
     shutil.copytree(published, tmp_path, dirs_exist_ok=True)
     kill_while_admitting(tmp_path, DYING + CARELESS + START, 2, "halfway")
     torn = torn_chunks(tmp_path)

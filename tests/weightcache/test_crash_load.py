@@ -1,6 +1,6 @@
-"""The agent is killed again and again under load: no chunk file is torn, no reader loses a byte, no lease is half one.
+"""An agent that is killed repeatedly under load tears no chunk file, and its readers keep all bytes of their leases.
 
-`KELVIN_TEST_KILLS` says how often.
+`KELVIN_TEST_KILLS` is the number of kills.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from tests.weightcache.kit import make_version, publish
 from tests.weightcache.processes import START, AgentProcess, Talking, started, talking
 from tests.weightcache.test_crash import torn_chunks
 
-VERSIONS = tuple(make_version(seed=n, pages=(300, 30, 17), chunk_pages=128) for n in range(6))  # a slab each
+VERSIONS = tuple(make_version(seed=n, pages=(300, 30, 17), chunk_pages=128) for n in range(6))  # each fills one slab
 DIGESTS = {version.id: blake3(version.linear).hexdigest() for version in VERSIONS}
 SLABS = 5
 READERS = 2
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "3"))
 PATIENCE_S = 120.0
 
-# Overwrites what it lent before it dies, as a cache would that shared memory which is not its readers' own.
+# An agent that overwrites its slabs before it dies, as one would whose memory is not its readers' own.
 CARELESS = """
 import os, signal
 from weightcache.host import slab_pool as slabs
@@ -77,7 +77,7 @@ def leased(version):
                 raise
             time.sleep(0.01)
 """
-# Takes a lease of each version that it is told, keeps two, and says what it sees through all that it has mapped.
+# Leases each version named on standard input, keeps the last two leases, and prints digests of all bytes that it maps.
 READER = (
     LEASING
     + """
@@ -91,7 +91,7 @@ for line in sys.stdin:
     print(json.dumps([[lease.version, digest(lease)] for lease in kept]), flush=True)
 """
 )
-# One process after another leases some version and looks at all of it; a line for each, with what it saw.
+# Child processes one after another lease a version and read all of it. Prints a line with the digest for each.
 CHURN = (
     LEASING
     + """
@@ -112,27 +112,27 @@ for number in itertools.count():
 )
 
 
-def heard(process: Talking) -> list[list[str]]:
+def read_answer(process: Talking) -> list[list[str]]:
     line = process.hear()
-    assert line.startswith("["), line or "it is dead"
+    assert line.startswith("["), line or "the process is dead"
     found: list[list[str]] = json.loads(line)
     return found
 
 
 def agent(data: Path, script: str = START) -> AbstractContextManager[AgentProcess]:
-    """An agent whose tiers are too small for all versions at once."""
+    """Start an agent whose tiers are too small for all versions at once."""
     room = sum(len(version.linear) for version in VERSIONS)
     return started(data, script, slabs=SLABS, KELVIN_NVME_BYTES=str(room * 2 // 3), KELVIN_LOG_LEVEL="error")
 
 
 def wrong(seen: Sequence[Sequence[str]]) -> list[str]:
-    """Versions whose bytes are not what they should be."""
+    """Return the versions with a wrong digest."""
     return [version for version, digest in seen if digest != DIGESTS[version]]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A store with all versions."""
+    """A data directory whose store has all versions."""
     store = FileStore(tmp_path / "store")
     for version in VERSIONS:
         asyncio.run(publish(store, version))
@@ -142,8 +142,8 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.deep
 def test_leases_survive_killed_agents(data: Path) -> None:
-    """Readers keep leases of the agents that were killed before, and take new ones of each; others come and go, so that
-    it reads, admits and evicts as it is killed. What anybody was granted is whole, before and afterwards.
+    """Leases of killed agents stay readable, and each new agent grants new ones, while other clients keep it reading,
+    admitting and evicting. All leased bytes are right, before and after each kill.
     """
     source, run = random.Random(1), str(data / "run")
     with ExitStack() as stack:
@@ -154,16 +154,16 @@ def test_leases_survive_killed_agents(data: Path) -> None:
                 for reader in readers:
                     reader.say(source.choice(VERSIONS).id)
                 for reader in readers:
-                    assert wrong(heard(reader)) == [], f"at kill {kill}"
+                    assert wrong(read_answer(reader)) == [], f"at kill {kill}"
                 for _ in range(source.randint(1, 8)):
-                    version, digest = heard(source.choice(churns))
+                    version, digest = read_answer(source.choice(churns))
                     assert wrong([(str(version), str(digest))]) == [], f"at kill {kill}"
                 living.process.send_signal(signal.SIGKILL)
                 assert living.process.wait(PATIENCE_S) == -signal.SIGKILL
             for reader in readers:
                 reader.say("")
             for reader in readers:
-                seen = heard(reader)
+                seen = read_answer(reader)
                 assert seen
                 assert wrong(seen) == [], f"after kill {kill}"
             assert torn_chunks(data) == [], f"after kill {kill}"
@@ -171,11 +171,11 @@ def test_leases_survive_killed_agents(data: Path) -> None:
 
 @pytest.mark.deep
 def test_control(data: Path) -> None:
-    """Negative control: an agent that overwrites what it lent before it dies is found out."""
+    """Negative control: an agent that overwrites leased memory before it dies is detected."""
     with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + START) as dying:
         reader.say(VERSIONS[0].id)
-        assert wrong(heard(reader)) == []
+        assert wrong(read_answer(reader)) == []
         dying.process.send_signal(signal.SIGUSR1)
         assert dying.process.wait(PATIENCE_S) == -signal.SIGKILL
         reader.say("")
-        assert wrong(heard(reader)) == [VERSIONS[0].id]
+        assert wrong(read_answer(reader)) == [VERSIONS[0].id]

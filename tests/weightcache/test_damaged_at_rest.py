@@ -1,5 +1,6 @@
-"""Whatever a power cut, a rotten disk or a stranger leaves in the cache or the store, the agent starts, and a lease is
-right or refused by the name of what is wrong.
+"""After damage at rest in cache or store, the agent starts, and a lease is right or refused by the fault's name.
+
+The damage is what power cuts, bad disks and other programs leave behind.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ def damage(path: Path, how: str) -> None:
 
 
 def filled(tmp_path: Path) -> None:
-    """A store with a sealed version, and a cache that has all of it on NVMe."""
+    """Make a store with a sealed version, and a cache that has all of it on NVMe."""
     with running(settings_of(tmp_path)) as agent:
         asyncio.run(attest(agent.store, VERSION.id))
         agent.keep(VERSION)
@@ -40,7 +41,7 @@ def check_lease(agent: RunningAgent) -> None:
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("kind", ["chunk", "manifests", "attestations"])
 def test_damaged_file_on_nvme_is_healed(tmp_path: Path, kind: str, how: str) -> None:
-    """The store's copy is served and kept in its place. A directory in place of a chunk stays: it is not ours."""
+    """The store's copy replaces the damaged file. A directory in place of a chunk is left alone: it is not ours."""
     filled(tmp_path)
     root = settings_of(tmp_path).cache / TENANT
     path = root / kind / VERSION.id if kind != "chunk" else root / VERSION.digests[0][:2] / VERSION.digests[0]
@@ -49,7 +50,7 @@ def test_damaged_file_on_nvme_is_healed(tmp_path: Path, kind: str, how: str) -> 
     with running(settings_of(tmp_path)) as agent:
         check_lease(agent)
         if (kind, how) != ("chunk", "a directory"):
-            agent.wait_for("it is kept anew", lambda _: path.is_file() and path.read_bytes() == right)
+            agent.wait_for("the file is right again", lambda _: path.is_file() and path.read_bytes() == right)
 
 
 STRANGERS = [
@@ -73,7 +74,7 @@ STRANGERS = [
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_foreign_entry_in_the_cache_stops_nothing(tmp_path: Path, stranger: str) -> None:
-    """The agent starts over it, serves, checks, sets a faulty file aside, and evicts."""
+    """The agent starts, serves, sets faulty files aside, and evicts, whatever the entry is."""
     filled(tmp_path)
     root = settings_of(tmp_path).cache
     path = root / stranger
@@ -92,11 +93,11 @@ def test_foreign_entry_in_the_cache_stops_nothing(tmp_path: Path, stranger: str)
         check_lease(agent)
 
 
-# What a lease is refused with where the store's only copy is so. None: it is served all the same.
+# The failure code of a lease if the store's only copy is damaged this way. None: the lease is served.
 REFUSALS: dict[str, dict[str, str | None]] = {
     "packs": {"missing": "chunk_missing", "a directory": "chunk_missing", "zero-filled": "chunk_corrupt",
               "empty": "chunk_corrupt", "torn": "chunk_corrupt", "grown": None},
-    "index": {**dict.fromkeys(DAMAGES)},  # the pack's footer tells the same
+    "index": {**dict.fromkeys(DAMAGES)},  # the pack's footer has the same content
     "manifests": {"missing": "manifest_missing", "a directory": "manifest_missing", "zero-filled": "manifest_corrupt",
                   "empty": "manifest_corrupt", "torn": "manifest_corrupt", "grown": "manifest_corrupt"},
     "attestations": {"missing": None, "a directory": None, "zero-filled": "attestation_invalid",
@@ -107,7 +108,7 @@ REFUSALS: dict[str, dict[str, str | None]] = {
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_damaged_object_is_refused_by_its_name(tmp_path: Path, kind: str, how: str) -> None:
-    """Never as an internal error, and never as a version that does not exist. Another version is served."""
+    """The lease is refused by the damage's code, or served without the object. Another version is served."""
     other = make_version(seed=2)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -128,7 +129,7 @@ def test_damaged_object_is_refused_by_its_name(tmp_path: Path, kind: str, how: s
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_index_of_a_kept_file_harms_its_version_alone(tmp_path: Path, how: str) -> None:
-    """It is all that tells where chunks lie in the file: they are missing, and what is in packs is served."""
+    """Only this index says where the chunks are in the file, so they are missing. Versions in packs are served."""
     with running(settings_of(tmp_path)) as agent:
         kept, pack = asyncio.run(publish_kept(agent.store, 3, attested=True))
         agent.publish(VERSION)

@@ -1,6 +1,6 @@
-"""Damage of any kind to bytes at rest is healed from the next source, or refused naming the chunk, and never served.
+"""Damaged bytes at rest are healed from the next source, or refused with the chunk's name, and never served.
 
-The negative control runs the same damage through an agent whose verifier says yes to everything.
+The negative control runs the same damage through an agent whose verifier accepts everything.
 """
 
 import os
@@ -20,8 +20,8 @@ from weightcache.nvme.chunk_files import QUARANTINE
 from weightcache.sources.source import Verify, is_digest_of
 
 VERSION = make_version(seed=3, pages=(9, 30, 4), chunk_pages=8)
-VICTIM = 4  # a whole chunk of the second tensor
-OTHER = 3  # one as long
+VICTIM = 4  # a full-size chunk of the second tensor
+OTHER = 3  # another chunk of the same length
 CHUNK = 8 * PAGE_BYTES
 
 
@@ -78,7 +78,7 @@ def damage_file(path: Path, damage: Damage) -> None:
 
 
 def on_nvme(data: Path) -> None:
-    """All chunks of the version on NVMe, as a lease leaves them."""
+    """Put all chunks of the version on NVMe, as a lease does."""
     with running(settings_of(data)) as agent:
         agent.keep(VERSION)
 
@@ -98,7 +98,7 @@ def assert_named(failure: RemoteFailure, tier: str, digest: str = VERSION.digest
 
 @pytest.mark.parametrize("damage", KEEPS_LENGTH + CHANGES_LENGTH)
 def test_damaged_nvme_file_is_healed_during_a_lease(tmp_path: Path, damage: Damage) -> None:
-    """A damaged chunk file is set aside while the lease waits for the store's copy, which takes its place."""
+    """A damaged chunk file is quarantined, and the lease gets the store's copy, which replaces the file."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
     with running(settings_of(tmp_path)) as agent:
@@ -115,15 +115,15 @@ def test_damaged_nvme_file_is_healed_during_a_lease(tmp_path: Path, damage: Dama
 
 
 def test_each_fault_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Chunk, tier, kind, and where it was healed from; or that it was not."""
+    """The log line has the chunk, tier, kind, and the source that healed it, or None if it was not healed."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
     with running(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), zero)
         agent.acquire(VERSION).close()
         (line,) = [record for record in caplog.records if "faulty" in record.message]
-        told = {"chunk": digest, "tenant": TENANT, "tier": "nvme", "kind": "digest", "healed_from": "store"}
-        assert told.items() <= vars(line).items()
+        expected = {"chunk": digest, "tenant": TENANT, "tier": "nvme", "kind": "digest", "healed_from": "store"}
+        assert expected.items() <= vars(line).items()
         assert line.levelname == "WARNING"
         caplog.clear()
     with running(settings_of(tmp_path)) as agent:
@@ -151,7 +151,7 @@ def test_nvme_control(tmp_path: Path, damage: Damage) -> None:
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["the disk is full", "the disk became read-only"])
 def test_healed_without_the_disk(tmp_path: Path, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that takes nothing is no obstacle: bytes go from the store into memory. Once it works, it heals too."""
+    """If the disk takes no writes, the store's bytes go into memory. Once the disk works, the file is healed too."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
     with running(settings_of(tmp_path)) as agent:
@@ -179,7 +179,7 @@ def pack_of(agent: RunningAgent) -> Path:
 
 
 def damage_pack(agent: RunningAgent, damage: Damage) -> None:
-    """Damage the victim where it lies in its pack, leaving everything else in place."""
+    """Damage the victim chunk within its pack, and nothing else."""
     pack = pack_of(agent)
     data = bytearray(pack.read_bytes())
     begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
@@ -193,7 +193,7 @@ def damage_pack(agent: RunningAgent, damage: Damage) -> None:
 @pytest.mark.parametrize("verify", [pytest.param(is_digest_of, id="verified"), pytest.param(accept_all, id="control")])
 @pytest.mark.parametrize("damage", KEEPS_LENGTH)
 def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify: Verify) -> None:
-    """Damage inside a pack is refused by the chunk's name, again and again; unverified it would be served."""
+    """Damage inside a pack is refused with the chunk's name, every time. Without verification it would be served."""
     with running(settings_of(tmp_path), verify=verify) as agent:
         agent.publish(VERSION)
         damage_pack(agent, damage)
@@ -209,8 +209,8 @@ def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify
         assert not agent.chunk_file(VERSION.digests[VICTIM]).exists(), "it was not admitted"
 
 
-def test_pack_truncated(tmp_path: Path) -> None:
-    """A pack that ends inside a chunk is refused by that chunk's name: the first that it cuts."""
+def test_truncated_pack_is_refused_by_chunk(tmp_path: Path) -> None:
+    """A pack that ends early is refused with the name of a chunk that it lost."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
@@ -221,7 +221,7 @@ def test_pack_truncated(tmp_path: Path) -> None:
 
 
 def test_missing_chunk_is_named(tmp_path: Path) -> None:
-    """A chunk that no source holds is missing, by name."""
+    """A chunk that no source has is refused as missing, with its name."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         pack_of(agent).unlink()
@@ -231,7 +231,7 @@ def test_missing_chunk_is_named(tmp_path: Path) -> None:
 
 
 def test_corrupt_chunk_harms_no_other_version(tmp_path: Path) -> None:
-    """One version's corrupt chunk harms no version that doesn't use it, and no chunk beside it."""
+    """A corrupt chunk does not affect versions that don't use it."""
     healthy = make_version(seed=4)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -252,7 +252,7 @@ def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(victim=st.integers(0, len(VERSION.digests) - 1), at=st.integers(0, CHUNK - 1), bit=st.integers(0, 7))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_flipped_bit_is_healed(admitted: Path, victim: int, at: int, bit: int) -> None:
-    """Whichever bit of whichever chunk flips, the lease has the right bytes, and they are on NVMe again."""
+    """Any flipped bit in any chunk on NVMe is healed, in the lease and on NVMe."""
     digest = VERSION.digests[victim]
     opened: AbstractContextManager[RunningAgent] = running(settings_of(admitted))
     with opened as agent:

@@ -1,4 +1,4 @@
-"""`python -m weightcache` starts from its settings, ends on SIGTERM and with its supervisor, one per directory."""
+"""`python -m weightcache` runs from its settings, one per data directory, and ends on SIGTERM or with its parent."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ from tests.weightcache.kit import make_version
 from tests.weightcache.processes import environment, leasing, started
 
 VERSION = make_version(seed=1)
-SOFT = 64  # descriptors; enough for an agent at rest
+SOFT = 64  # file descriptors; enough for an idle agent
 
 
 def test_life(tmp_path: Path) -> None:
-    """It serves a lease, refuses a second agent over its directory, drains on SIGTERM, and exits 0."""
+    """The agent grants a lease, refuses a second agent over its directory, drains on SIGTERM, and exits 0."""
     with started(tmp_path) as agent:
         agent.publish(VERSION)
         agent.wait_up()
@@ -27,7 +27,7 @@ def test_life(tmp_path: Path) -> None:
             )  # fmt: skip
             assert second.returncode == 1
             assert "another cache agent is running" in second.stderr
-            agent.acquire(VERSION).close()  # the first one's sockets are untouched
+            agent.acquire(VERSION).close()  # the first agent's sockets still work
             agent.process.send_signal(signal.SIGTERM)
             assert agent.process.wait(30) == 0
             assert lease.view(0, lease.total_bytes) == VERSION.linear
@@ -35,7 +35,7 @@ def test_life(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("recheck", "share"), [("tag", 1), ("digest", 0)])
 def test_recheck(tmp_path: Path, recheck: str, share: int) -> None:
-    """What was hashed once is recognised when it is read again; or it is hashed again, where that is asked for."""
+    """With `KELVIN_RECHECK=tag`, a later read from NVMe is recognised by its tag; with `digest`, it is hashed again."""
     total = len(VERSION.linear)
     with started(tmp_path, KELVIN_RECHECK=recheck) as agent:
         agent.publish(VERSION)
@@ -43,14 +43,14 @@ def test_recheck(tmp_path: Path, recheck: str, share: int) -> None:
         for recognised in (0, 0, total * share):
             with leasing(agent, VERSION):
                 pass
-            agent.wait_for("nobody has it", lambda state: state.holders == 0)
-            agent.wait_for("it is on the disk", lambda state: state.nvme.bytes == total)
+            agent.wait_for("no process holds it", lambda state: state.holders == 0)
+            agent.wait_for("it is on NVMe", lambda state: state.nvme.bytes == total)
             assert agent.state().nvme.recognised_bytes == recognised
             agent.evict("host")
 
 
 def test_lifeline(tmp_path: Path) -> None:
-    """It ends when the other end of its lifeline is gone."""
+    """The agent ends when the other end of its lifeline is closed."""
     end, other = os.pipe()
     with started(tmp_path, KELVIN_LIFELINE_FD=str(end)) as agent:
         agent.wait_up()
@@ -60,7 +60,7 @@ def test_lifeline(tmp_path: Path) -> None:
 
 
 def test_versions_beyond_the_soft_limit(tmp_path: Path) -> None:
-    """Each in memory takes a descriptor: where the hard limit allows that, the soft one refuses none."""
+    """Each version in memory takes a descriptor. The agent raises its soft limit as far as the hard limit allows."""
     versions = [make_version(seed=number, pages=(1,), files=()) for number in range(2 * SOFT)]
     with started(tmp_path, within=("sh", "-c", f'ulimit -Sn {SOFT}; exec "$@"', "sh")) as agent:
         agent.wait_up()
@@ -71,7 +71,7 @@ def test_versions_beyond_the_soft_limit(tmp_path: Path) -> None:
 
 
 def test_bad_setting() -> None:
-    """A bad setting is one line that names it."""
+    """A bad setting is reported in one line with its name."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
     done = subprocess.run(
         [sys.executable, "-m", "weightcache"], env=env, capture_output=True, text=True, timeout=60, check=False

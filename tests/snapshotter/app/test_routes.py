@@ -1,4 +1,4 @@
-"""The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
+"""The push API over a real Unix socket: authorization, early refusals, and bounds."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ from tests.snapshotter.sender import TENANT, digests_of
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One house for all tests of this file: each uses tenants of its own."""
+    """One snapshotter for all tests of this file. Each test uses its own tenants."""
     settings = settings_for(tmp_path_factory.mktemp("house"), max_version_bytes=1 << 20)
     with open_house(settings) as opened:
         yield opened
@@ -79,7 +79,7 @@ MORE = [
 
 @pytest.mark.parametrize(("files", "path", "reason"), [*REFUSALS, *MORE])
 def test_refused_before_any_chunk(house: House, files: dict[str, bytes], path: str, reason: str) -> None:
-    """Every refusal comes with the plan, as problem details; nothing was staged, nothing is in the store."""
+    """Every refusal comes with the plan, as problem details. Nothing was staged or stored."""
     with house.client("refused") as client:
         status, code, detail = problem(post(client, "/plans", request_of(files)))
     assert (status, code) == (422, "artifact_rejected")
@@ -90,7 +90,7 @@ def test_refused_before_any_chunk(house: House, files: dict[str, bytes], path: s
 
 
 def test_files_of_a_plan_are_counted_before_they_are_read(house: House) -> None:
-    """A long list of short names would take twenty times its bytes: it is refused at a small part of that."""
+    """A list of short names would take twenty times its size in memory. It is refused with a small part of that."""
     body = encode(PlanRequest(model="m", small_files=(), weights=(), other_paths=("a",) * 1_000_000))
     with house.client("many") as client:
         tracemalloc.start()
@@ -105,7 +105,7 @@ def test_files_of_a_plan_are_counted_before_they_are_read(house: House) -> None:
 
 
 def test_plans_that_are_sent_slowly_hold_up_no_tenant(house: House) -> None:
-    """Two tenants begin to send plans, and go on only once a third one's was answered."""
+    """Two tenants send half a plan each, and a third tenant's plan is answered meanwhile."""
     begun, answered = threading.Barrier(3), threading.Event()
 
     def slowly() -> Iterator[bytes]:
@@ -143,13 +143,13 @@ def test_plans_that_are_sent_slowly_hold_up_no_tenant(house: House) -> None:
     ],
 )
 def test_texts_of_a_plan_are_measured_before_they_are_read(house: House, body: bytes) -> None:
-    """One wide character makes a text four times as large in memory: it is refused without being read."""
+    """One wide character makes a text four times as large in memory, so the text is refused without being decoded."""
     sent = body % (b"\\ud83d\\ude00" + b"a" * MAX_TEXT_BYTES)
     check_refused_unread(house, sent)
 
 
 def test_many_texts_of_a_plan_are_measured_together(house: House) -> None:
-    """Each of them is short."""
+    """Many short texts count together."""
     text = b'"\\ud83d\\ude00' + b"a" * (MAX_TEXT_BYTES // 256) + b'"'
     check_refused_unread(
         house, b'{"model":"m","small_files":[],"weights":[],"other_paths":[%s]}' % b",".join([text] * 256)
@@ -169,8 +169,8 @@ def check_refused_unread(house: House, sent: bytes) -> None:
     assert peak < 3.5 * len(sent)
 
 
-def test_too_large_a_version(house: House) -> None:
-    """What can never fit is told with the plan."""
+def test_too_large_version_is_refused(house: House) -> None:
+    """A version that can never fit is refused with the plan."""
     big = Model(config=default_config())
     big.shards["model.safetensors"] |= {"big": type(big.shards["model.safetensors"]["model.norm.weight"])(
         "U8", (1 << 20,), bytes(1 << 20))}  # fmt: skip
@@ -195,8 +195,8 @@ def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        pytest.param({}, 401, id="nobody"),
-        pytest.param({"x-kelvin-principal": "{}"}, 400, id="half a caller"),
+        pytest.param({}, 401, id="no caller"),
+        pytest.param({"x-kelvin-principal": "{}"}, 400, id="an incomplete caller"),
         pytest.param(principal(TENANT, Scope.INFER), 403, id="a key for inference"),
         pytest.param(principal("Not a label"), 400, id="a tenant that is no label"),
         pytest.param(principal("../up"), 400, id="a tenant that is a path"),
@@ -212,14 +212,14 @@ def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
 def test_every_route_requires_a_pusher(
     house: House, headers: dict[str, str], status: int, method: str, path: str
 ) -> None:
-    """Every route wants a caller who may push, before it reads the body."""
+    """Every route refuses callers that may not push, before it reads the body."""
     with house.client() as client:
         client.headers.pop("x-kelvin-principal")
         assert problem(client.request(method, f"/push/v1{path}", headers=headers))[0] == status
 
 
 def test_tenants_are_apart(house: House) -> None:
-    """Another tenant's plan is unknown in every call, and its chunks are missing to everybody else."""
+    """Another tenant's plan is unknown in every call, and its chunks are missing for all others."""
     with house.client("alpha") as alpha, house.client("beta") as beta:
         plan = planned(alpha)
         digests = digests_of(plan, Model().files())
@@ -241,12 +241,12 @@ def test_tenants_are_apart(house: House) -> None:
         assert len(missing.digests) == len(weights)
 
 
-def test_presence_for_everybody_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a catalog that answers whoever asks with what one tenant has tells the others what that is."""
-    honest = Catalog.holdings
+def test_control_shared_catalog_reveals_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: if the catalog gave one tenant's chunks to all tenants, others would learn what it has."""
+    real_holdings = Catalog.holdings
 
     async def one_for_all(self: Catalog, tenant: str) -> StoredChunks:
-        return await honest(self, "alpha")
+        return await real_holdings(self, "alpha")
 
     with open_house(settings_for(tmp_path)) as house, house.client("alpha") as alpha, house.client("beta") as beta:
         digests = digests_of(planned(alpha), Model().files())
@@ -258,7 +258,7 @@ def test_presence_for_everybody_would_be_seen(tmp_path: Path, monkeypatch: pytes
 
 
 def test_chunks_are_checked(house: House) -> None:
-    """Only what was announced is taken, only at its length, with its digest and zero padding."""
+    """A chunk is accepted only if it was announced, and only with its length and digest."""
     files = Model().files()
     with house.client("chunks") as client:
         plan = planned(client)
@@ -279,35 +279,35 @@ def test_chunks_are_checked(house: House) -> None:
 
 
 def test_padding_is_checked(house: House) -> None:
-    """A chunk that matches its digest but hides bytes in its padding is refused."""
+    """A chunk with the right digest, but with bytes in its padding, is refused."""
     files = Model().files()
     with house.client("padding") as client:
         plan = planned(client)
         assert plan.chunks[-1].pieces[-1].pad
-        bent = assemble(plan.chunks[-1], files)[:-1] + b"x"
-        digests = (*digests_of(plan, files)[:-1], blake3(bent).hexdigest())
+        wrong_padding = assemble(plan.chunks[-1], files)[:-1] + b"x"
+        digests = (*digests_of(plan, files)[:-1], blake3(wrong_padding).hexdigest())
         push_id = announced(client, plan, digests).plan_id
-        answer = client.put(f"/push/v1/plans/{push_id}/chunks/{digests[-1]}", content=bent)
+        answer = client.put(f"/push/v1/plans/{push_id}/chunks/{digests[-1]}", content=wrong_padding)
         assert "padding must be zeros" in problem(answer)[2]
 
 
 @pytest.mark.parametrize("call", ["missing", "commit"])
 def test_digests_are_checked(house: House, call: str) -> None:
-    """One per chunk; and the small files are those that were judged, whatever the client sends later."""
+    """There must be one digest per chunk, and the small files must be those of the plan."""
     files = Model().files()
     with house.client("digests") as client:
         plan = planned(client)
         digests = digests_of(plan, files)
         other = digests_of(plan, files | {"config.json": files["config.json"].replace(b"Toy", b"Bad")})
         assert other[0] != digests[0]
-        for wrong in (digests[:-1], (*digests, digests[0]), other, (digests[1], *digests[1:])):
+        for rejected_digests in (digests[:-1], (*digests, digests[0]), other, (digests[1], *digests[1:])):
             kind = MissingRequest if call == "missing" else CommitRequest
-            answer = post(client, f"/plans/{plan.plan_id}/{call}", kind(digests=wrong))
+            answer = post(client, f"/plans/{plan.plan_id}/{call}", kind(digests=rejected_digests))
             assert problem(answer)[:2] == (409, "conflict")
 
 
-def test_commit_before_the_chunks(house: House) -> None:
-    """A commit of what was not sent is a conflict, and can be mended by sending it."""
+def test_commit_without_all_chunks_is_a_conflict(house: House) -> None:
+    """A commit without all chunks is a conflict. After the chunks were sent, it succeeds."""
     with house.client("early") as client:
         plan = planned(client)
         digests = digests_of(plan, Model().files())
@@ -318,13 +318,13 @@ def test_commit_before_the_chunks(house: House) -> None:
         first = push_whole(client, plan)
         assert first["created"]
         again = post(client, f"/plans/{push_id}/commit", CommitRequest(digests=digests))
-        assert again.json() == first  # whose answer was lost may ask again
+        assert again.json() == first  # a client that lost its answer may ask again
         once_more = push_whole(client, planned(client))
         assert once_more == {**first, "created": False, "new_chunks": 0}
 
 
 def test_passing_failures_can_be_repeated(house: House) -> None:
-    """The control plane away: 503 with a time to wait, and the same call succeeds later."""
+    """If the control plane is unavailable, the answer is 503 with Retry-After, and the same call succeeds later."""
     with house.client("patient") as client:
         house.control.failures = {"gate": [Unavailable("a standby", 2.0)], "seal": [Unavailable("a standby")]}
         refused = post(client, "/plans", Model().request())
@@ -349,14 +349,14 @@ def test_passing_failures_can_be_repeated(house: House) -> None:
         pytest.param(encode(PlanRequest(model="m", small_files=(), weights=())), 422, id="an empty directory"),
     ],
 )
-def test_bodies(house: House, body: bytes, status: int) -> None:
-    """What does not decode is a 400 that names the rule; never a 500."""
+def test_undecodable_body_is_a_client_error(house: House, body: bytes, status: int) -> None:
+    """A body that does not decode is a 400 that names the rule, never a 500."""
     with house.client("bodies") as client:
         assert problem(client.post("/push/v1/plans", content=body))[0] == status
 
 
-def test_a_body_that_claims_too_much(house: House) -> None:
-    """Refused by its stated length, before a byte of it is read."""
+def test_body_with_a_huge_length_is_refused(house: House) -> None:
+    """The body is refused by its Content-Length before it is read."""
     with house.directory.connect(SOCKET) as raw:
         header = principal("claims")["x-kelvin-principal"]
         raw.sendall(
@@ -366,8 +366,8 @@ def test_a_body_that_claims_too_much(house: House) -> None:
         assert b" 413 " in raw.recv(100)
 
 
-def test_a_client_that_goes_away(house: House) -> None:
-    """Cut in the middle of a chunk: nothing was taken, and the next client is served."""
+def test_broken_connection_stores_nothing(house: House) -> None:
+    """A connection that breaks within a chunk stores nothing, and the next client is served."""
     files = Model().files()
     with house.client("cut") as client:
         plan = planned(client)
@@ -388,8 +388,8 @@ def test_a_client_that_goes_away(house: House) -> None:
         push_whole(client, plan)
 
 
-def test_slow_bodies_of_another_tenant(house: House) -> None:
-    """As many plans as are judged at once have begun to come, and don't go on: who comes next is not told to wait."""
+def test_unfinished_plans_do_not_delay_other_tenants(house: House) -> None:
+    """As many unfinished plans as are judged at once do not keep another tenant's plan waiting."""
     header = principal("slow")["x-kelvin-principal"]
     with ExitStack() as stack:
         for _ in range(PLANS_AT_ONCE):
@@ -402,8 +402,8 @@ def test_slow_bodies_of_another_tenant(house: House) -> None:
             planned(client)
 
 
-def test_slow_chunks_of_other_tenants(house: House) -> None:
-    """Two tenants have begun as many chunks as are stored at once, and don't go on: a third pushes at once."""
+def test_unfinished_chunks_do_not_delay_other_tenants(house: House) -> None:
+    """Two tenants hold as many unfinished chunks as are stored at once, and a third tenant's push is not delayed."""
     with ExitStack() as stack:
         for tenant in ("slow-a", "slow-b"):
             with house.client(tenant) as client:
@@ -420,8 +420,8 @@ def test_slow_chunks_of_other_tenants(house: House) -> None:
             push_whole(client, planned(client))
 
 
-def test_health(house: House) -> None:
-    """Alive and ready; unknown routes are problems too."""
+def test_service_is_healthy_and_ready(house: House) -> None:
+    """The service is healthy and ready, and unknown routes are answered with problem details."""
     with house.client() as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 200
@@ -430,7 +430,7 @@ def test_health(house: House) -> None:
 
 
 def test_equal_pushes_are_one(house: House) -> None:
-    """Repeated, or beside another client: the same plan and push, and each chunk is asked for until it is there."""
+    """Equal pushes, repeated or concurrent, share plan and push. Chunks stay missing until they are stored."""
     files = Model().files()
     with house.client("twins") as client:
         plan, again = planned(client), planned(client)
@@ -449,9 +449,7 @@ def test_equal_pushes_are_one(house: House) -> None:
 
 
 def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> None:
-    """Equal pushes at once share a commit. The one that began it made the version, for the other it was there; a model
-    that had deleted it has it back.
-    """
+    """Concurrent equal pushes share a commit, and only one creates. Pushing a deleted version restores it."""
     directory = Model().write(tmp_path / "model")
 
     def pushed(_: int = 0) -> Committed:
@@ -468,7 +466,7 @@ def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> 
 
 
 def test_dry_run_keeps_nothing(house: House) -> None:
-    """Judged, planned and compared as a push is; nothing is kept and nothing is taken."""
+    """A dry run is judged, planned and compared like a push. It keeps nothing and accepts no chunk."""
     files = Model().files()
     with house.client("dry") as client:
         real = planned(client)
@@ -489,17 +487,17 @@ def test_dry_run_keeps_nothing(house: House) -> None:
         assert problem(post(client, "/plans", structs.replace(bad, dry_run=True)))[0] == 422
 
 
-def test_dry_runs_of_one_tenant_end_no_other_tenants(house: House) -> None:
-    """Plans are kept in memory between two calls, few in all: one of the tenant that has most is forgotten."""
+def test_dry_runs_of_one_tenant_spare_other_tenants(house: House) -> None:
+    """Plans of dry runs are kept in memory, and few in all. The tenant that has most of them loses one."""
     with house.client("dry-owner") as owner, house.client("dry-guest") as guest:
 
         def plan(client: httpx.Client, model: str) -> Plan:
-            wish = structs.replace(Model().request(), model=model, dry_run=True)
-            return decode(post(client, "/plans", wish).content, Plan)
+            request = structs.replace(Model().request(), model=model, dry_run=True)
+            return decode(post(client, "/plans", request).content, Plan)
 
         def status(client: httpx.Client, plan: Plan) -> int:
-            wish = MissingRequest(digests=digests_of(plan, Model().files()))
-            return post(client, f"/plans/{plan.plan_id}/missing", wish).status_code
+            request = MissingRequest(digests=digests_of(plan, Model().files()))
+            return post(client, f"/plans/{plan.plan_id}/missing", request).status_code
 
         own = plan(owner, "toy")
         others = [plan(guest, f"toy-{number}") for number in range(REHEARSALS_KEPT)]
@@ -508,7 +506,7 @@ def test_dry_runs_of_one_tenant_end_no_other_tenants(house: House) -> None:
 
 
 def test_open_pushes_are_bounded(tmp_path: Path) -> None:
-    """More pushes than a tenant may have open: 503, to be repeated; nobody's push is thrown out for it."""
+    """A push over the tenant's limit is refused with a retryable 503. Open pushes stay."""
 
     def other(number: int) -> Model:
         return Model(more={"generation_config.json": b'{"top_k": %d}' % number})
@@ -535,14 +533,14 @@ async def client_of(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def planned_on(client: httpx.AsyncClient) -> tuple[str, bytes]:
-    """The path of a plan, and the body of `missing`."""
+    """Return the path of a new plan, and the body for `missing`."""
     answer = await client.post("/push/v1/plans", content=encode(Model().request()))
     plan = decode(answer.raise_for_status().content, Plan)
     return f"/push/v1/plans/{plan.plan_id}", encode(MissingRequest(digests=digests_of(plan, Model().files())))
 
 
 async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large plan takes 150 MB of memory for each call that reads it: further calls of its tenant wait."""
+    """Each call that reads a large plan takes 150 MB of memory, so further calls of the same tenant wait."""
     bench, go, inside, most = Bench.over(tmp_path), asyncio.Event(), 0, 0
 
     async def limits(tenant: str) -> TenantLimits:
@@ -558,7 +556,8 @@ async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypa
         path, body = await planned_on(client)
         calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(RECORDS_AT_ONCE)]
         await eventually(lambda: inside >= RECORDS_AT_ONCE // 2)
-        for _ in range(RECORDS_AT_ONCE):  # of another tenant, which has turns; the calls above could go on meanwhile
+        # of another tenant, which has free turns; meanwhile the calls above could go on
+        for _ in range(RECORDS_AT_ONCE):
             answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
             assert answer.status_code == 404
         go.set()
@@ -567,7 +566,7 @@ async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypa
 
 
 async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path) -> None:
-    """Else clients that read nothing would fill the memory with answers."""
+    """Otherwise clients that do not read their answers would fill the memory."""
     bench = Bench.over(tmp_path)
     async with client_of(bench) as client:
         path, body = await planned_on(client)
@@ -580,15 +579,13 @@ async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path
         assert (await client.get(path)).status_code == 200
 
 
-async def test_a_commit_is_waited_for_without_its_list_of_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_commit_frees_its_list_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of a large version takes 80 MB, and any number of requests may wait for its commit."""
     bench = Bench.over(tmp_path)
     body = encode(CommitRequest(digests=tuple(f"{number:064x}" for number in range(30_000))))
 
     async def commit(*_: object) -> Committing:
-        # The thread that decoded the list may be about to let go of it.
+        # The thread that decoded the list may still hold it for a moment.
         await eventually(lambda: tracemalloc.get_traced_memory()[0] < len(body) // 2, "memory without the list")
         return Committing(step=CommitStep.WAITING)
 

@@ -1,4 +1,4 @@
-"""Settings are read once, typed, and refused with the value."""
+"""Settings are read once and typed, and a bad value is refused by name."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from snapshotter.app.settings import read_settings
 
 
 def test_defaults() -> None:
-    """The data directory is all that is needed."""
+    """Only the data directory is required."""
     found = read_settings({"KELVIN_DATA": "/var/lib/kel vin"})
     assert (found.run, found.staging) == (Path("/var/lib/kel vin/run"), Path("/var/lib/kel vin/staging"))
     assert found.store_url == "file:///var/lib/kel%20vin/store"
@@ -28,7 +28,7 @@ def test_defaults() -> None:
     ],
 )
 def test_refuses(name: str, value: str, rule: str) -> None:
-    """Variable, value and rule are named."""
+    """The refusal names the variable, its value and the rule."""
     with pytest.raises(BadSetting, match=rule) as caught:
         read_settings({"KELVIN_DATA": "/d", name: value})
     assert str(caught.value).startswith(f"{name}={value}: ")

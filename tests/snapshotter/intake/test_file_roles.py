@@ -1,4 +1,4 @@
-"""By its path alone a file is served, ignored or refused, and no path leads out of the directory."""
+"""A file's path decides whether it is served, ignored or refused, and no path leads out of the directory."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ from snapshotter.intake.policy.file_roles import (
     ],
 )
 def test_role_of(path: str, want: FileRole) -> None:
-    """Danger is danger anywhere; only the top of the directory is served."""
+    """Dangerous files are refused anywhere. Only files at the top of the directory are served."""
     assert role_of(path) is want
 
 
@@ -70,7 +70,7 @@ def test_role_of(path: str, want: FileRole) -> None:
     ],
 )
 def test_refuses_paths(path: str) -> None:
-    """Paths that lead out, or that read differently elsewhere, are refused; the message can be written as JSON."""
+    """Paths that lead out, or that other systems read differently, are refused with an encodable message."""
     with pytest.raises(Refused) as caught:
         check_paths([path])
     assert isinstance(caught.value.failure, ArtifactRejected)
@@ -79,14 +79,14 @@ def test_refuses_paths(path: str) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_characters="/\\", exclude_categories=["C"]), min_size=1), min_size=1))
 def test_accepts_ordinary_paths(segments: list[str]) -> None:
-    """Any path of ordinary segments passes, as long as it is short enough."""
+    """Any path of ordinary segments is accepted, up to 512 bytes."""
     path = "/".join(segments)
     ordinary = not {".", ".."} & set(segments) and len(path.encode()) <= 512
     assert (find_path_fault(path) is None) == ordinary
 
 
 def test_refuses_a_path_twice_and_too_many() -> None:
-    """The list of paths is a set, and bounded."""
+    """A repeated path and too many paths are refused."""
     with pytest.raises(Refused, match="named twice"):
         check_paths(["a", "b", "a"])
     check_paths(str(number) for number in range(MAX_PATHS))
@@ -95,7 +95,7 @@ def test_refuses_a_path_twice_and_too_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "indexed", "want"),
+    ("paths", "indexed", "want"),
     [
         pytest.param(["model.safetensors"], None, ("model.safetensors",), id="the only file"),
         pytest.param(["toy.safetensors"], None, ("toy.safetensors",), id="the only file, whatever its name"),
@@ -105,13 +105,13 @@ def test_refuses_a_path_twice_and_too_many() -> None:
                      ("a.safetensors",), id="others beside an index are left out"),
     ],
 )  # fmt: skip
-def test_chooses_weights(there: list[str], indexed: set[str] | None, want: tuple[str, ...]) -> None:
-    """The index decides; without one there is nothing to decide."""
-    assert choose_weights(there, None if indexed is None else frozenset(indexed)) == want
+def test_chooses_weights(paths: list[str], indexed: set[str] | None, want: tuple[str, ...]) -> None:
+    """The files in the index are the weights. Without an index, the only file is."""
+    assert choose_weights(paths, None if indexed is None else frozenset(indexed)) == want
 
 
 @pytest.mark.parametrize(
-    ("there", "indexed", "want"),
+    ("paths", "indexed", "want"),
     [
         pytest.param([], None, "no safetensors weights", id="no weights"),
         pytest.param(["a.safetensors", "b.safetensors"], None, "2 safetensors files", id="several without an index"),
@@ -122,8 +122,8 @@ def test_chooses_weights(there: list[str], indexed: set[str] | None, want: tuple
         pytest.param(["a.safetensors"], set(), "must name", id="an index of nothing"),
     ],
 )  # fmt: skip
-def test_refuses_an_unclear_choice(there: list[str], indexed: set[str] | None, want: str) -> None:
-    """Where two readers could take different weights, nothing is taken."""
+def test_refuses_an_unclear_choice(paths: list[str], indexed: set[str] | None, want: str) -> None:
+    """If two readers could choose different weights, the directory is refused."""
     with pytest.raises(Refused, match=want) as caught:
-        choose_weights(there, None if indexed is None else frozenset(indexed))
+        choose_weights(paths, None if indexed is None else frozenset(indexed))
     caught.value.failure.message.encode()

@@ -1,4 +1,4 @@
-"""What may enter is decided by headers and small files; each way of not entering names the file and the reason."""
+"""Headers and small files decide whether a model is accepted. Each refusal names the file and the reason."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ def config(**more: object) -> dict[str, object]:
 
 
 def sharded(change: Callable[[dict[str, Any]], object] = lambda index: None) -> dict[str, bytes]:
-    """A model of three shards, whose index was changed."""
+    """Return a model of three shards with a changed index."""
     files = Model(shards=resharded(default_weights(), 3, seed=1)).files()
     index = json.loads(files[INDEX])
     change(index)
@@ -58,7 +58,7 @@ POLICY = b'{"format":1,"filters":[{"filter":"pii","input":{"US_SSN":"stop"}}]}'
 
 REFUSALS = [
     pytest.param(Model(more={FILTERS: POLICY.replace(b"US_SSN", b"SSN")}).files(), FILTERS, "'SSN' is not known",
-                 id="filters of what nobody knows"),
+                 id="an unknown filter"),
     pytest.param(Model(more={FILTERS: b"[]"}).files(), FILTERS, "Expected `object`", id="filters that are a list"),
     pytest.param(Model(without=frozenset({"config.json"})).files(), "config.json", "is required", id="no config"),
     pytest.param(Model(without=frozenset({"tokenizer.json"})).files(), "tokenizer.json", "is required",
@@ -117,13 +117,13 @@ REFUSALS = [
     pytest.param(Model(shards={"model.safetensors": {}}).files(), "model.safetensors", "1 to 200000 tensors",
                  id="a file without tensors"),
     pytest.param(Model(more={"vocab.json": b"{}"}).files(), "vocab.json", "not a file that a version pins",
-                 id="a small file that nobody serves, sent whole"),
+                 id="a small file that is not served"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("files", "path", "reason"), REFUSALS)
 def test_refuses(files: dict[str, bytes], path: str, reason: str) -> None:
-    """The first fault is told: which file, and why."""
+    """The first fault is reported with its file and reason."""
     with pytest.raises(Refused) as caught:
         admit(request_of(files))
     failure = caught.value.failure
@@ -133,7 +133,7 @@ def test_refuses(files: dict[str, bytes], path: str, reason: str) -> None:
 
 
 def test_admits() -> None:
-    """The model that every refusal above is a variation of is admitted: the table would else prove nothing."""
+    """The model on which every refusal above is based is accepted. Otherwise the table would prove nothing."""
     found = admit(Model().request())
     assert [file.path for file in found.files] == ["config.json", "generation_config.json", "tokenizer.json"]
     assert [tensor.name for tensor in found.tensors] == sorted(default_weights())
@@ -142,8 +142,8 @@ def test_admits() -> None:
     assert admit(request_of(sharded())).tensors
 
 
-def test_weights_that_were_held_back_are_noticed() -> None:
-    """A client can't choose which safetensors are the model, nor name as unread what is pinned."""
+def test_left_out_weights_are_refused() -> None:
+    """A client can't leave out weights that the directory has, nor name a pinned file as unread."""
     request = request_of(sharded())
     held_back = structs.replace(request, weights=request.weights[:-1], other_paths=(request.weights[-1].path,))
     with pytest.raises(Refused, match="the weights of this directory are"):
@@ -152,8 +152,8 @@ def test_weights_that_were_held_back_are_noticed() -> None:
         admit(structs.replace(request, other_paths=("special_tokens_map.json",)))
 
 
-def test_words_in_vocabularies_are_no_wishes() -> None:
-    """A tokenizer may know the word auto_map, and a tensor may be called so."""
+def test_auto_map_in_a_vocabulary_is_accepted() -> None:
+    """A tokenizer may have the word auto_map, and a tensor may have it as its name."""
     tokenizer: dict[str, object] = {"model": {"vocab": {"auto_map": 0, "trust_remote_code": 1}}}
     weights = default_weights() | {"auto_map": weight((4,), 1)}
     admit(Model(tokenizer=tokenizer, shards=resharded(weights, 2, seed=1)).request())
@@ -163,38 +163,38 @@ def test_words_in_vocabularies_are_no_wishes() -> None:
     ("config", "dtypes", "want"),
     [
         pytest.param({"dtype": "bfloat16"}, ["F32"], "bfloat16", id="the config's dtype"),
-        pytest.param({"torch_dtype": "float16"}, ["F32"], "float16", id="by its older name"),
+        pytest.param({"torch_dtype": "float16"}, ["F32"], "float16", id="the older field"),
         pytest.param({"dtype": "torch.float16"}, ["F32"], "float16", id="written as the library prints it"),
-        pytest.param({"dtype": None, "torch_dtype": "float16"}, ["F32"], "float16", id="null is none"),
-        pytest.param({"text_config": {"dtype": "float16"}}, ["F32"], "float16", id="of the text part"),
-        pytest.param({}, ["BF16", "F32", "I64"], "float32", id="else of most bytes"),
-        pytest.param({}, ["BF16", "BF16", "BF16", "F32"], "bfloat16", id="of most bytes, not of the widest"),
+        pytest.param({"dtype": None, "torch_dtype": "float16"}, ["F32"], "float16", id="null counts as missing"),
+        pytest.param({"text_config": {"dtype": "float16"}}, ["F32"], "float16", id="the text part's dtype"),
+        pytest.param({}, ["BF16", "F32", "I64"], "float32", id="else the dtype of most bytes"),
+        pytest.param({}, ["BF16", "BF16", "BF16", "F32"], "bfloat16", id="most bytes, not the widest dtype"),
     ],
 )
 def test_compute_dtype(config: dict[str, object], dtypes: list[str], want: str) -> None:
-    """The config decides; where it is silent, the weights do."""
+    """The config's dtype is used, or else the dtype of most weight bytes."""
     weights = {f"t{number}": weight((4,), number, dtype) for number, dtype in enumerate(dtypes)}
     model = Model(config={"vocab_size": 32, **config}, shards={"model.safetensors": weights})
     assert admit(model.request()).dtype == want
 
 
-def test_no_dtype_at_all() -> None:
-    """Integers alone say nothing about what to compute in."""
+def test_integer_weights_determine_no_dtype() -> None:
+    """Integer weights alone determine no dtype."""
     model = Model(config={"vocab_size": 32}, shards={"model.safetensors": {"a": weight((4,), 1, "I64")}})
     with pytest.raises(Refused, match="names no dtype"):
         admit(model.request())
 
 
 def test_headers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand files of large headers are refused by their sum."""
+    """The total size of all headers is bounded."""
     monkeypatch.setattr(intake, "MAX_TOTAL_HEADER_BYTES", 100)
     with pytest.raises(Refused, match="headers of all files"):
         admit(Model().request())
 
 
 @pytest.mark.parametrize("tensors", [["b", "a"], ["a", "b"]])
-def test_order_of_files_is_nothing(tensors: Iterable[str]) -> None:
-    """However the directory was listed, the same comes out."""
+def test_order_of_files_does_not_matter(tensors: Iterable[str]) -> None:
+    """The order of the directory listing does not matter."""
     weights = {name: weight((4,), ord(name)) for name in tensors}
     model = Model(shards={"model.safetensors": weights})
     files = model.files()
@@ -204,7 +204,7 @@ def test_order_of_files_is_nothing(tensors: Iterable[str]) -> None:
 
 
 def test_filters_are_pinned() -> None:
-    """A version is another one with another policy, and with none."""
+    """The filter policy is part of the version."""
     pinned = [{file.path: file.content for file in admit(request_of(Model(more=more).files())).files}
               for more in ({FILTERS: POLICY}, {})]  # fmt: skip
     assert pinned[0] == pinned[1] | {FILTERS: POLICY}

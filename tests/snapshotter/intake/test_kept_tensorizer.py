@@ -1,4 +1,4 @@
-"""What is sent of a file that is kept as it is must be all of it; out of chunks and the rest it is itself again."""
+"""The description of a kept tensorizer file must cover all its bytes. Chunks and the rest make the file again."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ FILE = TensorsFile(WEIGHTS)
 
 @given(order=st.permutations(list(WEIGHTS)), first_use=st.permutations(list(WEIGHTS)), pages=st.integers(1, 6))
 def test_parts_make_the_kept_file(order: list[str], first_use: list[str], pages: int) -> None:
-    """Whatever the order of tensors in file and version, and however it is cut: the parts make the file."""
+    """For any order of tensors in file and version, and any chunk size, the parts make the file."""
     file = TensorsFile({name: WEIGHTS[name] for name in order})
     raw = file.build()
     tensors = [entry.tensor for entry in parse_index("m.tensors", raw[: 73 + file.index_bytes], len(raw))]
@@ -52,7 +52,7 @@ def refusal(request: PlanRequest, whole: WholeFile) -> str:
 
 
 def test_admitted() -> None:
-    """The rest is all that belongs to no tensor."""
+    """The rest is all bytes that belong to no tensor."""
     files, request = kept(MODEL, FILE)
     whole = admit(request).whole
     assert whole is not None
@@ -63,7 +63,7 @@ def test_admitted() -> None:
 
 
 def test_refused() -> None:
-    """Too little, too much, headers of other tensors; and what is no tensorizer file."""
+    """A description that is too short, too long, of other headers, or of another kind of file is refused."""
     _, request = kept(MODEL, FILE)
     whole = request.weights[0].whole
     assert whole is not None
@@ -77,7 +77,7 @@ def test_refused() -> None:
 
 
 def test_kept_file_is_matched_to_its_version() -> None:
-    """A file's chunks are a version's where they are all that comes after its pinned files' own."""
+    """A kept file matches a version if its chunks are exactly those after the pinned files' chunks."""
     digests = [f"{n:064x}" for n in range(4)]
     pinned = (PinnedFile("config.json", 0, 5000, "c" * 64),)
     manifest = Manifest(

@@ -1,4 +1,4 @@
-"""A layout covers every byte once, on page boundaries, and depends on the model alone; packs hold every chunk once."""
+"""A layout covers every byte once, on page boundaries, and depends only on the model. Packs hold every chunk once."""
 
 import random
 from itertools import pairwise
@@ -37,7 +37,7 @@ def laid_out(
     weights: dict[str, Weight], files: list[SmallFile], first_use: list[str], chunk_bytes: int = CHUNK, shards: int = 1,
     seed: int = 0,
 ) -> tuple[Layout, dict[str, bytes]]:  # fmt: skip
-    """The layout of `weights` spread over `shards` files, and the files' contents."""
+    """Return the layout of `weights` spread over `shards` files, and the files' contents."""
     contents = {file.path: file.content for file in files}
     tensors = []
     for path, part in resharded(weights, shards, seed).items():
@@ -56,10 +56,10 @@ def linear_space(layout: Layout, contents: dict[str, bytes]) -> bytes:
 
 
 @given(weights_of, files_of, st.randoms())
-def test_covers_every_byte_once(weights: dict[str, Weight], lengths: list[int], chance: random.Random) -> None:
-    """For any model: each file and tensor is found at its offset, aligned, apart, and all else is zero."""
+def test_layout_covers_every_byte_once(weights: dict[str, Weight], lengths: list[int], random_: random.Random) -> None:
+    """Each file and tensor is at its offset, aligned and without overlap, and all other bytes are zero."""
     files = small_files(lengths)
-    first_use = [name for name in weights if chance.random() < 0.7]
+    first_use = [name for name in weights if random_.random() < 0.7]
     layout, contents = laid_out(weights, files, first_use)
     space = linear_space(layout, contents)
     tensors = (SourceTensor(name, "U8", each.shape, "", 0, len(each.data)) for name, each in weights.items())
@@ -67,19 +67,19 @@ def test_covers_every_byte_once(weights: dict[str, Weight], lengths: list[int], 
     spans = [(file.offset, file.size, contents[file.path]) for file in layout.files]
     spans += [(tensor.offset, tensor.nbytes, weights[tensor.name].data) for tensor in layout.tensors]
     assert len(spans) == len(files) + len(weights)
-    rest = bytearray(space)
+    remaining = bytearray(space)
     for offset, nbytes, data in spans:
         assert offset % PAGE_BYTES == 0
         assert space[offset : offset + nbytes] == data
-        rest[offset : offset + nbytes] = bytes(nbytes)
-    assert not any(rest)
+        remaining[offset : offset + nbytes] = bytes(nbytes)
+    assert not any(remaining)
     for (offset, nbytes, _), (following, _, _) in pairwise(spans):
         assert offset + nbytes <= following
 
 
 @given(weights_of, files_of)
-def test_cuts_where_it_says(weights: dict[str, Weight], lengths: list[int]) -> None:
-    """Chunks are whole pages within the limit; files have their own; a large tensor begins one."""
+def test_chunks_are_cut_by_the_rules(weights: dict[str, Weight], lengths: list[int]) -> None:
+    """Chunks are whole pages within the limit. Files have their own chunks, and a large tensor begins a new one."""
     files = small_files(lengths)
     layout, contents = laid_out(weights, files, sorted(weights))
     paths = {file.path for file in files}
@@ -96,8 +96,8 @@ def test_cuts_where_it_says(weights: dict[str, Weight], lengths: list[int]) -> N
 
 
 @given(weights_of, files_of, st.integers(1, 4), st.integers(0, 99))
-def test_shards_leave_no_trace(weights: dict[str, Weight], lengths: list[int], shards: int, seed: int) -> None:
-    """However tensors are spread over files and whatever order they are listed in: the same bytes, the same places."""
+def test_sharding_changes_no_layout(weights: dict[str, Weight], lengths: list[int], shards: int, seed: int) -> None:
+    """The spread of tensors over files and their order do not change the bytes or their places."""
     files = small_files(lengths)
     one, one_contents = laid_out(weights, files, ["a", "b"])
     other, other_contents = laid_out(weights, list(reversed(files)), ["a", "b"], shards=shards, seed=seed)
@@ -108,14 +108,14 @@ def test_shards_leave_no_trace(weights: dict[str, Weight], lengths: list[int], s
 
 @given(st.integers(1, 4), st.integers(0, 99))
 def test_shards_do_not_change_the_version(shards: int, seed: int) -> None:
-    """From the directory to the manifest: differently sharded, the same version; and its geometry has no fault."""
+    """Any sharding of the same model gives the same valid manifest."""
     model = Model()
     weights = model.shards["model.safetensors"]
     assert version_bytes(Model(shards=resharded(weights, shards, seed))) == version_bytes(model)
 
 
-def test_a_bit_changes_the_version() -> None:
-    """The control of the test above: other bytes, other names and other order of use are other manifests."""
+def test_any_change_changes_the_version() -> None:
+    """The control: other weights or pinned files give other manifests. Ignored files do not."""
     plain = version_bytes(Model())
     weights = dict(Model().shards["model.safetensors"])
     flipped = weights["model.norm.weight"]
@@ -126,7 +126,7 @@ def test_a_bit_changes_the_version() -> None:
 
 
 def version_bytes(model: Model) -> object:
-    """The manifest of a model, with the fake gate's facts."""
+    """Return the manifest of a model, with the fake gate's facts."""
     files = model.files()
     intake = admit(request_of(files))
     job = GateJob(config_json=intake.config_json, tensors={t.name: (str(t.dtype), t.shape) for t in intake.tensors})
@@ -140,14 +140,14 @@ def version_bytes(model: Model) -> object:
 
 
 def test_first_use_order() -> None:
-    """First by first use (a repeated name counts once), then what was not used, by name."""
+    """Tensors are in order of first use, counting a repeated name once, then unused tensors by name."""
     tensors = [SourceTensor(name, "U8", (1,), "w", 0, 1) for name in "abcde"]
     ordered = first_use_order(tensors, ["d", "ghost", "b", "d"])
     assert [tensor.name for tensor in ordered] == ["d", "b", "a", "c", "e"]
 
 
-def test_what_changed_before_a_large_tensor_does_not_shift_it() -> None:
-    """A grown small tensor leaves the chunks of the large one behind it as they were."""
+def test_large_tensor_keeps_its_chunks() -> None:
+    """A small tensor that grows leaves the chunks of the large tensor behind it unchanged."""
     big = weight((3 * CHUNK,), 1, "U8")
     chunks = []
     for small in (10, PAGE_BYTES + 10):
@@ -156,18 +156,18 @@ def test_what_changed_before_a_large_tensor_does_not_shift_it() -> None:
     assert len(chunks[0] & chunks[1]) == 3
 
 
-def test_padding_is_looked_at() -> None:
-    """A byte in the padding is found: it would make equal models differ."""
+def test_bytes_in_the_padding_are_found() -> None:
+    """A byte in the padding is found, because it would make equal models differ."""
     layout, contents = laid_out({"a": weight((10,), 1, "U8"), "b": weight((10,), 2, "U8")}, [], ["a", "b"])
     data = bytearray(assemble(layout.chunks[0], contents))
     assert pads_are_zero(layout.chunks[0], bytes(data))
     for at in (10, PAGE_BYTES - 1, PAGE_BYTES + 10, 2 * PAGE_BYTES - 1):
-        bent = bytes(data[:at]) + b"\x01" + bytes(data[at + 1 :])
-        assert not pads_are_zero(layout.chunks[0], bent)
+        wrong_padding = bytes(data[:at]) + b"\x01" + bytes(data[at + 1 :])
+        assert not pads_are_zero(layout.chunks[0], wrong_padding)
 
 
 def test_chunks_are_whole_pages() -> None:
-    """A chunk size off the page is a defect of ours."""
+    """A chunk size that is no multiple of the page size raises ValueError: it is a bug of the caller."""
     with pytest.raises(ValueError, match="multiple"):
         lay_out([], [], [], 5000)
 
@@ -176,8 +176,8 @@ PACK_BYTES = 100
 
 
 @given(st.lists(st.integers(1, 150)))
-def test_group(lengths: list[int]) -> None:
-    """For any chunks: none lost or reordered, no pack over the limit but a lone chunk, no two that fit in one."""
+def test_chunks_are_grouped_into_packs(lengths: list[int]) -> None:
+    """No chunk is lost or moved, only a single chunk may exceed the limit, and no two neighbours could be one pack."""
     chunks = [(str(number), length) for number, length in enumerate(lengths)]
     packs = list(group_into_packs(chunks, PACK_BYTES))
     assert [chunk for pack in packs for chunk in pack] == chunks

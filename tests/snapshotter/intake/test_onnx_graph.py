@@ -1,4 +1,4 @@
-"""What an ONNX graph may hold is read strictly out of its bytes; each way of not entering names the reason."""
+"""An ONNX graph is parsed strictly, and each refusal names the reason."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def identity(x: Any = X, y: Any = Y, **more: Any) -> Any:
 
 
 def changed(change: Callable[[Any], object]) -> bytes:
-    """A graph that may enter, but for one thing."""
+    """Return a valid graph with one change."""
     model = identity(weights={"w": np.zeros((2, 2), np.float32)})
     change(model)
     raw: bytes = model.SerializeToString()
@@ -73,11 +73,11 @@ REFUSALS = [
     pytest.param(lambda m: m.functions.add(), "functions of its own", id="code"),
     pytest.param(lambda m: m.training_info.add(), "training", id="a training graph"),
     pytest.param(lambda m: m.opset_import.add(domain="com.microsoft", version=1), "com.microsoft", id="a domain"),
-    pytest.param(lambda m: m.opset_import.add(domain="ai.onnx", version=9), "two versions", id="both names"),
+    pytest.param(lambda m: m.opset_import.add(domain="ai.onnx", version=9), "two versions", id="the default twice"),
     pytest.param(operator("MyOp"), "'MyOp'", id="an unknown operator"),
     pytest.param(operator("Identity", "evil"), "'evil'", id="a known operator of another domain"),
     pytest.param(operator("Loop"), "'Loop'", id="a loop"),
-    pytest.param(operator("RandomNormal"), "'RandomNormal'", id="chance"),
+    pytest.param(operator("RandomNormal"), "'RandomNormal'", id="a random operator"),
     pytest.param(operator("ZipMap", "ai.onnx.ml"), "zipmap=False", id="maps of probabilities"),
     pytest.param(with_attribute(lambda a: a.g.node.add()), "a graph of its own", id="a subgraph"),
     pytest.param(with_attribute(lambda a: a.graphs.add()), "graphs of its own", id="subgraphs"),
@@ -112,7 +112,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("change", "reason"), REFUSALS)
 def test_refuses(change: Callable[[Any], object], reason: str) -> None:
-    """By the file and the reason."""
+    """The refusal names the file and the reason."""
     with pytest.raises(Refused) as caught:
         read_graph(changed(change))
     failure = caught.value.failure
@@ -122,7 +122,7 @@ def test_refuses(change: Callable[[Any], object], reason: str) -> None:
 
 
 def test_admits() -> None:
-    """The graph that every refusal above is a variation of: the table would else prove nothing."""
+    """The graph on which every refusal above is based is accepted. Otherwise the table would prove nothing."""
     assert read_graph(changed(lambda model: None)) == (
         (TensorSpec("x", "FP32", (-1, 2)),),
         (TensorSpec("y", "FP32", (-1, 2)),),
@@ -131,23 +131,23 @@ def test_admits() -> None:
     assert [spec.datatype for spec in (*inputs, *outputs)] == ["FP32", "BYTES", "FP32"]
 
 
-def test_a_domain_named_twice_alike_is_one() -> None:
-    """As skl2onnx writes it."""
+def test_domain_may_be_named_twice() -> None:
+    """skl2onnx names a domain twice, with the same version."""
     model = identity()
     model.opset_import.add(domain="", version=17)
     assert read_graph(model.SerializeToString())
 
 
-def test_weights_listed_as_inputs_are_none() -> None:
-    """As old models have them."""
+def test_weights_listed_as_inputs_are_no_inputs() -> None:
+    """Models of old versions list weights among their inputs."""
     model = identity(weights={"w": np.zeros(2, np.float32)})
     model.graph.input.append(tensor("w", FLOAT, 2))
     assert [spec.name for spec in read_graph(model.SerializeToString())[0]] == ["x"]
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_extents_that_converters_leave_open(value: int) -> None:
-    """0 and -1 stand for what they do not know."""
+def test_unknown_extents_are_open(value: int) -> None:
+    """Converters write 0 and -1 for unknown extents."""
     model = identity()
     model.graph.output[0].CopyFrom(tensor("y", INT64, value, 3))
     assert read_graph(model.SerializeToString())[1] == (TensorSpec("y", "INT64", (-1, 3)),)
@@ -164,12 +164,12 @@ def test_extents_that_converters_leave_open(value: int) -> None:
         pytest.param(b"\xfa\x3f\x00", "is unknown", id="an unknown field"),
         pytest.param(b"\x3a\x05ab", "ends after", id="a message that is cut"),
         pytest.param(b"\x0b\x0c", "another type", id="a group"),
-        pytest.param(b"\x08\x08\x3a\x04\x0a\x02\x22\x00", "operator ''", id="a node of nothing"),
+        pytest.param(b"\x08\x08\x3a\x04\x0a\x02\x22\x00", "operator ''", id="an empty node"),
         pytest.param(b"\x08\x08\x42\x03\x0a\x01\xff", "not UTF-8", id="a text that is none"),
     ],
 )
 def test_refuses_bytes(raw: bytes, reason: str) -> None:
-    """What protobuf's own readers merge, skip or guess at."""
+    """Bytes that protobuf's own readers merge, skip or guess at are refused."""
     with pytest.raises(Refused) as caught:
         read_graph(raw)
     assert reason in caught.value.failure.message
@@ -177,8 +177,8 @@ def test_refuses_bytes(raw: bytes, reason: str) -> None:
 
 @given(st.data())
 @settings(max_examples=60)
-def test_any_bytes(data: st.DataObject) -> None:
-    """Flipped, cut, repeated or swapped bytes of a real model are read or refused; nothing else is ever raised."""
+def test_damaged_graph_is_read_or_refused(data: st.DataObject) -> None:
+    """Flipped, cut or repeated bytes of a real model are read or refused, and raise nothing else."""
     raw = bytearray(models.classifier().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -223,19 +223,19 @@ _FORMS = {
     ],
     ids=lambda each: each.DESCRIPTOR.name if hasattr(each, "DESCRIPTOR") else "",
 )
-def test_tables_are_the_librarys(table: Any, message: Any) -> None:
-    """Numbers, names, types and what may be repeated, field by field."""
+def test_tables_equal_the_librarys(table: Any, message: Any) -> None:
+    """The tables have the numbers, names, types and repetition of all fields in the library."""
     found = {field.number: (field.name, _form(field), field.is_repeated) for field in message.DESCRIPTOR.fields}
     assert {number: (each.name, each.form, each.is_repeated) for number, each in table.items()} == found
 
 
 def _form(field: Any) -> WireType:
-    """Packed numbers are as long as they say."""
+    """Return the wire type of a field. Packed numbers have a length."""
     return WireType.LENGTH if field.is_packed else _FORMS.get(field.type, WireType.LENGTH)
 
 
-def test_operators_are_onnxs() -> None:
-    """Each name is one of the library's, in its domain."""
+def test_operators_are_known_to_onnx() -> None:
+    """Each operator is one of the library's, in its domain."""
     for domain, names in onnx_tables.OPERATORS.items():
         known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain}
         assert names <= known
@@ -249,7 +249,7 @@ def test_operators_are_onnxs() -> None:
     ],
 )
 def test_megabytes_of_empty_messages_are_counted_before_they_are_kept(field: bytes, reason: str) -> None:
-    """Two bytes of a file would be a hundred of memory, and a microsecond."""
+    """Each two bytes of such a file would take a hundred bytes of memory."""
     content = field * (6 << 20)
     length = b"".join(bytes([len(content) >> shift & 127 | (128 if shift < 21 else 0)]) for shift in (0, 7, 14, 21))
     raw = b"\x08\x08\x42\x02\x10\x0d\x3a" + length + content

@@ -1,4 +1,4 @@
-"""What a tenant may still store: each distinct chunk once, promises kept, and only what stands still makes room."""
+"""The storage quota: each distinct chunk counts once, promises count, and idle pushes make room."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from snapshotter.intake.policy.quota import ENTRY_BYTES, Promise, make_room
 
 E = ENTRY_BYTES
 PAGE = 4096
-ONE = PAGE + E  # what a chunk of a page takes
+ONE = PAGE + E  # what a chunk of one page counts
 
 
 def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
@@ -19,19 +19,17 @@ def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
     ("stored_bytes", "stored", "wanted", "open_promises", "limit", "forgotten"),
     [
         pytest.param(0, "", "a", [], ONE, (), id="the first chunk, to the last byte"),
-        pytest.param(ONE, "a", "ab", [], 2 * ONE, (), id="what a pack holds is not asked for"),
+        pytest.param(ONE, "a", "ab", [], 2 * ONE, (), id="a stored chunk adds nothing"),
         pytest.param(9 * ONE, "a", "a", [], ONE, (), id="a push that adds nothing fits a limit that was lowered"),
         pytest.param(0, "", "a", [promise("p", "b")], 2 * ONE, (), id="beside a promise"),
-        pytest.param(0, "", "ab", [promise("p", "a", "b")], 2 * ONE, (), id="what two pushes share counts once"),
-        pytest.param(ONE, "a", "b", [promise("p", "a")], 2 * ONE, (), id="a promise that was kept is no promise"),
-        pytest.param(
-            0, "", "a", [promise("p", "b", free=True)], ONE, ("p",), id="a push that stands still makes room"
-        ),
+        pytest.param(0, "", "ab", [promise("p", "a", "b")], 2 * ONE, (), id="a shared chunk counts once"),
+        pytest.param(ONE, "a", "b", [promise("p", "a")], 2 * ONE, (), id="a promise of a stored chunk does not count"),
+        pytest.param(0, "", "a", [promise("p", "b", free=True)], ONE, ("p",), id="an idle push makes room"),
         pytest.param(
             0, "", "a", [promise("p", "b"), promise("q", "c", free=True), promise("r", "d", free=True)], 3 * ONE,
             ("q",), id="as few as needed, in their order, and none in use",
         ),
-        pytest.param(0, "", "a", [promise("p", "b", free=True)], 2 * ONE, (), id="none where there is room"),
+        pytest.param(0, "", "a", [promise("p", "b", free=True)], 2 * ONE, (), id="no push is dropped if there is room"),
     ],
 )  # fmt: skip
 def test_push_within_quota_is_accepted(
@@ -55,7 +53,7 @@ def test_push_within_quota_is_accepted(
         ),
         pytest.param(
             0, "", "ab", [promise("p", "c", free=True)], ONE, StorageQuotaExceeded(0, 2 * ONE, ONE),
-            id="however much would be forgotten",
+            id="even if all idle pushes were dropped",
         ),
         pytest.param(0, "", "a", [], 0, StorageQuotaExceeded(0, ONE, 0), id="a tenant that may store nothing"),
     ],
@@ -68,7 +66,7 @@ def test_refused(
     limit: int,
     failure: StorageQuotaExceeded,
 ) -> None:
-    """The failure names what is used, what was asked for and the limit, in bytes."""
+    """The failure names used bytes, requested bytes and the limit."""
     with pytest.raises(Refused) as caught:
         make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit)
     assert caught.value.failure == failure

@@ -1,4 +1,4 @@
-"""A body has its time: some for all, and more for each byte that came, so that a slow line is no dead one."""
+"""A body's deadline grows with each received byte, so that a slow connection is told from a dead one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +13,7 @@ from snapshotter.intake.request_bodies import LEAST_BYTES_S, read_body, read_exa
 
 
 class SlowRequest:
-    """Pieces, each after the seconds before it, on the loop's own clock."""
+    """A request whose pieces come after pauses, in virtual time."""
 
     def __init__(self, pieces: Sequence[tuple[float, bytes]]) -> None:
         self.headers: dict[str, str] = {}
@@ -39,12 +39,12 @@ SECOND = bytes(LEAST_BYTES_S)
         pytest.param([(1.0, SECOND)] * 60, None, id="a minute at the least rate"),
         pytest.param([(9.0, b"x")], None, id="late, but in time"),
         pytest.param([(11.0, b"x")], 10.0, id="nothing"),
-        pytest.param([(1.0, b"x")] * 60, 10.0 + 10 / LEAST_BYTES_S, id="drops"),
-        pytest.param([(1.0, SECOND)] * 5 + [(11.0, b"x")], 15.0, id="a line that dies"),
+        pytest.param([(1.0, b"x")] * 60, 10.0 + 10 / LEAST_BYTES_S, id="a byte a second"),
+        pytest.param([(1.0, SECOND)] * 5 + [(11.0, b"x")], 15.0, id="a connection that dies"),
     ],
 )
 async def test_slow_body_is_refused(pieces: Sequence[tuple[float, bytes]], late_s: float | None) -> None:
-    """Ten seconds for all, and one more for each 64 KiB; the refusal says how long it waited."""
+    """The deadline is ten seconds, and one more for each 64 KiB. The refusal names the time waited."""
     if late_s is None:
         assert await read(pieces) == b"".join(piece for _, piece in pieces)
     else:
@@ -53,8 +53,8 @@ async def test_slow_body_is_refused(pieces: Sequence[tuple[float, bytes]], late_
         assert caught.value.failure == DeadlineExceeded(late_s, "receiving the body")
 
 
-async def test_length() -> None:
-    """Too much is refused while it comes, too little at its end."""
+async def test_wrong_length_is_refused() -> None:
+    """Too many bytes are refused while they come, and too few at the end."""
     with pytest.raises(Refused) as caught:
         await read([(0.0, b"abc")], limit=2)
     assert caught.value.failure == BodyTooLarge(2)

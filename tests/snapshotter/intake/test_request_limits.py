@@ -1,4 +1,4 @@
-"""Turns are bounded, also of one tenant, waited for a little, and given back whoever leaves and why."""
+"""Turns and memory of requests are bounded in all and per tenant, and every exit gives them back."""
 
 import asyncio
 from collections import Counter
@@ -21,8 +21,8 @@ from snapshotter.push.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
 from tests.snapshotter.intake.test_request_bodies import SlowRequest
 
 
-async def test_turns() -> None:
-    """The third of two is told to come back; a turn that was given back, also by an error, is free again."""
+async def test_turns_are_bounded_and_returned() -> None:
+    """The third request of two turns is refused after its wait. Errors and cancellations free their turns."""
 
     async def fail_inside(turns: RequestLimiter) -> None:
         async with turns.take("b"):
@@ -42,12 +42,12 @@ async def test_turns() -> None:
             await asyncio.gather(waiter, return_exceptions=True)
     async with turns.take("a", wait_s=0), turns.take("b", wait_s=0):
         assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=2>"
-    assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=0>"  # nothing is kept of who has none
+    assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=0>"  # a tenant without turns leaves no entry
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Times are in seconds; `leaves_s` is when it is cancelled, wherever it is then."""
+    """One request. Times are in seconds; `leaves_s` is when it is cancelled."""
 
     tenant: str
     comes_s: int
@@ -69,8 +69,8 @@ VISITS = st.lists(
 
 @pytest.mark.virtual_time
 @given(limit=st.integers(1, 6), visits=VISITS)
-async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None:
-    """Of all never more than the limit, of one tenant never more than its half; in the end all turns are free."""
+async def test_turns_stay_within_bounds_and_none_is_lost(limit: int, visits: list[Visit]) -> None:
+    """All tenants together stay within the limit, one tenant within half of it, and in the end all turns are free."""
     inside: Counter[str] = Counter()
 
     async def visit(turns: RequestLimiter, each: Visit) -> None:
@@ -104,7 +104,7 @@ async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None
 
 @pytest.mark.virtual_time
 async def test_longest_waiting_tenant_is_next() -> None:
-    """A tenant that asks for much gets its next turn after those of others that came before it."""
+    """A tenant with many requests gets its next turn after tenants that waited longer."""
     order: list[str] = []
 
     async def visit(turns: RequestLimiter, tenant: str) -> None:
@@ -121,57 +121,57 @@ async def test_longest_waiting_tenant_is_next() -> None:
 
 
 def _receive(
-    room: BodyBudget, tenant: str, *pieces: tuple[float, bytes], turn: AbstractAsyncContextManager[None] | None = None
+    budget: BodyBudget, tenant: str, *pieces: tuple[float, bytes], turn: AbstractAsyncContextManager[None] | None = None
 ) -> AbstractAsyncContextManager[bytearray]:
-    return room.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES), turn)
+    return budget.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES), turn)
 
 
 @pytest.mark.virtual_time
-async def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
-    """What a body took is free again once it is dealt with, also after a refusal. What was received is never cut."""
-    room = BodyBudget("the bench", 100)
+async def test_memory_for_bodies_is_bounded() -> None:
+    """The bytes of a body are free after its request, also after a refusal. A complete body is never cut."""
+    budget = BodyBudget("the bench", 100)
     half = (0.0, bytes(50))
-    async with _receive(room, "a", half) as body, _receive(room, "b", half):
+    async with _receive(budget, "a", half) as body, _receive(budget, "b", half):
         assert body == half[1]
         for tenant in "ac":
             with pytest.raises(Refused) as refused:
-                await _receive(room, tenant, (0.0, b"x")).__aenter__()
+                await _receive(budget, tenant, (0.0, b"x")).__aenter__()
             assert refused.value.failure == Overloaded("the bench", 100, 1.0, "bytes")
-        assert "held=100/100" in repr(room)
-    async with _receive(room, "a", half):
-        with pytest.raises(Refused):  # the other half is for others
-            await _receive(room, "a", (0.0, b"x")).__aenter__()
-        assert "held=50/100" in repr(room)
-    assert "held=0/100" in repr(room)
+        assert "held=100/100" in repr(budget)
+    async with _receive(budget, "a", half):
+        with pytest.raises(Refused):  # the other half is for other tenants
+            await _receive(budget, "a", (0.0, b"x")).__aenter__()
+        assert "held=50/100" in repr(budget)
+    assert "held=0/100" in repr(budget)
 
 
 @pytest.mark.virtual_time
-async def test_bodies_that_do_not_come_to_their_end_keep_no_tenant_out() -> None:
-    """Two tenants fill the room, and send no more: the body that one of them began first gives way to a third."""
+async def test_unfinished_bodies_give_way_to_other_tenants() -> None:
+    """Two tenants fill the memory with unfinished bodies. The oldest body of each gives way to a third tenant."""
 
-    async def stall(room: BodyBudget, tenant: str, nbytes: int) -> None:
-        async with _receive(room, tenant, (0.0, bytes(nbytes)), (1000.0, b"")):
+    async def stall(budget: BodyBudget, tenant: str, nbytes: int) -> None:
+        async with _receive(budget, tenant, (0.0, bytes(nbytes)), (1000.0, b"")):
             raise AssertionError("a body that stalls was received")
 
-    room = BodyBudget("the bench", 100)
-    stalled = [asyncio.create_task(stall(room, tenant, 25)) for tenant in "aabb"]
+    budget = BodyBudget("the bench", 100)
+    stalled = [asyncio.create_task(stall(budget, tenant, 25)) for tenant in "aabb"]
     await asyncio.sleep(1)
-    assert "held=100/100" in repr(room)
-    async with _receive(room, "c", (0.0, bytes(20)), (0.0, bytes(20))) as body:
+    assert "held=100/100" in repr(budget)
+    async with _receive(budget, "c", (0.0, bytes(20)), (0.0, bytes(20))) as body:
         assert len(body) == 40
-        with pytest.raises(Refused):  # equals keep what they have
-            await _receive(room, "d", (0.0, bytes(30))).__aenter__()
+        with pytest.raises(Refused):  # tenants with equal use keep their bytes
+            await _receive(budget, "d", (0.0, bytes(30))).__aenter__()
     assert asyncio.get_running_loop().time() == 1
     ends = await asyncio.gather(*stalled, return_exceptions=True)
-    cut = [isinstance(end, Refused) and isinstance(end.failure, Overloaded) for end in ends]
-    assert cut == [True, False, True, False]
-    assert "held=0/100" in repr(room)
+    is_cut = [isinstance(end, Refused) and isinstance(end.failure, Overloaded) for end in ends]
+    assert is_cut == [True, False, True, False]
+    assert "held=0/100" in repr(budget)
 
 
 @pytest.mark.virtual_time
-async def test_answers_that_are_not_read_give_way() -> None:
-    """A tenant's clients stop reading: what was begun first is cut for another tenant, and its bytes are free."""
-    room = BodyBudget("the bench", 100)
+async def test_unread_answers_give_way() -> None:
+    """If clients do not read, the tenant's oldest answer is cut for another tenant, and its bytes are free."""
+    budget = BodyBudget("the bench", 100)
     sent: list[bytes] = []
 
     async def stall(message: Message) -> None:
@@ -182,7 +182,7 @@ async def test_answers_that_are_not_read_give_way() -> None:
         sent.append(message.get("body", b""))
 
     async def answer(tenant: str, nbytes: int, send: Send) -> None:
-        await BufferedResponse(bytes(nbytes), "x", room, tenant)({}, cast(Receive, None), send)
+        await BufferedResponse(bytes(nbytes), "x", budget, tenant)({}, cast(Receive, None), send)
 
     stalled = [asyncio.create_task(answer(tenant, 25, stall)) for tenant in "aabb"]
     await asyncio.sleep(1)
@@ -192,24 +192,26 @@ async def test_answers_that_are_not_read_give_way() -> None:
     assert b"".join(sent) == bytes(25)
     await asyncio.sleep(1)
     assert [each.done() for each in stalled] == [True, False, False, False]
-    assert "held=75/100" in repr(room)
+    assert "held=75/100" in repr(budget)
     for each in stalled:
         each.cancel()
     await asyncio.gather(*stalled, return_exceptions=True)
-    assert "held=0/100" in repr(room)
+    assert "held=0/100" in repr(budget)
 
 
 @pytest.mark.virtual_time
-async def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
-    """They fill the memory with whole plans that are slow to judge, and send the next as soon as one is answered.
-    A plan that waits for its turn gives way, and the third tenant has the next turn.
+async def test_waiting_plans_give_way_to_a_third_tenant() -> None:
+    """They fill the memory with complete plans that are slow to judge, and send the next one at once.
+
+    A plan that waits for its turn gives way, and the third tenant gets the next turn.
     """
     judged_s = 100.0
 
-    room, turns, loop = BodyBudget("the bench", 400), RequestLimiter("plans", PLANS_AT_ONCE), asyncio.get_running_loop()
+    budget, turns = BodyBudget("the bench", 400), RequestLimiter("plans", PLANS_AT_ONCE)
+    loop = asyncio.get_running_loop()
 
     async def push(tenant: str, seconds: float) -> None:
-        async with _receive(room, tenant, (0.0, bytes(100)), turn=turns.take(tenant, PLAN_TURN_S)):
+        async with _receive(budget, tenant, (0.0, bytes(100)), turn=turns.take(tenant, PLAN_TURN_S)):
             await asyncio.sleep(seconds)
 
     async def attack(tenant: str, begins_s: float) -> None:
@@ -222,7 +224,7 @@ async def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
     attacks = [asyncio.create_task(attack(tenant, at_s)) for at_s, tenant in enumerate("aabb")]
     await asyncio.sleep(50)
     for _ in range(5):
-        assert "held=400/400" in repr(room)
+        assert "held=400/400" in repr(budget)
         began_s = loop.time()
         await push("third", 1.0)
         assert loop.time() - began_s <= judged_s
@@ -230,18 +232,18 @@ async def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
     for each in attacks:
         each.cancel()
     await asyncio.gather(*attacks, return_exceptions=True)
-    assert "held=0/400" in repr(room)
+    assert "held=0/400" in repr(budget)
     assert "tenants=0" in repr(turns)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("leaves_s", [0.5, 1.5, 2.5], ids=["while it is sent", "while it waits", "while it is judged"])
 async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> None:
-    """Wherever its request is then."""
-    room, turns = BodyBudget("the bench", 100), RequestLimiter("plans", 1)
+    """Cancellation frees both while the body is sent, waits or is judged."""
+    budget, turns = BodyBudget("the bench", 100), RequestLimiter("plans", 1)
 
     async def push(tenant: str, seconds: float) -> None:
-        async with _receive(room, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.take(tenant, PLAN_TURN_S)):
+        async with _receive(budget, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.take(tenant, PLAN_TURN_S)):
             await asyncio.sleep(seconds)
 
     first = asyncio.create_task(push("a", 1.0))
@@ -250,23 +252,23 @@ async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> 
     await asyncio.sleep(leaves_s)
     leaving.cancel()
     await asyncio.gather(first, leaving, return_exceptions=True)
-    assert "held=0/100" in repr(room)
+    assert "held=0/100" in repr(budget)
     async with turns.take("c", wait_s=0):
         pass
 
 
-async def test_locks() -> None:
-    """Two of one name never overlap; two names do; a cancelled waiter leaves no trace."""
+async def test_locks_exclude_by_name() -> None:
+    """Holders of one name never overlap, and holders of two names do. A cancelled waiter leaves no trace."""
     locks = KeyedLocks()
     inside: list[str] = []
-    both = asyncio.Barrier(2)
+    meeting = asyncio.Barrier(2)
 
     async def hold(name: str) -> None:
         async with locks.hold(name):
             assert name not in inside
             inside.append(name)
             async with asyncio.timeout(30):
-                await both.wait()  # only with the other name's holder
+                await meeting.wait()  # waits for the other name's holder
             inside.remove(name)
 
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""A safetensors header is accepted exactly where it covers its file's bytes once; everything else names the rule."""
+"""A safetensors header is accepted only if it covers its file's bytes exactly once. Each refusal names the rule."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ F32_4 = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 
 
 def split(raw: bytes) -> tuple[bytes, int]:
-    """What a client sends of a file: the header, and the size."""
+    """Split a file into the parts that a client sends: the header, and the size."""
     return raw[: 8 + int.from_bytes(raw[:8], "little")], len(raw)
 
 
@@ -90,12 +90,12 @@ def of(header: Any, data: bytes = bytes(16)) -> bytes:
     ],
 )
 def test_refuses(raw: bytes, want: str) -> None:
-    """Each way in which a header can lie is refused, and the reason names it."""
+    """The refusal names the fault of the header."""
     assert want in reason_of(raw)
 
 
-def test_refuses_part_of_a_header() -> None:
-    """What was sent must be the whole header."""
+def test_incomplete_header_is_refused() -> None:
+    """A part of the header, or a header with an extra byte, is refused."""
     header, size = split(of({"a": F32_4}))
     with pytest.raises(Refused, match="were sent"):
         parse_header("w", header[:-1], size)
@@ -103,8 +103,8 @@ def test_refuses_part_of_a_header() -> None:
         parse_header("w", header + b" ", size)
 
 
-def test_the_limit_of_a_header_is_the_reference_implementations() -> None:
-    """A header of 100 MB may be asked for, one byte more may not."""
+def test_header_limit_equals_the_reference_implementation() -> None:
+    """A header of 100 MB is accepted, and one byte more is not, as in the reference implementation."""
     size = MAX_HEADER_BYTES + 1000
     assert header_bytes(MAX_HEADER_BYTES.to_bytes(8, "little"), size, "w") == MAX_HEADER_BYTES + 8
     with pytest.raises(Refused, match="the limit is"):
@@ -112,7 +112,7 @@ def test_the_limit_of_a_header_is_the_reference_implementations() -> None:
 
 
 def test_accepts_what_writers_write() -> None:
-    """Metadata, padding after the JSON, empty tensors, scalars, and tensors in another order than their names'."""
+    """Metadata, padding after the JSON, empty tensors, scalars, and tensors in any order are accepted."""
     tensors = {"z": weight((2, 3), 1, "BF16"), "empty": Weight("F32", (0, 7), b""), "a": weight((), 2, "I64")}
     raw = safetensors(tensors, {"format": "pt"})
     header, _ = split(raw)
@@ -137,7 +137,7 @@ weights = st.builds(
     st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"), weights, max_size=6)
 )
 def test_finds_every_tensor(tensors: dict[str, Weight]) -> None:
-    """For any set of tensors: the parser gives back exactly their names, types, shapes and bytes."""
+    """The parser returns exactly the names, types, shapes and bytes of any set of tensors."""
     raw = safetensors(tensors)
     found = parse_header("w", *split(raw))
     assert {tensor.name for tensor in found} == tensors.keys()
@@ -152,7 +152,7 @@ def test_finds_every_tensor(tensors: dict[str, Weight]) -> None:
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
 )
 def test_is_stricter_than_the_library(tensors: dict[str, Weight], edits: list[tuple[int, int]]) -> None:
-    """Whatever bytes are bent: what is accepted here, the reference implementation reads as the same tensors."""
+    """If the parser accepts changed bytes, the reference implementation reads the same tensors."""
     raw = bytearray(safetensors(tensors))
     for at, value in edits:
         raw[at % len(raw)] = value

@@ -1,4 +1,4 @@
-"""JSON of strangers is counted before anything is made of it."""
+"""Untrusted JSON is measured before it is decoded."""
 
 import json
 
@@ -18,7 +18,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("raw", [pytest.param(raw, id=name) for name, raw in BOMBS.items()])
 def test_values_that_would_take_too_much_memory_are_refused(raw: bytes) -> None:
-    """A few megabytes of punctuation would be half a gigabyte of objects."""
+    """A few megabytes of punctuation would take half a gigabyte of objects."""
     with pytest.raises(Refused) as refused:
         parse_object(raw, "tokenizer.json")
     failure = refused.value.failure
@@ -27,7 +27,7 @@ def test_values_that_would_take_too_much_memory_are_refused(raw: bytes) -> None:
 
 
 def test_the_largest_tokenizers_in_use_are_read() -> None:
-    """A vocabulary of a quarter of a million tokens, and half a million merges as pairs."""
+    """A vocabulary of 262,144 tokens with 524,288 merges is accepted."""
     vocab = {f"token {at:06d}": at for at in range(262_144)}
     merges = [[f"token{at:06d}", "x"] for at in range(524_288)]
     raw = json.dumps({"model": {"vocab": vocab, "merges": merges}}).encode()

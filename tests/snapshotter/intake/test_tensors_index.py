@@ -1,4 +1,4 @@
-"""A tensorizer file that lies is refused, naming what is wrong; one that does not gives its tensors where they are."""
+"""A faulty tensorizer file is refused with the fault, and a valid one gives its tensors and their places."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def parse(raw: bytes) -> tuple[IndexEntry, ...]:
 
 
 def check(raw: bytes) -> None:
-    """Index, headers, and all data."""
+    """Check the index, the headers and all data."""
     for entry in parse(raw):
         content = ContentCheck(PATH, entry, raw[entry.header_offset : entry.tensor.offset])
         content.update(raw[entry.tensor.offset : entry.tensor.offset + entry.tensor.nbytes])
@@ -113,8 +113,8 @@ def test_refused(raw: bytes, want: str) -> None:
 
 
 @pytest.mark.parametrize("flip", ["header", "hash", "data"])
-def test_content(flip: str) -> None:
-    """A byte of a tensor, of its header, or of its hash that is not what it was is found."""
+def test_changed_content_is_refused(flip: str) -> None:
+    """A changed byte of a tensor, its header or its hash is found."""
     raw = GOOD.build()
     entry = parse(raw)[0]
     at = {"header": entry.header_offset + 13, "hash": entry.tensor.offset - 20, "data": entry.tensor.offset + 3}[flip]
@@ -123,8 +123,8 @@ def test_content(flip: str) -> None:
     assert "'a.weight'" in refusal(lambda: check(broken))
 
 
-def test_a_header_without_a_hash() -> None:
-    """It could be anything."""
+def test_tensor_without_a_hash_is_refused() -> None:
+    """A tensor without a hash is refused: its content could not be checked."""
     raw = GOOD.build()
     entry = parse(raw)[0]
     header = raw[entry.header_offset : entry.tensor.offset]
@@ -134,8 +134,8 @@ def test_a_header_without_a_hash() -> None:
 
 
 @given(st.data())
-def test_no_bytes_break_it(data: st.DataObject) -> None:
-    """Whatever the bytes are: tensors that lie within the file and don't overlap, or a refusal."""
+def test_changed_index_is_read_or_refused(data: st.DataObject) -> None:
+    """Changed bytes give tensors that lie within the file without overlap, or a refusal."""
     raw = bytearray(GOOD.build())
     for _ in range(data.draw(st.integers(0, 4))):
         raw[data.draw(st.integers(0, 400))] = data.draw(st.integers(0, 255))
@@ -154,16 +154,16 @@ def test_no_bytes_break_it(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=300))
-def test_no_noise_breaks_it(noise: bytes, header: bytes) -> None:
-    """Noise instead of an index, and instead of a tensor's header."""
+def test_noise_is_refused(noise: bytes, header: bytes) -> None:
+    """Noise instead of an index or a tensor's header is refused."""
     with pytest.raises(Refused):
         parse(GOOD.build()[:73] + noise)
     with pytest.raises(Refused):
         ContentCheck(PATH, parse(GOOD.build())[0], header)
 
 
-def test_index_bytes() -> None:
-    """At least what a record takes."""
+def test_index_bytes_covers_the_records() -> None:
+    """The estimate is at least the space that the records take."""
     raw = GOOD.build()
     used = len(raw[73 : 73 + 2048].rstrip(b"\0"))
     assert sum(index_bytes(entry.tensor.name, entry.tensor.dtype, entry.tensor.shape) for entry in parse(raw)) >= used

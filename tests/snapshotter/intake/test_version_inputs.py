@@ -1,4 +1,4 @@
-"""Limits follow the positions; equal pushes have equal inputs, and all that decides the version decides the digest."""
+"""Sealing limits and the inputs digest: equal pushes have equal digests, and every change of a part changes it."""
 
 from collections.abc import Callable
 
@@ -29,31 +29,31 @@ DIGESTS = ("1" * 64, "2" * 64)
     ],
 )
 def test_limits(positions: int, most_input: int, most_output: int) -> None:
-    """One position is the answer's."""
+    """One position is left for the answer."""
     assert choose_limits(positions) == Limits(max_input_tokens=most_input, max_output_tokens=most_output)
 
 
-def test_an_embedding_takes_all_positions() -> None:
-    """Nothing is generated: the whole length is the input's; the manifest says what it is for."""
+def test_embedding_may_use_all_positions() -> None:
+    """An embedding model generates nothing, so the input may use all positions. The manifest names its kind."""
     sealing = choose_sealing(structs.replace(FACTS, kind="embed"), "float32", 8192)
     assert sealing.limits == Limits(max_input_tokens=64, max_output_tokens=1)
     assert sealing.engine.kind == "embed"
 
 
-def test_no_room_for_an_answer() -> None:
-    """A model of one position can't take a prompt and answer."""
+def test_model_of_one_position_is_refused() -> None:
+    """A model of one position has no room for a prompt and an answer."""
     with pytest.raises(Refused, match="1 positions"):
         choose_limits(1)
 
 
-def test_two_readings_of_a_dtype() -> None:
-    """Where intake and engine read the directory differently, nothing is sealed."""
+def test_disagreement_about_the_dtype_is_refused() -> None:
+    """If intake and engine read different dtypes from a directory, it is refused."""
     with pytest.raises(Refused, match="reads as float16, but the engine would compute in float32"):
         choose_sealing(FACTS, "float16", 8192)
 
 
 def test_sealing_names_what_computes() -> None:
-    """Interface, architecture and dtype are part of what a version is."""
+    """Interface, architecture and dtype are part of a version."""
     assert (SEALING.engine.interface, SEALING.engine.architecture) == (ENGINE_INTERFACE, "T")
 
 
@@ -76,6 +76,6 @@ def _engine(**change: object) -> Sealing:
 
 @pytest.mark.parametrize("digest", [pytest.param(make, id=name) for name, make in CHANGES])
 def test_inputs_digest(digest: Callable[[], str]) -> None:
-    """Each part of the inputs counts, and nothing else does: the same ones give the same digest."""
+    """Each part of the inputs changes the digest, and equal inputs have equal digests."""
     assert digest() == digest()
     assert digest() != inputs_digest(SEALING, FILES, TENSORS, DIGESTS)

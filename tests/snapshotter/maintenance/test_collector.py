@@ -1,4 +1,4 @@
-"""A collection frees what nothing needs, and nothing else, whatever is damaged, missing or foreign in the store."""
+"""A collection frees only objects that nothing needs, whatever is damaged, missing or foreign in the store."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from tests.snapshotter.tensors_files import KeptModel
 PLAIN, KEPT = Model(), KeptModel(shards={"model.safetensors": default_weights(seed=70)})
 PUBLISHER = Signer(Ed25519PrivateKey.generate())
 DELETED = Model(shards={"model.safetensors": default_weights(seed=140)})
-STRANGERS = [
+FOREIGN_KEYS = [
     pytest.param(f"{TENANT}/{kind}/{name}", id=f"{what} in {kind}")
     for kind in ("packs", "index", "manifests", "drafts", "attestations", "inputs", "condemned", "packlists")
     for what, name in (
@@ -53,7 +53,7 @@ def collect(bench: Bench, run: bool = True) -> CollectReport:
 
 
 def store_of(tmp_path: Path) -> tuple[Bench, tuple[str, ...], str]:
-    """A store with a version in packs, one in a kept file, and one that no model names. The first two are named."""
+    """Return a store with a version in packs, one in a kept file, and one that no model names, and their ids."""
     bench = Bench.over(tmp_path)
     *named, deleted = (push(bench, model).version for model in (PLAIN, KEPT, DELETED))
     assert bench.jobs.registered is not None
@@ -72,7 +72,7 @@ def check_whole(tmp_path: Path, versions: tuple[str, ...]) -> None:
 
 
 def test_unnamed_version_is_collected(tmp_path: Path) -> None:
-    """The control: all that a deleted version alone needs is freed, and the named ones stay whole."""
+    """The control: all objects that only the deleted version needs are freed, and the named versions stay whole."""
     bench, named, deleted = store_of(tmp_path)
     report = collect(bench)
     assert f"{TENANT}/manifests/{deleted}" in [freed.key for freed in report.freed]
@@ -80,8 +80,8 @@ def test_unnamed_version_is_collected(tmp_path: Path) -> None:
     check_whole(tmp_path, named)
 
 
-def test_version_that_was_pushed_again_has_its_grace_anew(tmp_path: Path) -> None:
-    """The mark of an earlier collection speaks of the time before the push."""
+def test_repeated_push_restarts_the_grace_period(tmp_path: Path) -> None:
+    """A push ends the version's mark of an earlier collection, so its grace period begins again."""
     bench, now_s = Bench.over(tmp_path), [time.time()]
     collector = Collector(
         bench.store, bench.pushes._publisher, bench.pushes._staging, bench.jobs, 100.0, lambda: now_s[0]
@@ -97,31 +97,30 @@ def test_version_that_was_pushed_again_has_its_grace_anew(tmp_path: Path) -> Non
 
 
 def test_collection_killed_midway_leaves_no_fault(tmp_path: Path) -> None:
-    """Whichever object was the last that it freed. The check counts what is left over, and the next collection frees
-    it.
-    """
+    """The check reports no fault after any object was freed, only leftovers, which the next collection frees."""
     bench, named, deleted = store_of(tmp_path)
-    mark = tmp_path / "store" / TENANT / "condemned" / deleted  # by the collection that found it to be unnamed
+    # the mark of the collection that found the version unnamed
+    mark = tmp_path / "store" / TENANT / "condemned" / deleted
     mark.parent.mkdir()
     mark.touch()
     freed = [each.key for each in collect(bench, run=False).freed]
     kinds = {"inputs", "manifests", "attestations", "packlists", "condemned", "index", "packs"}
     assert {key.split("/")[1] for key in freed} == kinds
-    left = []
+    leftovers = []
     for key in freed:
         findings, summary = check(tmp_path, named=named)
         assert findings == [], f"before {key}"
-        left.append(summary.leftovers)
+        leftovers.append(summary.leftovers)
         (tmp_path / "store" / key).unlink()
-    assert left[0] == 0
-    assert max(left) > 0
+    assert leftovers[0] == 0
+    assert max(leftovers) > 0
     findings, summary = check(tmp_path, named=named)
     assert (findings, summary.leftovers) == ([], 0)
     assert collect(bench).freed == ()
 
 
 def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path) -> None:
-    """Nobody knows what a version needs whose manifest does not decode."""
+    """The version's manifest does not decode, so any chunk may be needed."""
     bench, named, deleted = store_of(tmp_path)
     freed = [each.key for each in collect(bench, run=False).freed]
     index = next(key for key in freed if "/index/" in key)
@@ -133,7 +132,7 @@ def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path
 
 
 def test_pack_without_its_index_that_no_collection_frees_is_a_fault(tmp_path: Path) -> None:
-    """A version needs a chunk of it. Another pack has that chunk, too, but a collection frees no pack with one."""
+    """A version needs a chunk of the pack. A collection frees no such pack, even if another one has the chunk."""
     bench, named, _ = store_of(tmp_path)
     collect(bench)
     packs = tmp_path / "store" / TENANT / "packs"
@@ -149,14 +148,12 @@ def test_pack_without_its_index_that_no_collection_frees_is_a_fault(tmp_path: Pa
 
 
 def test_kept_file_without_its_index_stays(tmp_path: Path) -> None:
-    """The index of a kept file is gone, as the check advises where it is damaged. The file stays, and the next
-    push of the model mends it.
-    """
+    """The check advises to delete a damaged index of a kept file. The file stays, and the next push repairs it."""
     bench, named, _ = store_of(tmp_path)
     (index,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
     kept = tmp_path / "store" / TENANT / "packs" / index.name
     index.unlink()
-    assert collect(bench).lost  # an operator hears why no pack is freed
+    assert collect(bench).lost  # the report says why no pack is freed
     assert kept.exists()
     push(bench, KEPT)
     assert not collect(bench).lost
@@ -164,7 +161,7 @@ def test_kept_file_without_its_index_stays(tmp_path: Path) -> None:
 
 
 def test_kept_file_that_no_version_needs_goes(tmp_path: Path) -> None:
-    """The control: what a killed push left of a kept file is freed, as every version has its chunks elsewhere."""
+    """The control: the remains of a killed push of a kept file are freed, because all chunks are elsewhere."""
     bench, named, _ = store_of(tmp_path)
     stray = tmp_path / "store" / TENANT / "packs" / f"{'0' * 64}.tensors"
     stray.write_bytes(b"a file whose push was killed before its index")
@@ -172,9 +169,9 @@ def test_kept_file_that_no_version_needs_goes(tmp_path: Path) -> None:
     check_whole(tmp_path, named)
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("stranger", FOREIGN_KEYS)
 def test_foreign_object_stops_nothing(tmp_path: Path, stranger: str) -> None:
-    """A collection leaves it alone and frees what it freed without it; pushes go on; a check names it."""
+    """A collection leaves it alone and frees the rest, pushes work, and a check names it if it is in the format."""
     bench, named, deleted = store_of(tmp_path)
     path = tmp_path / "store" / stranger
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,13 +186,13 @@ def test_foreign_object_stops_nothing(tmp_path: Path, stranger: str) -> None:
 
 
 def test_object_that_cannot_be_read_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows which version the inputs speak of: they stay. What nothing needs goes."""
+    """Unreadable inputs may belong to any version, so they stay. Objects that nothing needs are freed."""
     bench, named, deleted = store_of(tmp_path)
-    (sick,) = [key for key, raw in objects(tmp_path).items() if "/inputs/" in key and raw == deleted.encode()]
+    (unreadable,) = [key for key, raw in objects(tmp_path).items() if "/inputs/" in key and raw == deleted.encode()]
     read = bench.store.read
 
     async def read_but_one(key: str, offset: int = 0, length: int | None = None) -> bytes:
-        if key == sick:
+        if key == unreadable:
             raise BlobUnavailable("EIO")
         return await read(key, offset, length)
 
@@ -203,12 +200,12 @@ def test_object_that_cannot_be_read_stops_no_collection(tmp_path: Path, monkeypa
     for _ in range(2):  # the first one condemns
         collect(bench)
     assert [key for key in objects(tmp_path) if deleted in key] == []
-    assert sick in objects(tmp_path)
+    assert unreadable in objects(tmp_path)
     check_whole(tmp_path, named)
 
 
-def test_pack_that_is_taken_away_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its index is gone, and somebody deletes the pack too, between its listing and the reading of its footer."""
+def test_pack_deleted_meanwhile_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index is missing, and the pack is deleted between the listing and the read of its footer."""
     bench, named, _ = store_of(tmp_path)
     index = min(path for path in (tmp_path / "store" / TENANT / "index").iterdir() if not path.suffix)
     pack = tmp_path / "store" / TENANT / "packs" / index.name
@@ -235,7 +232,7 @@ DAMAGES = {"missing": None, "empty": 0.0, "torn": 0.5, "zero-filled": 1.0}
 @pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs", "packlists"])
 @pytest.mark.parametrize("of_kept_file", [False, True], ids=["plain", "kept file"])
 def test_damage_frees_nothing_that_a_version_needs(tmp_path: Path, kind: str, damage: str, of_kept_file: bool) -> None:
-    """Whatever is damaged, once it is put back every named version is whole. A lost manifest is named as such."""
+    """After the damage is undone, every named version is whole. A bad manifest refuses the collection by name."""
     bench, named, _ = store_of(tmp_path)
     files = sorted((tmp_path / "store" / TENANT / kind).rglob("*"))
     if kind in ("packs", "index"):
@@ -264,8 +261,8 @@ def test_damage_frees_nothing_that_a_version_needs(tmp_path: Path, kind: str, da
     check_whole(tmp_path, named)
 
 
-def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path) -> None:
-    """It waits while a push of its tenant writes packs. That tenant has no second one; there are so many in all."""
+def test_waiting_collection_does_not_block_other_tenants(tmp_path: Path) -> None:
+    """A collection waits while a push of its tenant writes packs. Collections are bounded per tenant and in all."""
     bench, _, _ = store_of(tmp_path)
     publisher = bench.pushes._publisher
 
@@ -294,8 +291,8 @@ def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path)
     asyncio.run(main())
 
 
-async def test_push_that_is_being_sent_stays_without_a_grace_period(tmp_path: Path) -> None:
-    """On a full disk an operator collects without a grace period. Active pushes must go on."""
+async def test_active_push_is_kept_without_a_grace_period(tmp_path: Path) -> None:
+    """An operator may collect without a grace period. Active pushes are kept all the same, and idle ones dropped."""
     bench, model = Bench.over(tmp_path), Model()
     sent = await open_push(bench.pushes, model.files(), model.request())
     await send(bench.pushes, sent)
@@ -309,8 +306,9 @@ async def test_push_that_is_being_sent_stays_without_a_grace_period(tmp_path: Pa
 
 @pytest.mark.parametrize("age_s", [0.0, 200.0])
 def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
-    """A version was deleted long ago, and is pushed again with a publisher's statement, which may be the same as then.
-    A collection between that and the commit frees the old version, and what the push has said stays.
+    """A deleted version is pushed again with a publisher's statement, which may be the same as before.
+
+    A collection between the statement and the commit frees the old version, and keeps the statement.
     """
     bench, _, deleted = store_of(tmp_path)
     pushes = bench.pushes
@@ -340,7 +338,7 @@ def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
 
 @pytest.mark.parametrize("is_condemned", [False, True])
 def test_check_spares_the_statement_of_an_open_push(tmp_path: Path, is_condemned: bool) -> None:
-    """It advises to delete no statement of a version that is being pushed, and counts none that a collection keeps."""
+    """The check neither reports such a statement as a fault nor counts it as a leftover."""
     bench, named, deleted = store_of(tmp_path)
     collect(bench)
     statement = PUBLISHER.attest(deleted, ORIGIN_TYPE, OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT")))
@@ -356,4 +354,4 @@ def test_check_spares_the_statement_of_an_open_push(tmp_path: Path, is_condemned
     asyncio.run(main())
     findings, summary = check(tmp_path, named=named)
     assert findings == []
-    assert summary.leftovers == is_condemned  # the mark alone
+    assert summary.leftovers == is_condemned  # only the mark

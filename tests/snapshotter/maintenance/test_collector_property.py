@@ -1,4 +1,4 @@
-"""Collections beside pushes and deletions, in any interleaving: no version that is named lacks a byte."""
+"""Collections interleaved with pushes and deletions in any way: no named version ever lacks a byte."""
 
 import asyncio
 import shutil
@@ -32,19 +32,19 @@ AT_ONCE = 3
 
 
 def model(number: int) -> Model:
-    """Models that share some tensors, and so chunks, but no pack."""
+    """Return a model that shares some tensors, and so chunks, with the others, but no pack."""
     shared = {name: each for name, each in default_weights().items() if "embed" in name}
     own: dict[str, Weight] = {f"model.part.{number}": weight((1100,), number)}
-    both = {"model.part.common": weight((1500,), 99)} if number else {}
-    return Model(shards={"model.safetensors": shared | own | both})
+    common = {"model.part.common": weight((1500,), 99)} if number else {}
+    return Model(shards={"model.safetensors": shared | own | common})
 
 
-# The last one in a file that is kept as it is: it shares chunks with the second, which lie in the file too.
+# The last model is a kept file. It shares chunks with the second model.
 MODELS = [model(0), model(1), KeptModel(shards=model(2).shards)]
 
 
 class Collecting(RuleBasedStateMachine):
-    """Any history."""
+    """Pushes, collections, deletions and waits in any order and interleaving."""
 
     publisher: type[Publisher] = Publisher
     staging: type[Staging] = Staging
@@ -111,27 +111,27 @@ def run(machine: type[RuleBasedStateMachine], **more: Any) -> None:
 
 
 def test_no_named_version_ever_lacks_a_chunk() -> None:
-    """Pushes complete, collections end, and what is named is whole after every step of anybody."""
+    """Named versions are whole after every step, all pushes succeed and all collections end."""
     run(Collecting, max_examples=25, stateful_step_count=30)
 
 
-class Deaf(Publisher):
-    """Breaks the promise: a collection is told of no commit."""
+class PublisherWithoutCommits(Publisher):
+    """A publisher that breaks the rule: it tells collections of no commit."""
 
     @asynccontextmanager
     async def hold_packs(self, tenant: str) -> AsyncIterator[tuple[RunningCommit, ...]]:
         yield ()
 
 
-class Forgetful(Staging):
-    """And of no plan."""
+class StagingWithoutDigests(Staging):
+    """A staging that breaks the rule: it tells collections of no declared chunk."""
 
     def declared_digests(self, tenant: str) -> set[str]:
         return set()
 
 
 def collect_at_each_step(data: Path, publisher: type[Publisher], staging: type[Staging]) -> int:
-    """A version was deleted and is pushed again: collect after 0, 1, 2 … of the push's steps; returns how many."""
+    """Push a deleted version again, with a collection after 0, 1, 2, ... steps. Return the number of steps."""
     for steps in count():
         world = World(data / str(steps), 0, publisher, staging)
         try:
@@ -144,7 +144,7 @@ def collect_at_each_step(data: Path, publisher: type[Publisher], staging: type[S
                 world.step(0)
             done = not world.gates.waiting
             world.collect()
-            world.finish(lambda number: -1)  # the collection first
+            world.finish(lambda number: -1)  # run the collection first
             world.check()
         finally:
             world.close()
@@ -154,11 +154,11 @@ def collect_at_each_step(data: Path, publisher: type[Publisher], staging: type[S
 
 
 def test_push_during_a_collection_stays_whole(tmp_path: Path) -> None:
-    """Wherever a push of what is just being collected stands, it comes to a whole version."""
+    """A push of a version that is being collected ends with a whole version, whenever the collection starts."""
     assert collect_at_each_step(tmp_path, Publisher, Staging) > 10
 
 
 def test_without_its_care_a_version_lacks_something(tmp_path: Path) -> None:
-    """The control: the same walk, where a collection knows nothing of pushes, takes away what one had found there."""
+    """The control: if a collection ignores pushes, it frees chunks that a push found in the store."""
     with pytest.raises((AssertionError, Refused), match=r"lacks|in no tier|did not come to its end"):
-        collect_at_each_step(tmp_path, Deaf, Forgetful)
+        collect_at_each_step(tmp_path, PublisherWithoutCommits, StagingWithoutDigests)

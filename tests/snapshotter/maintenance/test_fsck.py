@@ -1,4 +1,4 @@
-"""The check finds every fault that is planted, each finding says what mends it, and mended it is clean again."""
+"""The check finds every planted fault, and following the advice of its findings makes the store clean again."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ KEPT = (KeptModel(), KeptModel(shards={"model.safetensors": default_weights(seed
 def fsck_of(
     data: Path, inner: BlobStore | None = None, running: bool = False, named: tuple[str, ...] | None = None
 ) -> Fsck:
-    """The check of a data directory; models name what has a manifest, unless it is given."""
+    """Return the check of a data directory. By default models name every version that has a manifest."""
     store = VerifyingStore(inner or FileStore(data / "store"))
     if named is None:
         named = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
@@ -50,8 +50,8 @@ async def lines_of(fsck: Fsck) -> list[FsckLine]:
     return [line async for line in fsck.check(TENANT)]
 
 
-def judged(lines: list[FsckLine]) -> tuple[list[FsckFinding], FsckSummary]:
-    """The findings of a check that came to its end."""
+def findings_of(lines: list[FsckLine]) -> tuple[list[FsckFinding], FsckSummary]:
+    """Return the findings and the summary of a finished check."""
     last = lines[-1]
     assert isinstance(last, FsckSummary)
     findings = [line for line in lines if isinstance(line, FsckFinding)]
@@ -62,7 +62,7 @@ def judged(lines: list[FsckLine]) -> tuple[list[FsckFinding], FsckSummary]:
 def check(
     data: Path, running: bool = False, named: tuple[str, ...] | None = None
 ) -> tuple[list[FsckFinding], FsckSummary]:
-    return judged(asyncio.run(lines_of(fsck_of(data, None, running, named))))
+    return findings_of(asyncio.run(lines_of(fsck_of(data, None, running, named))))
 
 
 @pytest.fixture
@@ -73,19 +73,19 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.deep
 @pytest.mark.parametrize(("plant", "fault"), FAULTS)
 def test_finds(tmp_path: Path, store: Store, plant: Callable[[Store], str], fault: str) -> None:
-    """The fault is found under its key; what the finding says mends it; then the check is clean."""
+    """The fault is found under its key. After following the advice, the check is clean."""
     key = plant(store)
     findings, _ = check(tmp_path, named=(store.version,))
     fault = {"pack_corrupt": "pack "}.get(fault, fault)
     assert any(finding.key == key and fault in finding.fault for finding in findings), findings
-    for _ in range(3):  # a version that is given up leaves what referred to it
+    for _ in range(3):  # giving up a version leaves objects that referred to it
         mend(tmp_path, findings)
         findings, _ = check(tmp_path)
     assert findings == []
 
 
 def mend(data: Path, findings: list[FsckFinding], *models: Model) -> None:
-    """Do as each finding says: delete what it names (itself, and keys in its text), then push again."""
+    """Follow each finding's advice: delete the keys that it names, then push the models again."""
     for finding in findings:
         words = finding.mend.replace(",", " ").replace(":", " ").split()
         if "delete" in words:
@@ -98,7 +98,7 @@ def mend(data: Path, findings: list[FsckFinding], *models: Model) -> None:
 
 
 KINDS = ("packs", "index", "manifests", "attestations", "inputs")
-HARMS: dict[str, Callable[[bytes, bytes], bytes | None]] = {
+DAMAGES: dict[str, Callable[[bytes, bytes], bytes | None]] = {
     "missing": lambda raw, other: None,
     "empty": lambda raw, other: b"",
     "truncated": lambda raw, other: raw[: len(raw) // 2],
@@ -106,20 +106,20 @@ HARMS: dict[str, Callable[[bytes, bytes], bytes | None]] = {
     "flipped at its start": lambda raw, other: bytes([raw[0] ^ 1]) + raw[1:],
     "flipped at its end": lambda raw, other: raw[:-1] + bytes([raw[-1] ^ 1]),
     "zeros": lambda raw, other: bytes(len(raw)),
-    "another one's": lambda raw, other: other,
+    "another object's": lambda raw, other: other,
 }
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_in_every_way(tmp_path: Path, store: Store, kind: str, harm: str) -> None:
-    """Whichever object is harmed, however: something is found that names it or its version, and the advice mends it."""
+def test_every_damage_is_found_and_repaired(tmp_path: Path, store: Store, kind: str, damage: str) -> None:
+    """Any damage to any object gives a finding with its name or its version's, and the advice repairs it."""
     other = push(Bench.over(tmp_path), OTHER).version
     named = (store.version, other)
     assert check(tmp_path, named=named)[0] == []
     one, two = store.files(kind)[:2]
-    raw = HARMS[harm](one.read_bytes(), two.read_bytes())
+    raw = DAMAGES[damage](one.read_bytes(), two.read_bytes())
     if raw is None:
         one.unlink()
     else:
@@ -134,8 +134,8 @@ def test_every_kind_in_every_way(tmp_path: Path, store: Store, kind: str, harm: 
     assert findings == []
 
 
-def test_a_version_that_nobody_names_is_no_fault(tmp_path: Path, store: Store) -> None:
-    """It waits for a collection, with its mark or without: the summary counts it."""
+def test_unnamed_version_is_no_fault(tmp_path: Path, store: Store) -> None:
+    """An unnamed version, with or without a mark, is counted in the summary, not reported."""
     push(Bench.over(tmp_path), OTHER)
     store.put(f"{TENANT}/condemned/{store.version}", b"")
     findings, summary = check(tmp_path, named=())
@@ -158,8 +158,8 @@ def test_refused_push_leaves_no_fault(tmp_path: Path, store: Store) -> None:
     assert (findings, summary.unreferenced_chunks) == ([], 0)
 
 
-async def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> None:
-    """What it takes away while the check reads is not missed."""
+async def test_concurrent_collection_is_no_fault(tmp_path: Path, store: Store) -> None:
+    """Objects that a collection frees during the check are not reported as missing."""
     await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())
 
     class Collected(FileStore):
@@ -169,12 +169,12 @@ async def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) 
                     path.unlink()
             return await super().stat(key)
 
-    findings, _ = judged(await lines_of(fsck_of(tmp_path, Collected(tmp_path / "store"), running=True, named=())))
+    findings, _ = findings_of(await lines_of(fsck_of(tmp_path, Collected(tmp_path / "store"), running=True, named=())))
     assert findings == []
 
 
 def test_damaged_manifest_is_one_fault(tmp_path: Path, store: Store) -> None:
-    """A damaged manifest is called one, not a chunk. What refers to its version is not called wrong as well."""
+    """It is reported as a damaged manifest, not as a chunk, and objects that refer to its version are not reported."""
     manifest = store.first("manifests")
     manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
     (finding,), _ = check(tmp_path, named=(store.version,))
@@ -192,8 +192,8 @@ def test_lost_store_names_what_brings_it_back(tmp_path: Path, store: Store) -> N
     assert finding.mend.startswith("restore the store from your own copy")
 
 
-def test_clean(tmp_path: Path, store: Store) -> None:
-    """Without a fault nothing is found, all bytes were read, and what no version uses is counted, not accused."""
+def test_healthy_store_has_no_findings(tmp_path: Path, store: Store) -> None:
+    """A check of a healthy store reads all bytes and finds nothing. Unused chunks are counted, not reported."""
     push(Bench.over(tmp_path), OTHER)
     findings, summary = check(tmp_path)
     assert findings == []
@@ -208,14 +208,14 @@ def test_clean(tmp_path: Path, store: Store) -> None:
 
 
 async def test_progress(tmp_path: Path, store: Store) -> None:
-    """Progress only grows, and ends at all."""
+    """Progress only grows, and ends at the total."""
     steps = [line for line in await lines_of(fsck_of(tmp_path)) if isinstance(line, FsckProgress)]
     assert [step.checked_bytes for step in steps] == sorted({step.checked_bytes for step in steps})
     assert steps[-1].checked_bytes == steps[-1].total_bytes
 
 
-def test_what_a_running_push_leaves_is_no_fault(tmp_path: Path, store: Store) -> None:
-    """A draft, and a pack before its index, belong to a push that runs; the summary says that there was one."""
+def test_objects_of_a_running_push_are_no_fault(tmp_path: Path, store: Store) -> None:
+    """A draft, and a pack without an index, belong to a running push. The summary reports that one was running."""
     store.put(f"{TENANT}/drafts/{'0' * 64}", b"{}")
     for path in (store.first("index"), store.first("manifests"), store.first("attestations"), store.first("inputs")):
         path.unlink()
@@ -225,8 +225,8 @@ def test_what_a_running_push_leaves_is_no_fault(tmp_path: Path, store: Store) ->
     assert summary.pushes_running
 
 
-async def test_a_push_that_ends_while_packs_are_read_leaves_no_fault(tmp_path: Path, store: Store) -> None:
-    """Its pack was read before its index was there. No finding says to delete it, though a version lacks a chunk."""
+async def test_push_that_ends_during_the_check_is_no_fault(tmp_path: Path, store: Store) -> None:
+    """A new pack was read before its index was listed. No finding advises to delete it, though a chunk is missing."""
     pack, *_ = store.files("packs")
     before = {*store.files("packs"), *store.files("inputs")}
     other = Model(shards={"model.safetensors": default_weights(seed=9)})
@@ -247,14 +247,14 @@ async def test_a_push_that_ends_while_packs_are_read_leaves_no_fault(tmp_path: P
                 if unlisted.isdisjoint(key.split("/")):
                     yield key
 
-    findings, summary = judged(await lines_of(fsck_of(tmp_path, Late(tmp_path / "store"), named=(store.version,))))
+    findings, summary = findings_of(await lines_of(fsck_of(tmp_path, Late(tmp_path / "store"), named=(store.version,))))
     assert {finding.key.split("/")[1] for finding in findings} == {"manifests", "packlists"}
     assert summary.leftovers == 0
 
 
-async def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
-    """A check that can read nothing says so instead of a summary: silence is no verdict."""
-    await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())  # more objects than may be out of reach
+async def test_unreadable_store_breaks_the_check(tmp_path: Path, store: Store) -> None:
+    """A check that can't read the store ends with the failure instead of a summary."""
+    await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())  # more objects than may be unreadable
 
     class Failing(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -267,26 +267,26 @@ async def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs", "packlists"])
 async def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, kind: str) -> None:
-    """It is named, with all that is found in what can be read."""
+    """The unreadable object is named, together with the findings in the rest of the store."""
     await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())
-    sick, planted = store.key(store.first(kind)), store.put(f"{TENANT}/litter/a", b"")
+    unreadable, planted = store.key(store.first(kind)), store.put(f"{TENANT}/litter/a", b"")
 
     class Sick(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-            if key == sick:
+            if key == unreadable:
                 raise BlobUnavailable("EIO")
             return await super().read(key, offset, length)
 
         async def stat(self, key: str) -> BlobStat:
-            if key == sick:
+            if key == unreadable:
                 raise BlobUnavailable("EIO")
             return await super().stat(key)
 
-    found, _ = judged(await lines_of(fsck_of(tmp_path, Sick(tmp_path / "store"), named=(store.version,))))
+    found, _ = findings_of(await lines_of(fsck_of(tmp_path, Sick(tmp_path / "store"), named=(store.version,))))
     findings = {finding.key: finding.fault for finding in found}
-    told = sick.rpartition("/")[0] + "/" if kind == "attestations" else sick.replace("/index/", "/packs/")
-    assert "can't be read now" in findings.pop(told)
-    consequences = {"packs": "manifests", "index": "manifests"}.get(kind)  # chunks that nobody could verify
+    named = unreadable.rpartition("/")[0] + "/" if kind == "attestations" else unreadable.replace("/index/", "/packs/")
+    assert "can't be read now" in findings.pop(named)
+    consequences = {"packs": "manifests", "index": "manifests"}.get(kind)  # chunks that could not be verified
     assert {key.split("/")[1] for key in findings} == {"litter", consequences} - {None}
     assert planted in findings
     advice = {finding.key.split("/")[1]: finding.mend for finding in found}
@@ -295,7 +295,7 @@ async def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: S
 
 
 async def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Store) -> None:
-    """Its chunks were verified, and its pinned files can't be: the version is named, and the check goes on."""
+    """Its chunks were verified, but its pinned files can't be read: the version is named, and the check continues."""
 
     class Failing(FileStore):
         fails = False
@@ -314,14 +314,15 @@ async def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, stor
     async for line in fsck_of(tmp_path, inner, named=(store.version,)).check(TENANT):
         lines.append(line)
         inner.fails = isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes
-    (finding,), _ = judged(lines)
+    (finding,), _ = findings_of(lines)
     assert finding.key == store.key(store.first("manifests"))
     assert "can't be read now" in finding.fault
 
 
-async def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
-    """A second check of a tenant is told to come back; after the first one's end, or its client's, there is room. A
-    client that reads nothing of its check keeps no other tenant from theirs; there are so many in all.
+async def test_concurrent_checks_are_bounded(tmp_path: Path, store: Store) -> None:
+    """A second check of a tenant is refused until the first one ends or its client leaves.
+
+    At most `AT_ONCE` checks run for all tenants together, so a client that does not read blocks only its own tenant.
     """
     fsck = fsck_of(tmp_path)
     first = fsck.check(TENANT)
@@ -336,18 +337,18 @@ async def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     for other in others:
         await other.aclose()  # type: ignore[attr-defined]
     await first.aclose()  # type: ignore[attr-defined]
-    judged(await lines_of(fsck))
+    findings_of(await lines_of(fsck))
 
 
 def test_the_planted_manifests_are_manifests(store: Store) -> None:
-    """The control of two faults above: without the change, the rewritten manifest is the pushed one."""
+    """The control of two planted faults: rewriting the manifest without a change gives the pushed one."""
     raw = store.first("manifests").read_bytes()
     assert json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":")).encode() == raw
     assert encode_manifest(decode_manifest(raw, store.version)) == raw
 
 
-async def test_version_that_is_collected_while_it_is_checked_ends_no_check(tmp_path: Path, store: Store) -> None:
-    """Its packs are gone once they were checked, and its pinned files can't be read any more."""
+async def test_version_collected_meanwhile_does_not_break_the_check(tmp_path: Path, store: Store) -> None:
+    """The packs are freed after they were checked, so the version's pinned files can't be read."""
     async for line in fsck_of(tmp_path, named=()).check(TENANT):
         if isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes:
             shutil.rmtree(tmp_path / "store" / TENANT)
@@ -355,15 +356,15 @@ async def test_version_that_is_collected_while_it_is_checked_ends_no_check(tmp_p
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", ["packs", "index"])
-def test_a_kept_file_in_every_way(tmp_path: Path, kind: str, harm: str) -> None:
-    """Likewise a tensorizer file that is kept as it is, and its index."""
+def test_every_damage_to_a_kept_file_is_found(tmp_path: Path, kind: str, damage: str) -> None:
+    """Any damage to a kept tensorizer file or its index is found, and the advice restores the pushed bytes."""
     named = tuple(push(Bench.over(tmp_path), model).version for model in KEPT)
     one, two = sorted((tmp_path / "store" / TENANT / kind).glob("*.tensors"))
     right = one.read_bytes()
     assert check(tmp_path, named=named)[0] == []
-    raw = HARMS[harm](right, two.read_bytes())
+    raw = DAMAGES[damage](right, two.read_bytes())
     if raw is None:
         one.unlink()
     else:
@@ -377,8 +378,8 @@ def test_a_kept_file_in_every_way(tmp_path: Path, kind: str, harm: str) -> None:
     assert one.read_bytes() == right
 
 
-def test_a_byte_of_no_chunk(tmp_path: Path) -> None:
-    """A bit of a kept file that no version needs is found too: the file is not what was pushed."""
+def test_flipped_byte_outside_of_chunks_is_found(tmp_path: Path) -> None:
+    """A flipped bit of a kept file outside of its chunks is found, because the file is not the pushed one."""
     push(Bench.over(tmp_path), KEPT[0])
     (path,) = (tmp_path / "store" / TENANT / "packs").glob("*.tensors")
     flip(Store(tmp_path / "store", ""), path, -1)
@@ -386,8 +387,8 @@ def test_a_byte_of_no_chunk(tmp_path: Path) -> None:
     assert (finding.key, finding.fault) == (f"{TENANT}/packs/{path.name}", "its bytes do not match its name")
 
 
-def test_an_index_that_lies_of_a_kept_file(tmp_path: Path) -> None:
-    """Well formed and a byte off: the index is named, not the file."""
+def test_wrong_index_of_a_kept_file_is_named(tmp_path: Path) -> None:
+    """If the index is valid, but one byte off, the finding names the index, not the file."""
     version = push(Bench.over(tmp_path), KEPT[0]).version
     (path,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
     raw = path.read_bytes()
@@ -401,8 +402,8 @@ def test_an_index_that_lies_of_a_kept_file(tmp_path: Path) -> None:
     assert (check(tmp_path)[0], path.read_bytes()) == ([], raw)
 
 
-async def test_an_export_takes_a_mended_index(tmp_path: Path) -> None:
-    """Also in a process that has cached the wrong index."""
+async def test_export_uses_a_repaired_index(tmp_path: Path) -> None:
+    """An export works after the index was repaired, also in a process that had cached the wrong index."""
     bench = Bench.over(tmp_path)
     await bench.push(KEPT[0].files(), KEPT[0].request())
     (path,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
@@ -414,7 +415,7 @@ async def test_an_export_takes_a_mended_index(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="chunk_corrupt"):
         await exports.chunk(TENANT, digest)
     path.unlink()
-    await catalog.holdings(TENANT)  # as a push asks what is missing
+    await catalog.holdings(TENANT)  # as a push does when it asks for missing chunks
     await bench.push(KEPT[0].files(), KEPT[0].request())
     assert path.read_bytes() == raw
     assert blake3(await exports.chunk(TENANT, digest)).hexdigest() == digest

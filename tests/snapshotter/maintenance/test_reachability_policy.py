@@ -1,4 +1,4 @@
-"""What is needed stays, what is not goes after its grace period, and in an order in which nothing dangles."""
+"""Needed objects stay, unneeded ones go after their grace period, in an order that leaves no dangling reference."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ def pack(*chunks: str, at: ListedObject = OLD) -> ListedPack:
     return ListedPack(at, dict.fromkeys(chunks, 4096))
 
 
-# Version a needs chunk 1 of pack p, version b chunks 1 and 2 of packs p and q.
+# Version A needs chunk 1 of pack p. Version B needs chunks 1 and 2 of packs p and q.
 FACTS = StoreFacts(
     tenant="t",
     named=frozenset({A, B}),
@@ -59,11 +59,11 @@ def keys(facts: StoreFacts) -> list[str]:
     [
         pytest.param(FACTS, [], id="all of it is needed"),
         pytest.param(UNNAMED, [], id="a version that no model names stays for the grace period"),
-        pytest.param(replace(UNNAMED, condemned={B: YOUNG}), [], id="counted from its mark"),
+        pytest.param(replace(UNNAMED, condemned={B: YOUNG}), [], id="the grace period counts from its mark"),
         pytest.param(
             DEAD,
             ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/condemned/{B}", "t/index/q", "t/packs/q"],
-            id="then it goes, what refers first; the pack that another version needs stays",
+            id="after it the version is freed, references first, but for shared packs",
         ),
         pytest.param(
             replace(DEAD, attestations=(AuxiliaryObject(f"t/attestations/{B}/s", YOUNG, B),),
@@ -71,53 +71,53 @@ def keys(facts: StoreFacts) -> list[str]:
                     pack_lists=(AuxiliaryObject(f"t/packlists/{B}", YOUNG, B),),
                     declared_digests=frozenset({"2"})),
             ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/packlists/{B}", f"t/condemned/{B}"],
-            id="with all that speaks of it, however young",
+            id="with everything that refers to it, however young",
         ),
         pytest.param(
             replace(DEAD, pending_versions=frozenset({B}), declared_digests=frozenset({"2"})),
             ["t/inputs/b", f"t/manifests/{B}", f"t/condemned/{B}"],
-            id="but for what was said of it where it is being pushed again",
+            id="statements stay while it is pushed again",
         ),
-        pytest.param(replace(DEAD, named=frozenset({A, B})), [], id="named again"),
+        pytest.param(replace(DEAD, named=frozenset({A, B})), [], id="a condemned version that is named again stays"),
         pytest.param(replace(DEAD, committing=frozenset({B}), declared_digests=frozenset({"1", "2"})), [],
-                     id="or on its way to be named"),
+                     id="a condemned version that is being committed stays"),
         pytest.param(replace(DEAD, declared_digests=frozenset({"2"}), inputs=(), attestations=()),
-                     [f"t/manifests/{B}", f"t/condemned/{B}"], id="a chunk that an open push relies on"),
+                     [f"t/manifests/{B}", f"t/condemned/{B}"], id="a chunk that an open push needs stays"),
         pytest.param(replace(FACTS, packs={**FACTS.packs, "r": pack("3")}), ["t/packs/r"],
                      id="a pack of no version, without an index"),
         pytest.param(replace(FACTS, packs={**FACTS.packs, "r": pack("3", at=YOUNG)}), [], id="a young one"),
         pytest.param(replace(FACTS, packs={**FACTS.packs, "r": pack("3", "1")}), [],
-                     id="one with a single chunk that is needed"),
+                     id="a pack with one needed chunk"),
         pytest.param(replace(FACTS, packs={**FACTS.packs, "r": ListedPack(OLD, None)}), [],
-                     id="one of which nothing is known"),
+                     id="a pack with unknown chunks"),
         pytest.param(replace(FACTS, packs={"p": pack("1"), "r": pack()}, indexes={"p": OLD, "s": OLD}), [],
-                     id="no pack and no index, while a chunk that a version needs is in no pack that tells of it"),
+                     id="no pack and no index is freed while a needed chunk is in no known pack"),
         pytest.param(replace(DEAD, packs={"p": pack("1"), "r": pack()}),
                      ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/condemned/{B}", "t/packs/r",
                       "t/index/q"],
-                     id="again once that version is gone"),
+                     id="packs are freed again once that version is gone"),
         pytest.param(replace(FACTS, indexes={**FACTS.indexes, "r": OLD}), ["t/index/r"], id="an index without a pack"),
-        pytest.param(replace(FACTS, drafts={"c": manifest("3")}), ["t/drafts/c"], id="a draft that was left over"),
+        pytest.param(replace(FACTS, drafts={"c": manifest("3")}), ["t/drafts/c"], id="an old draft"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3")},
                              attestations=(AuxiliaryObject("t/attestations/c/s", YOUNG, "c"),)),
-                     ["t/attestations/c/s", "t/drafts/c"], id="with the attestation that was made of it"),
+                     ["t/attestations/c/s", "t/drafts/c"], id="an old draft with its attestation"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3", at=YOUNG)}, packs={**FACTS.packs, "r": pack("3")}), [],
-                     id="a young draft, and what it needs"),
-        pytest.param(replace(FACTS, drafts={"c": ListedManifest(OLD, None)}), ["t/drafts/c"], id="a draft of nonsense"),
-        pytest.param(replace(FACTS, condemned={"c": YOUNG}), ["t/condemned/c"], id="a mark of nothing"),
+                     id="a young draft and its packs stay"),
+        pytest.param(replace(FACTS, drafts={"c": ListedManifest(OLD, None)}), ["t/drafts/c"], id="a damaged draft"),
+        pytest.param(replace(FACTS, condemned={"c": YOUNG}), ["t/condemned/c"], id="a mark without a version"),
         pytest.param(replace(FACTS, inputs=(AuxiliaryObject("t/inputs/c", YOUNG, "c"),)), [], id="young inputs"),
         pytest.param(replace(FACTS, attestations=(AuxiliaryObject("t/attestations/c/s", OLD, "c"),)),
-                     ["t/attestations/c/s"], id="an attestation of nothing"),
+                     ["t/attestations/c/s"], id="an attestation without a version"),
         pytest.param(replace(FACTS, attestations=(AuxiliaryObject("t/attestations/c/s", YOUNG, "c"),)), [],
                      id="a young attestation: its version may be on its way"),
     ],
 )  # fmt: skip
-def test_free(facts: StoreFacts, want: list[str]) -> None:
+def test_objects_to_free_and_their_order(facts: StoreFacts, want: list[str]) -> None:
     assert keys(facts) == want
 
 
-def test_marks() -> None:
-    """The first collection marks, later ones count; a version that is named again loses its mark."""
+def test_unnamed_versions_are_marked() -> None:
+    """The first collection marks an unnamed version, and later ones count its time. A named version loses its mark."""
     chosen = plan_collection(UNNAMED, NOW_S, GRACE_S)
     assert (chosen.condemn, chosen.unmark) == ((B,), ())
     assert chosen.condemned == (Condemned(version=B, kept_s=1000),)
@@ -130,8 +130,8 @@ def test_marks() -> None:
     assert f"t/manifests/{B}" in [freed.key for freed in at_once.free]
 
 
-def test_counts() -> None:
-    """What is kept, and how much of it is of no use."""
+def test_kept_objects_are_counted() -> None:
+    """The plan counts kept versions and packs, and bytes of unneeded chunks in them."""
     chosen = plan_collection(replace(FACTS, packs={**FACTS.packs, "r": pack("3", "1")}), NOW_S, GRACE_S)
     assert (chosen.versions, chosen.packs, chosen.unreferenced_bytes) == (2, 3, 4096)
     assert _after(DEAD).packs == 1
@@ -145,11 +145,11 @@ def _after(facts: StoreFacts) -> Collection:
     ("manifests", "failure"),
     [
         pytest.param({A: manifest("1")}, ManifestMissing, id="a named version's manifest is gone"),
-        pytest.param({A: manifest("1"), B: ListedManifest(OLD, None)}, ManifestCorrupt, id="or does not decode"),
+        pytest.param({A: manifest("1"), B: ListedManifest(OLD, None)}, ManifestCorrupt, id="or is damaged"),
     ],
 )
 def test_unknown_need_stops_the_collection(manifests: Mapping[str, ListedManifest], failure: type) -> None:
-    """Nothing is freed while a needed version can't say what it needs."""
+    """Nothing is freed while the needs of a named version are unknown."""
     with pytest.raises(Refused) as refused:
         plan_collection(replace(FACTS, manifests=manifests), NOW_S, GRACE_S)
     assert isinstance(refused.value.failure, failure)

@@ -1,4 +1,4 @@
-"""A commit runs once however often it is asked for, outlives who asked, and its end is told."""
+"""A commit runs once for all requests, outlives its clients, and keeps its result for repeated requests."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new
 
 @dataclass
 class Gate:
-    """A publisher that waits to be let go, counted."""
+    """A publisher that waits for `go`, and counts its runs."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     began: int = 0
@@ -60,7 +60,7 @@ async def commits(gate: Gate) -> AsyncIterator[Commits]:
 
 
 async def test_commit_requests_join_one_run(gate: Gate, commits: Commits) -> None:
-    """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
+    """Many clients share one run. Each gets the step or the result within its wait, and can ask again later."""
 
     plan = record()
     assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
@@ -70,19 +70,19 @@ async def test_commit_requests_join_one_run(gate: Gate, commits: Commits) -> Non
     assert commits.is_running("acme")
     assert not commits.is_running("umbrella")
     names = (None, None, "other")
-    askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, ANNOUNCED, 5, name)) for name in names]
+    clients = [asyncio.create_task(commits.try_join("acme", plan.plan_id, ANNOUNCED, 5, name)) for name in names]
     await asyncio.sleep(0)
-    askers[0].cancel()
+    clients[0].cancel()
     gate.go.set()
-    there = replace(DONE, created=False)  # one of equal pushes made the version, for the others it was there
-    assert await asyncio.gather(*askers[1:]) == [DONE, there]
-    for name, want in ((None, DONE), ("other", there), (None, DONE)):  # whose answer was lost may ask again
+    found = replace(DONE, created=False)  # one of the equal pushes created the version, and the others found it
+    assert await asyncio.gather(*clients[1:]) == [DONE, found]
+    for name, want in ((None, DONE), ("other", found), (None, DONE)):  # a client that lost its answer may ask again
         assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0, name) == want
     assert gate.began == 1
 
 
 async def test_other_tenants_see_no_commit(commits: Commits) -> None:
-    """Another tenant sees no commit; other chunks are a conflict."""
+    """Another tenant sees no commit. A commit with other chunks is a conflict."""
 
     plan = record()
     commits.start(plan, DIGESTS)
@@ -92,8 +92,8 @@ async def test_other_tenants_see_no_commit(commits: Commits) -> None:
     assert isinstance(caught.value.failure, Conflict)
 
 
-async def test_a_failure_is_told_once(gate: Gate, commits: Commits) -> None:
-    """Then the plan can be committed again."""
+async def test_failed_commit_can_be_repeated(gate: Gate, commits: Commits) -> None:
+    """After a failure the plan can be committed again."""
 
     plan = record()
     gate.outcomes = [Refused(Unavailable("the control plane"))]
@@ -106,8 +106,8 @@ async def test_a_failure_is_told_once(gate: Gate, commits: Commits) -> None:
     assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5) == DONE
 
 
-async def test_bounds(gate: Gate, commits: Commits) -> None:
-    """So many run, no more; so many results are kept, the oldest go."""
+async def test_commits_and_results_are_bounded(gate: Gate, commits: Commits) -> None:
+    """Running commits are bounded, and of old results the newest are kept."""
 
     plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
     for plan in plans:
@@ -127,7 +127,7 @@ async def test_bounds(gate: Gate, commits: Commits) -> None:
 
 
 async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits) -> None:
-    """A list of a large version takes tens of megabytes, and many results are kept."""
+    """The list of a large version takes tens of megabytes, and many results are kept."""
 
     digests = tuple(f"{number:064x}" for number in range(3))
     held, plan = sys.getrefcount(digests), record()
@@ -138,13 +138,14 @@ async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits)
     assert sys.getrefcount(digests) == held
 
 
-async def test_tenants_with_many_commits_keep_no_other_out(commits: Commits) -> None:
-    """A tenant runs no more than it leaves free to others, but for its first. So it takes four tenants to fill the
-    list, and what the first of them gives back is not theirs again.
+async def test_tenant_with_many_commits_leaves_room_for_others(commits: Commits) -> None:
+    """A tenant may run one commit, and further ones only up to the number that it leaves free.
+
+    So it takes four tenants to fill the list.
     """
 
     def fill(tenant: str) -> int:
-        """Start as many as are taken."""
+        """Start commits until one is refused. Return how many were started."""
         for number in range(RUNNING_LIMIT):
             try:
                 commits.start(record(tenant), DIGESTS)
@@ -158,8 +159,8 @@ async def test_tenants_with_many_commits_keep_no_other_out(commits: Commits) -> 
     assert commits.is_running("victim")
 
 
-async def test_close_cancels(gate: Gate, commits: Commits) -> None:
-    """Leaving ends what runs; nothing is left behind."""
+async def test_closing_cancels_running_commits(gate: Gate, commits: Commits) -> None:
+    """Closing cancels the running commits."""
 
     commits.start(record(), DIGESTS)
     await asyncio.sleep(0)
@@ -168,14 +169,14 @@ async def test_close_cancels(gate: Gate, commits: Commits) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_commit_that_nobody_asks_for_is_cancelled() -> None:
-    """Its client left: what it holds, a turn of the engine for one, is others'. Who comes back starts it anew."""
+async def test_abandoned_commit_is_cancelled() -> None:
+    """A commit that no client waits for is cancelled, which frees the engine. The client can start it again."""
     gate, plan = Gate(), record()
     commits = Commits(gate.publish)
     commits.start(plan, DIGESTS)
     long_s = 2 * ABANDONED_S
     assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, long_s) == Committing(step=CommitStep.SEALING)
-    assert gate.cancelled == 0, "somebody waited"
+    assert gate.cancelled == 0, "a client waited"
     await asyncio.sleep(long_s)
     assert gate.cancelled == 1
     assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None

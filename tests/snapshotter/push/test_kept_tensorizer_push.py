@@ -1,4 +1,4 @@
-"""A tensorizer file is kept byte for byte and holds its version's chunks; one that is not what was said is not kept."""
+"""A tensorizer file is stored byte for byte with its version's chunks. One unlike its description is refused."""
 
 import asyncio
 from contextlib import suppress
@@ -37,8 +37,8 @@ def packs(data: Path) -> dict[str, bytes]:
 
 
 def test_kept_file_is_stored_unchanged(tmp_path: Path) -> None:
-    """One object is the file; beside it the small files' chunks alone are packed; the version is what the same tensors
-    in safetensors are, whose push then sends nothing.
+    """The store has the file, and packs only the small files' chunks beside it. The version equals that of the same
+    tensors in safetensors, whose push then sends nothing.
     """
     committed = push_kept(Bench.over(tmp_path))
     found = packs(tmp_path)
@@ -55,7 +55,7 @@ def test_kept_file_is_stored_unchanged(tmp_path: Path) -> None:
 
 
 def test_kept_file_is_stored_beside_packs(tmp_path: Path) -> None:
-    """Where the version is there in packs, the file is kept all the same: it was asked for."""
+    """If the version is in packs already, the file is stored all the same, because the client asked for it."""
     version = push(Bench.over(tmp_path), MODEL).version
     committed = push_kept(Bench.over(tmp_path))
     assert (committed.version, committed.created, committed.new_chunks) == (version, False, 0)
@@ -63,8 +63,8 @@ def test_kept_file_is_stored_beside_packs(tmp_path: Path) -> None:
     assert check(tmp_path)[0] == []
 
 
-def test_tensors_that_occur_twice(tmp_path: Path) -> None:
-    """Equal tensors are one chunk at two places of the file; all of it is kept."""
+def test_repeated_tensors_are_kept(tmp_path: Path) -> None:
+    """Equal tensors are one chunk in two places of the file, and the whole file is stored."""
     twins = {f"model.twin.{n}": weight((2048,), 5) for n in range(3)}
     files, request = kept(Model(shards={"model.safetensors": WEIGHTS | twins}), TensorsFile(WEIGHTS | twins))
     push_kept(Bench.over(tmp_path), files, request)
@@ -73,8 +73,8 @@ def test_tensors_that_occur_twice(tmp_path: Path) -> None:
     assert check(tmp_path)[0] == []
 
 
-def test_another_layout_of_the_same_file(tmp_path: Path) -> None:
-    """The file is there: chunks that another chunk size makes of it are packed, and both versions are whole."""
+def test_another_chunk_size_reuses_the_kept_file(tmp_path: Path) -> None:
+    """With another chunk size, the stored file stays, new chunks are packed, and both versions are whole."""
     first = push_kept(Bench.over(tmp_path))
     bench = Bench.over(tmp_path)
     bench.pushes._limits = replace(bench.pushes._limits, chunk_bytes=4096)
@@ -87,13 +87,11 @@ def test_another_layout_of_the_same_file(tmp_path: Path) -> None:
 
 
 def test_another_layout_keeps_an_index_that_could_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that fails for a moment makes the file look as if it were not kept: its index is not replaced, since the
-    first version finds its chunks by it alone.
-    """
+    """After a failed read of its index, the index is not replaced: the first version finds its chunks only by it."""
     push_kept(Bench.over(tmp_path))
     bench = Bench.over(tmp_path)
     bench.pushes._limits = replace(bench.pushes._limits, chunk_bytes=4096)
-    read, left = bench.store.read, 2  # once when the client asks what is missing, once when the commit begins
+    read, left = bench.store.read, 2  # once when the client asks for missing chunks, once when the commit begins
 
     async def fail_first(key: str, offset: int = 0, length: int | None = None) -> bytes:
         nonlocal left
@@ -120,7 +118,7 @@ def refused(act: object) -> Refused:
 
 
 def test_file_with_another_digest_is_refused(tmp_path: Path) -> None:
-    """A digest that the chunks and the rest do not make: refused, nothing is visible, and the push is over."""
+    """If the chunks and the rest do not make the file's digest, the push is refused and closed."""
     whole = REQUEST.weights[0].whole
     assert whole is not None
     for wrong in (structs.replace(whole, digest="0" * 64), structs.replace(whole, between=whole.between[:-1] + b"x")):
@@ -135,8 +133,8 @@ def test_file_with_another_digest_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "store" / TENANT).glob("packs/*.tensors")) == []
 
 
-def test_a_claim_about_a_file_that_is_there(tmp_path: Path) -> None:
-    """Who names a file that lies there without an index, and other chunks than are in it, gets no index."""
+def test_false_claim_about_a_stored_file_is_refused(tmp_path: Path) -> None:
+    """A push that names a stored file without an index, but sends other chunks, is refused and writes no index."""
     push_kept(Bench.over(tmp_path))
     for path in (tmp_path / "store" / TENANT / "index").iterdir():
         path.unlink()
@@ -144,8 +142,8 @@ def test_a_claim_about_a_file_that_is_there(tmp_path: Path) -> None:
     files, request = kept(Model(shards={"model.safetensors": other}), TensorsFile(dict(reversed(other.items()))))
     whole = request.weights[0].whole
     assert whole is not None
-    lie = structs.replace(whole, digest=NAME.removesuffix(".tensors"))
-    request = structs.replace(request, weights=(structs.replace(request.weights[0], whole=lie),))
+    wrong_digest = structs.replace(whole, digest=NAME.removesuffix(".tensors"))
+    request = structs.replace(request, weights=(structs.replace(request.weights[0], whole=wrong_digest),))
     refusal = refused(lambda: push_kept(Bench.over(tmp_path), files, request))
     assert isinstance(refusal.failure, ArtifactRejected)
     assert not (tmp_path / "store" / TENANT / "index" / NAME).exists()
@@ -154,11 +152,11 @@ def test_a_claim_about_a_file_that_is_there(tmp_path: Path) -> None:
 
 
 def test_damaged_at_rest(tmp_path: Path) -> None:
-    """A file without an index that was damaged is written anew; where the index is damaged, so is that."""
+    """A damaged file without a valid index is stored again, and so is a damaged index."""
     version = push_kept(Bench.over(tmp_path)).version
     store = tmp_path / "store" / TENANT
-    for harm in (lambda: (store / "packs" / NAME).write_bytes(RAW[:-1] + b"x"), lambda: None):
-        harm()
+    for damage in (lambda: (store / "packs" / NAME).write_bytes(RAW[:-1] + b"x"), lambda: None):
+        damage()
         (store / "index" / NAME).write_bytes(b"{")
         assert push_kept(Bench.over(tmp_path)).version == version
         assert packs(tmp_path)[NAME] == RAW
@@ -167,14 +165,14 @@ def test_damaged_at_rest(tmp_path: Path) -> None:
 
 
 async def cut_off(bench: Bench) -> Opened:
-    """A push that has sent everything, and is not committed."""
+    """Open a push and send everything, without a commit."""
     push = await open_push(bench.pushes, FILES, REQUEST)
     await send(bench.pushes, push)
     return push
 
 
-async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
-    """The chunk is asked for again; what no chunk holds comes with the plan again."""
+async def test_lost_staged_bytes_are_sent_again(tmp_path: Path) -> None:
+    """A lost chunk is requested again. A lost rest of the file comes again with the plan."""
     bench = Bench.over(tmp_path)
     first = await cut_off(bench)
     whole = REQUEST.weights[0].whole
@@ -194,7 +192,7 @@ async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
 
 
 async def test_quota(tmp_path: Path) -> None:
-    """The file counts with all its bytes, once, also beside packs that hold the same chunks; promised it counts too."""
+    """A kept file counts with all its bytes, once, whether stored or promised, and also beside packs."""
     room = len(RAW) + 20_000
 
     async def is_too_much(bench: Bench, files: dict[str, bytes], request: PlanRequest) -> bool:
@@ -209,8 +207,8 @@ async def test_quota(tmp_path: Path) -> None:
     other = Model(shards={"model.safetensors": {**WEIGHTS, "model.large": weight((11_000,), 8, "BF16")}})
     assert await is_too_much(bench, other.files(), other.request())  # the file is promised
     await bench.push(FILES, REQUEST)
-    assert await is_too_much(bench, other.files(), other.request())  # the file is there
-    assert not await is_too_much(bench, MODEL.files(), MODEL.request())  # its chunks are
+    assert await is_too_much(bench, other.files(), other.request())  # the file is stored
+    assert not await is_too_much(bench, MODEL.files(), MODEL.request())  # its chunks are stored
     small = Bench.over(tmp_path / "small", tenant_store_bytes=62_000)  # the packs, and half of the file
     await small.push(MODEL.files(), MODEL.request())
     assert await is_too_much(small, FILES, REQUEST)
@@ -218,8 +216,8 @@ async def test_quota(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("before", [pytest.param(True, id="before the call"), pytest.param(False, id="after it")])
-def test_stopped_at_every_call(tmp_path: Path, before: bool) -> None:
-    """Wherever the store is lost, no visible version lacks a byte, and the same push completes it."""
+def test_push_stopped_at_any_call_can_be_repeated(tmp_path: Path, before: bool) -> None:
+    """Wherever the push stops, every visible version is whole, and repeating the push completes it."""
     at = 0
     while True:
         at += 1

@@ -1,4 +1,4 @@
-"""What a push leaves in the store: recognised when repeated, sealed once, healed where it was damaged, never half."""
+"""A push's objects are reused when repeated, sealed once, repaired when damaged, and never visible in part."""
 
 import asyncio
 import errno
@@ -37,7 +37,7 @@ def only(directory: Path) -> Path:
 
 
 def flip(path: Path, at: int = 0) -> None:
-    """One bit of a file at rest."""
+    """Flip one bit of a file."""
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.write_bytes(raw)
@@ -46,12 +46,12 @@ def flip(path: Path, at: int = 0) -> None:
 @pytest.mark.parametrize(
     ("failure", "open_pushes"),
     [
-        pytest.param(Unavailable("the control plane"), 1, id="a control plane that is away"),
+        pytest.param(Unavailable("the control plane"), 1, id="the control plane is unavailable"),
         pytest.param(ProbeFailed("0" * 64, "no"), 0, id="a model that can't be sealed"),
     ],
 )
-def test_sealing_fails(tmp_path: Path, failure: Failure, open_pushes: int) -> None:
-    """Nothing becomes visible, no draft stays, the next push goes on from the packs; what can't be mended is closed."""
+def test_failed_sealing_publishes_nothing(tmp_path: Path, failure: Failure, open_pushes: int) -> None:
+    """Nothing becomes visible, no draft stays, the next push reuses the packs, and a hopeless push is closed."""
     bench = Bench.over(tmp_path)
     bench.jobs.failure = failure
     assert failure_of(bench, Model()) == failure
@@ -63,8 +63,8 @@ def test_sealing_fails(tmp_path: Path, failure: Failure, open_pushes: int) -> No
     assert (committed.created, committed.new_chunks) == (True, 0)
 
 
-def test_an_attestation_of_another_version(tmp_path: Path) -> None:
-    """Is no attestation."""
+def test_attestation_of_another_version_is_refused(tmp_path: Path) -> None:
+    """The push is refused as if there were no attestation."""
     bench = Bench.over(tmp_path)
     bench.jobs.other_version = True
     assert isinstance(failure_of(bench, Model()), ProbeFailed)
@@ -72,7 +72,7 @@ def test_an_attestation_of_another_version(tmp_path: Path) -> None:
 
 
 def test_same_push_seals_nothing_again(tmp_path: Path) -> None:
-    """The same version: nothing sent, nothing sealed, registered for whoever asks."""
+    """A repeated push sends and seals nothing, and registers the version for its model."""
     bench = Bench.over(tmp_path)
     first = push(bench, Model())
     assert first.created
@@ -84,8 +84,8 @@ def test_same_push_seals_nothing_again(tmp_path: Path) -> None:
     assert [each.model for each in bench.jobs.registered or []] == ["toy", "toy", "other"]
 
 
-def test_chunks_that_repeat_give_a_seal_no_more_time(tmp_path: Path) -> None:
-    """Its job tells how many bytes differ, which its pusher had to send. It tells nothing where all of them do."""
+def test_seal_job_counts_distinct_bytes(tmp_path: Path) -> None:
+    """The seal's job says how many distinct bytes were sent, or 0 if all of them are distinct."""
     bench = Bench.over(tmp_path)
     push(bench, Model())
     zeros = Weight("F32", (64, 1024), bytes(64 * 4096))
@@ -95,8 +95,8 @@ def test_chunks_that_repeat_give_a_seal_no_more_time(tmp_path: Path) -> None:
     assert plain.total_bytes < repeating.distinct_bytes < repeating.total_bytes - 30 * 8192
 
 
-def test_a_changed_tensor(tmp_path: Path) -> None:
-    """Only its chunks are new; both versions are whole."""
+def test_changed_tensor_adds_one_chunk(tmp_path: Path) -> None:
+    """Only the changed tensor's chunk is new, and both versions are whole."""
     bench = Bench.over(tmp_path)
     weights = default_weights()
     first = push(bench, Model(shards={"model.safetensors": weights}))
@@ -109,9 +109,9 @@ def test_a_changed_tensor(tmp_path: Path) -> None:
 
 
 def test_concurrent_pushes_converge(tmp_path: Path) -> None:
-    """Three of the same and one other at once: one sealing each, all are told the version.
+    """Three equal pushes and another one at once: each version is sealed once, and every client gets its version.
 
-    The three are one push: who comes after its end begins again, and finds the version there.
+    The three are one push. A client that comes after its end starts again, and finds the version in the store.
     """
     bench = Bench.over(tmp_path)
     changed = Model(more={"generation_config.json": b'{"top_k": 3}'})
@@ -137,7 +137,7 @@ def test_concurrent_pushes_converge(tmp_path: Path) -> None:
 
 @dataclass
 class LyingStore(MortalStore):
-    """Loses a bit of the first packs that it takes; `lies` says of how many."""
+    """A store that flips a bit of the first `lies` packs."""
 
     lies: int = 0
 
@@ -163,14 +163,14 @@ def lying(data: Path, lies: int) -> Bench:
     return Bench(bench.pushes, store, bench.jobs, bench.collector)
 
 
-def test_a_store_that_lies_once(tmp_path: Path) -> None:
-    """What is read back wrong is written again."""
+def test_pack_read_back_wrong_is_written_again(tmp_path: Path) -> None:
+    """A pack that is read back wrong is written again."""
     push(lying(tmp_path, 1), Model())
     assert_whole(tmp_path / "store", TENANT)
 
 
-def test_a_store_that_lies(tmp_path: Path) -> None:
-    """Wrong twice: refused, and nothing refers to the damaged pack."""
+def test_pack_wrong_twice_is_refused(tmp_path: Path) -> None:
+    """If it is wrong twice, the push is refused, and nothing refers to the damaged pack."""
     assert isinstance(failure_of(lying(tmp_path, 2), Model()), ChunkCorrupt)
     assert versions_of(tmp_path / "store", TENANT) == []
     assert not list((tmp_path / "store" / TENANT / "packs").iterdir())
@@ -178,8 +178,8 @@ def test_a_store_that_lies(tmp_path: Path) -> None:
     assert_whole(tmp_path / "store", TENANT)
 
 
-async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
-    """A power cut may take what was staged: packing notices, and the chunks are asked for again, all in one round."""
+async def test_lost_staged_chunks_are_requested_again(tmp_path: Path) -> None:
+    """A power cut may lose staged chunks. Packing notices it, and all lost chunks are requested again in one round."""
     bench, files, request = Bench.over(tmp_path), Model().files(), Model().request()
     first = await open_push(bench.pushes, files, request)
     await send(bench.pushes, first)
@@ -197,7 +197,7 @@ async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
 
 
 def damage_pack(store: Path) -> None:
-    """A damaged pack that nothing indexes: what a crash and a bad disk leave together."""
+    """Damage all packs and delete their indexes, as a crash and a bad disk may do together."""
     for pack in (store / TENANT / "packs").iterdir():
         flip(pack)
     for index in (store / TENANT / "index").iterdir():
@@ -209,7 +209,7 @@ def damage_pack(store: Path) -> None:
     [
         pytest.param(damage_pack, id="damaged packs without an index"),
         pytest.param(lambda store: only(store / TENANT / "manifests").write_bytes(b"{}"), id="a damaged manifest"),
-        pytest.param(lambda store: only(store / TENANT / "inputs").write_bytes(b"f" * 64), id="inputs that lie"),
+        pytest.param(lambda store: only(store / TENANT / "inputs").write_bytes(b"f" * 64), id="wrong inputs"),
         pytest.param(
             lambda store: only(only(store / TENANT / "attestations")).write_bytes(b"{}"), id="a damaged attestation"
         ),
@@ -221,7 +221,7 @@ def damage_pack(store: Path) -> None:
     ],
 )
 def test_push_rewrites_damaged_objects(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    """What is damaged at rest, the next push of the same writes anew."""
+    """The next push of the same model writes damaged objects again."""
     version = push(Bench.over(tmp_path), Model()).version
     damage(tmp_path / "store")
     again = push(Bench.over(tmp_path), Model())
@@ -230,18 +230,16 @@ def test_push_rewrites_damaged_objects(tmp_path: Path, damage: Callable[[Path], 
     assert only(tmp_path / "store" / TENANT / "inputs").read_text() == version
 
 
-def test_a_control_plane_of_an_earlier_build_understands_a_push(tmp_path: Path) -> None:
-    """It knows nothing of checked versions, and refuses what it does not know."""
+def test_older_control_plane_understands_a_push(tmp_path: Path) -> None:
+    """The registration has no `checked` field by default, because an older control plane refuses unknown fields."""
     bench = Bench.over(tmp_path)
     push(bench, Model())
-    (said,) = bench.jobs.registered or []
-    assert b"checked" not in encode(said)
+    (registration,) = bench.jobs.registered or []
+    assert b"checked" not in encode(registration)
 
 
 def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
-    """A push of a version that a restore found broken reads all chunks, whatever it wrote. A damaged chunk refuses
-    it.
-    """
+    """A push of a version that a restore found broken reads all chunks, and is refused if one is damaged."""
     bench = Bench.over(tmp_path)
     push(bench, Model())
     bench.jobs.fault = "chunk_corrupt"
@@ -261,8 +259,8 @@ def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
     assert [each.checked for each in bench.jobs.registered or []] == [False, False, False, False, True]
 
 
-def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
-    """The first one wrote what was missing, and ended before it was registered. Nothing is left to write."""
+def test_next_push_registers_a_repaired_version(tmp_path: Path) -> None:
+    """The first push wrote the missing chunks and was cut. The next push writes nothing and registers the version."""
     bench = Bench.over(tmp_path)
     version = push(bench, Model()).version
     for path in (tmp_path / "store" / TENANT / "packs").iterdir():
@@ -270,10 +268,10 @@ def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
     bench.jobs.fault = "chunk_missing"
     register = bench.jobs.register
 
-    async def dies(registration: VersionRegistration) -> RegistrationResult | None:
+    async def fail(registration: VersionRegistration) -> RegistrationResult | None:
         raise Refused(Unavailable("the control plane"))
 
-    bench.jobs.register = dies  # type: ignore[method-assign]
+    bench.jobs.register = fail  # type: ignore[method-assign]
     assert isinstance(failure_of(bench, Model()), Unavailable)
     bench.jobs.register = register  # type: ignore[method-assign]
     assert push(bench, Model()).version == version
@@ -281,9 +279,7 @@ def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["probe_failed", "attestation_invalid"])
 def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) -> None:
-    """A version whose known answers failed is refused, unless this push sealed it anew. It may have failed under
-    another model.
-    """
+    """Only a new seal lets in a version whose known answers failed: it may have failed under another model."""
     bench = Bench.over(tmp_path)
     push(bench, Model())
     bench.jobs.fault = fault
@@ -291,25 +287,25 @@ def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) ->
         refused = failure_of(bench, Model())
         assert isinstance(refused, Conflict)
         assert "send one request to MODEL@" in refused.rule
-        only(tmp_path / "store" / TENANT / "manifests").unlink()  # a push that writes it anew keeps the seal
+        only(tmp_path / "store" / TENANT / "manifests").unlink()  # a push that writes it again keeps the seal
     only(only(tmp_path / "store" / TENANT / "attestations")).unlink()
     push(bench, Model())
 
 
-def test_steps_are_told(tmp_path: Path) -> None:
-    """Who waits is told where it stands."""
+def test_commit_steps_are_reported(tmp_path: Path) -> None:
+    """A waiting client gets each step of the commit."""
     bench = Bench.over(tmp_path)
     steps: list[CommitStep] = []
     honest = bench.pushes._publisher.publish
 
-    async def told(record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+    async def reporting_publish(record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
         def both(step: CommitStep) -> None:
             steps.append(step)
             report(step)
 
         return await honest(record, digests, both)
 
-    bench.pushes._publisher.publish = told  # type: ignore[method-assign]
+    bench.pushes._publisher.publish = reporting_publish  # type: ignore[method-assign]
     push(bench, Model())
     assert list(dict.fromkeys(steps)) == [
         CommitStep.PACKING, CommitStep.VERIFYING, CommitStep.SEALING, CommitStep.PUBLISHING,
@@ -317,7 +313,7 @@ def test_steps_are_told(tmp_path: Path) -> None:
 
 
 def test_push_to_a_full_store_goes_on_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused as too much for the store, nothing becomes visible, and no chunk has to be sent again."""
+    """The push is refused for want of space, nothing becomes visible, and no chunk is sent again."""
     bench = Bench.over(tmp_path)
 
     def full(*_: object) -> int:

@@ -1,7 +1,6 @@
-"""Publishing is idempotent at every step: stopped anywhere, no version is visible in part, and a retry completes it.
+"""Publishing is idempotent at every step. Wherever it stops, no version is visible in part, and a retry completes it.
 
-Each call of the store is a place to stop: before it or after it. What stops also stops everything behind it, as a
-killed process would.
+The push stops before or after each call to the store. As in a killed process, nothing runs after that.
 """
 
 from pathlib import Path
@@ -22,35 +21,35 @@ pytestmark = pytest.mark.deep
 
 
 def stop_at_each_call(data: Path, model: Model, before: bool, kind: type[Publisher] = Publisher) -> int:
-    """Push with a process that dies at call 1, 2, 3 …, each followed by a whole push; returns the number of calls."""
+    """Push with a process that dies at call 1, 2, 3, ..., then push completely. Return the number of calls."""
     calls = 0
     while True:
         calls += 1
-        here = data / f"{before}-{calls}"
-        bench = Bench.over(here, calls, before, kind)
+        attempt = data / f"{before}-{calls}"
+        bench = Bench.over(attempt, calls, before, kind)
         try:
             push(bench, model)
         except Killed:
-            assert_whole(here / "store", TENANT)
+            assert_whole(attempt / "store", TENANT)
         if not bench.store.dead:
             return calls
-        again = Bench.over(here)
+        again = Bench.over(attempt)
         committed = push(again, model)
-        assert committed.version == versions_of(here / "store", TENANT)[0]
-        assert_whole(here / "store", TENANT)
+        assert committed.version == versions_of(attempt / "store", TENANT)[0]
+        assert_whole(attempt / "store", TENANT)
         assert again.jobs.registered
-        assert not list((here / "store" / TENANT / "drafts").iterdir())
+        assert not list((attempt / "store" / TENANT / "drafts").iterdir())
         assert len(again.jobs.seals + bench.jobs.seals) <= 2
 
 
 @pytest.mark.parametrize("before", [pytest.param(True, id="before"), pytest.param(False, id="after")])
 def test_killed_at_each_call_of_the_store(tmp_path: Path, before: bool) -> None:
-    """Wherever it stops: nothing visible is incomplete, and a retry makes the version, registered, without a draft."""
+    """No visible version is incomplete, and a retry publishes and registers the version and leaves no draft."""
     assert stop_at_each_call(tmp_path, Model(), before) > 20
 
 
 class HastyPublisher(Publisher):
-    """Breaks the order: the manifest first."""
+    """A publisher that breaks the order: it writes the manifest first."""
 
     async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
         raw = encode_manifest(record.manifest(digests))
@@ -59,6 +58,6 @@ class HastyPublisher(Publisher):
 
 
 def test_manifest_first_would_be_seen(tmp_path: Path) -> None:
-    """The control: published in the wrong order, the same walk over all the places finds a version in part."""
+    """The control: in the wrong order, the same test finds a version in part."""
     with pytest.raises((AssertionError, KeyError)):
         stop_at_each_call(tmp_path, Model(), before=False, kind=HastyPublisher)

@@ -1,4 +1,4 @@
-"""A tenant's packs never take more than its quota, however many push at once; who is too much learns it first."""
+"""A tenant's packs never exceed its quota, and a push that is too large is refused before it sends a chunk."""
 
 import asyncio
 import os
@@ -25,28 +25,28 @@ from tests.snapshotter.bench import Bench
 from tests.snapshotter.house import House, open_house, planned, post, settings_for
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.sender import TENANT, digests_of, open_push, send
-from tests.snapshotter.store.test_attestation_store import PUBLISHER, attest, opened_push, said
+from tests.snapshotter.store.test_attestation_store import PUBLISHER, attest, opened_push, statement
 
 
 def models(count: int) -> list[Model]:
-    """Of equal size, without a chunk of weights in common."""
+    """Return models of equal size that have no chunk of weights in common."""
     return [Model(shards={"model.safetensors": default_weights(seed * 1000)}) for seed in range(count)]
 
 
 def stored_bytes(data: Path) -> int:
-    """As the disk has it."""
+    """Return the size of the tenant's packs on disk."""
     return sum(path.stat().st_size for path in (data / "store" / TENANT / "packs").glob("*"))
 
 
 def bytes_of_one(tmp_path: Path) -> int:
-    """Of a model alone. Twice as much is enough for two, which share their small files, and not for three."""
+    """Return the stored size of one model. Twice that is enough for two models, and not for three."""
     bench = Bench.over(tmp_path / "probe")
     asyncio.run(bench.push(models(1)[0].files(), models(1)[0].request()))
     return stored_bytes(tmp_path / "probe")
 
 
 async def push_all(bench: Bench, pushed: Sequence[Model]) -> list[Refused | None]:
-    """Their refusals, all at once."""
+    """Push all models at once. Return their refusals."""
 
     async def one(model: Model) -> Refused | None:
         try:
@@ -59,7 +59,7 @@ async def push_all(bench: Bench, pushed: Sequence[Model]) -> list[Refused | None
 
 
 def overshoots(data: Path, bench: Bench, limit: int) -> bool:
-    """Whether four pushes at once, of which two fit, end above the limit."""
+    """Return whether four concurrent pushes, of which two fit, exceed the limit."""
     refusals = asyncio.run(push_all(bench, models(4)))
     for refused in refusals:
         assert refused is None or isinstance(refused.failure, StorageQuotaExceeded)
@@ -68,27 +68,27 @@ def overshoots(data: Path, bench: Bench, limit: int) -> bool:
 
 
 def test_together_they_stay_below(tmp_path: Path) -> None:
-    """Pushes at once, more than fit: those that fit are stored, the others are refused, the limit holds."""
+    """Of concurrent pushes, those that fit are stored, and the others are refused."""
     limit = 2 * bytes_of_one(tmp_path)
     bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
     assert not overshoots(tmp_path / "data", bench, limit)
     assert stored_bytes(tmp_path / "data") > limit // 3
 
 
-def test_without_promises_they_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: judged by what is stored alone, each of them fits, and together they do not."""
+def test_control_without_promises_pushes_exceed_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: judged only by stored bytes, each push fits, and together they exceed the limit."""
 
-    def none(self: Staging, tenant: str, but: str, now_s: float) -> list[Promise]:
+    def no_promises(self: Staging, tenant: str, but: str, now_s: float) -> list[Promise]:
         return []
 
-    monkeypatch.setattr(Staging, "open_promises", none)
+    monkeypatch.setattr(Staging, "open_promises", no_promises)
     limit = 2 * bytes_of_one(tmp_path)
     bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
     assert overshoots(tmp_path / "data", bench, limit)
 
 
-def asked(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
-    """A push as far as the question what is missing."""
+def ask_missing(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
+    """Plan a push and ask for its missing chunks."""
     plan = planned(client, model)
     return plan, post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests_of(plan, model.files())))
 
@@ -105,7 +105,7 @@ def staged(house: House) -> list[str]:
 
 
 def test_refused_before_any_chunk(tmp_path: Path) -> None:
-    """Used, asked and limit are named; no push is open, so that no chunk can be sent; the same again adds nothing."""
+    """The refusal names used bytes and limit, and no chunk can be sent. Repeating a stored push adds nothing."""
     first, second, third = models(3)
     size = bytes_of_one(tmp_path)
     with (
@@ -115,7 +115,7 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         for number, model in enumerate((first, second)):
             push_directory(model.write(tmp_path / str(number)), "toy", client, Progress())
         used = stored_bytes(house.data)
-        plan, answer = asked(client, third)
+        plan, answer = ask_missing(client, third)
         assert f"{used} bytes are stored or promised to open pushes, " in refused(answer)
         assert f"the limit is {2 * size}" in refused(answer)
         assert staged(house) == []
@@ -128,53 +128,55 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         again = push_directory(tmp_path / "0", "toy", client, Progress())
         assert (again.sent_bytes, again.committed.created) == (0, False)
         with house.client("umbrella") as other:
-            assert asked(other, third)[1].status_code == 200  # each tenant has its own
+            assert ask_missing(other, third)[1].status_code == 200  # each tenant has its own quota
 
 
 def test_a_tenants_own_limit(tmp_path: Path) -> None:
-    """Instead of the installation's, smaller or larger, from the next push on; a control plane that is away is told."""
+    """A tenant's limit replaces the installation's from the next push. Without the control plane, pushes are
+    refused.
+    """
     (model,) = models(1)
     size = bytes_of_one(tmp_path)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=size // 2)
     with open_house(settings) as house, house.client() as client:
-        refused(asked(client, model)[1])
+        refused(ask_missing(client, model)[1])
         house.control.limits[TENANT] = TenantLimits(store_bytes=2 * size)
-        assert asked(client, model)[1].status_code == 200
+        assert ask_missing(client, model)[1].status_code == 200
         house.control.limits[TENANT] = TenantLimits(store_bytes=10)
-        assert "the limit is 10" in refused(asked(client, model)[1])
+        assert "the limit is 10" in refused(ask_missing(client, model)[1])
         house.control.failures["limits"] = [Unavailable("the control plane")]
-        assert asked(client, model)[1].status_code == 503
+        assert ask_missing(client, model)[1].status_code == 503
 
 
-def test_right_after_a_restart(tmp_path: Path) -> None:
-    """A new process counts what is stored and what was promised, before anybody asked it anything."""
+def test_restarted_service_counts_promises(tmp_path: Path) -> None:
+    """A new process counts stored and promised bytes from its first request."""
     first, second, third = models(3)
     size = bytes_of_one(tmp_path)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=2 * size)
     with open_house(settings) as house, house.client() as client:
         push_directory(first.write(tmp_path / "first"), "toy", client, Progress())
-        assert asked(client, second)[1].status_code == 200
+        assert ask_missing(client, second)[1].status_code == 200
     with open_house(settings) as house, house.client() as client:
-        refused(asked(client, third)[1])
-        assert asked(client, second)[1].status_code == 200  # the same push has its promise already
+        refused(ask_missing(client, third)[1])
+        assert ask_missing(client, second)[1].status_code == 200  # the same push has its promise already
 
 
-def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
-    """Its promise ends when another push needs the room, and not before."""
+def test_idle_push_makes_room(tmp_path: Path) -> None:
+    """An idle push loses its promise when another push needs the room, and not before."""
     first, second = models(2)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
     with open_house(settings) as house, house.client() as client:
-        assert asked(client, first)[1].status_code == 200
-        refused(asked(client, second)[1])
+        assert ask_missing(client, first)[1].status_code == 200
+        refused(ask_missing(client, second)[1])
         (push,) = (house.data / "staging" / TENANT).glob("*/declared.json")
         idle(push.parent)
-        assert asked(client, second)[1].status_code == 200
+        assert ask_missing(client, second)[1].status_code == 200
         assert len(staged(house)) == 1
-        refused(asked(client, first)[1])
+        refused(ask_missing(client, first)[1])
 
 
-class Meanwhile:
-    """A store that lets somebody act while attestations are listed, once, and holds writes of packs until `go`."""
+class InterruptingStore:
+    """A store that calls `act` once while attestations are listed, and holds writes of packs until `go`."""
 
     def __init__(self, inner: BlobStore, act: Callable[[], Awaitable[None]]) -> None:
         self.inner = inner
@@ -197,8 +199,8 @@ class Meanwhile:
             yield key
 
 
-async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Path) -> None:
-    """A push stood still for ten minutes. Its commit begins after another push chose to take its room: it stays."""
+async def test_idle_push_that_commits_keeps_its_chunks(tmp_path: Path) -> None:
+    """An idle push was chosen to make room for another one, but its commit begins before it is dropped. It stays."""
     first, second = models(2)
     limit = 3 * await asyncio.to_thread(bytes_of_one, tmp_path) // 2
     bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
@@ -211,7 +213,7 @@ async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Pat
         commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digests_digest(push.digests))))
         await store.writing.wait()
 
-    bench.store.inner = store = Meanwhile(bench.store.inner, commit)
+    bench.store.inner = store = InterruptingStore(bench.store.inner, commit)
     with pytest.raises(Refused) as refused:
         await open_push(bench.pushes, second.files(), second.request())
     assert isinstance(refused.value.failure, Overloaded)
@@ -219,17 +221,17 @@ async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Pat
     assert isinstance(await commits[0], Committed)
 
 
-def test_what_publishers_say_counts(tmp_path: Path) -> None:
-    """Statements and bundles are refused where they would pass the limit, also of pushes that are never committed, and
-    leave the less for packs; what is there may be repeated.
-    """
+def test_statements_count_in_the_quota(tmp_path: Path) -> None:
+    """Statements and bundles count in the quota, also without a commit. Stored ones may be repeated."""
     limit, (first, second, third) = 10_000_000, models(3)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=limit)
 
     def say(client: httpx.Client, model: Model, numbers: Sequence[int]) -> list[httpx.Response]:
         push_id, version = opened_push(client, model)
         bundles = [bytes([number]) * MAX_BUNDLE_BYTES for number in numbers]
-        return [attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(each)), each) for each in bundles]
+        return [
+            attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, statement(each)), each) for each in bundles
+        ]
 
     def kept(house: House) -> int:
         return sum(path.stat().st_size for path in house.store.rglob("attestations/*/*"))
@@ -241,12 +243,12 @@ def test_what_publishers_say_counts(tmp_path: Path) -> None:
         assert kept(house) <= limit
         assert [answer.status_code for answer in say(client, first, range(6))] == [204] * 6
         house.control.limits[TENANT] = TenantLimits(store_bytes=kept(house))
-        refused(asked(client, third)[1])
+        refused(ask_missing(client, third)[1])
     with open_house(settings) as house, house.client() as client:
         refused(say(client, third, [0])[0])
 
 
 def idle(push: Path) -> None:
-    """As if it had stood still for long enough."""
+    """Make the push look idle for long enough."""
     at = push.stat().st_mtime - IDLE_S - 1
     os.utime(push, (at, at))

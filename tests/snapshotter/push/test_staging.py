@@ -28,7 +28,7 @@ PAGE_CHUNK = PlannedChunk(length=4096, pieces=(Piece(path="w", offset=0, length=
 
 
 def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
-    """A plan of nothing: staging does not look inside."""
+    """Return a plan without contents: staging does not look inside."""
     return PlanRecord(
         plan_id=plan_id or secrets.token_hex(16),
         tenant=tenant,
@@ -48,7 +48,7 @@ def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
 def opened(
     staging: Staging, tenant: str = "acme", now_s: float = 0.0, plan_id: str | None = None, **chunks: bytes
 ) -> str:
-    """A new push, last active at `now_s`, with these chunks staged."""
+    """Open a push that was last active at `now_s`, with these chunks staged."""
     push = record(tenant, plan_id)
     staging.declare(push, (), now_s)
     for name, data in chunks.items():
@@ -63,8 +63,8 @@ def failure_of(call: object, *args: object) -> object:
     return caught.value.failure
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    """Plans, digests and chunks are there for another process that opens the same directory."""
+def test_staged_push_survives_a_restart(tmp_path: Path) -> None:
+    """Another process that opens the directory has the plans, digests and chunks."""
     plan = record()
     first = Staging(tmp_path, 2)
     first.open(plan, {A: b"one"}, 0.0)
@@ -83,7 +83,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_tenants_are_apart(tmp_path: Path) -> None:
-    """Another tenant's plan id is as unknown as one that never was, and its chunks are not taken over."""
+    """Another tenant's plan id is unknown, and its chunks are not adopted."""
     staging = Staging(tmp_path, 2)
     theirs = opened(staging, "acme", a=b"one")
     mine = opened(staging, "umbrella")
@@ -93,13 +93,13 @@ def test_tenants_are_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan_id", ["", "..", "../acme", "x" * 32, "A" * 32, "0" * 31, "0" * 33, "/" + "0" * 31])
-def test_a_plan_id_is_no_path(tmp_path: Path, plan_id: str) -> None:
-    """What is not an id that we made is unknown, before any path is built of it."""
+def test_malformed_plan_id_is_unknown(tmp_path: Path, plan_id: str) -> None:
+    """Anything but a generated id is unknown, before a path is built from it."""
     assert isinstance(failure_of(Staging(tmp_path, 2).load, "acme", plan_id), NotFound)
 
 
-def test_a_cut_push_is_taken_up(tmp_path: Path) -> None:
-    """A new plan of the tenant finds what an older one had staged, and keeps it when that one is dropped."""
+def test_interrupted_push_is_resumed(tmp_path: Path) -> None:
+    """A new plan of the tenant adopts an older plan's chunks, and keeps them when the older plan is dropped."""
     staging = Staging(tmp_path, 3)
     older = opened(staging, a=b"one", b=b"two")
     newer = opened(staging)
@@ -108,8 +108,8 @@ def test_a_cut_push_is_taken_up(tmp_path: Path) -> None:
     assert staging.read("acme", newer, A) == b"one"
 
 
-def test_bounds(tmp_path: Path) -> None:
-    """The longest idle push makes room; one in use or lately active does not."""
+def test_open_pushes_are_bounded(tmp_path: Path) -> None:
+    """The push that was idle longest makes room. A push in use or lately active does not."""
     staging = Staging(tmp_path, 2)
     first, second = opened(staging, now_s=0.0), opened(staging, now_s=10.0)
     assert failure_of(opened, staging, "acme", IDLE_S - 1) == Overloaded("the list of open pushes", 2, 30.0)
@@ -124,7 +124,7 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 def test_plans_make_room_at_once(tmp_path: Path) -> None:
-    """A plan that nobody went on with is never in the way: the longest idle goes, and no push."""
+    """A plan without a push is never in the way: the oldest plan is dropped, and no push is."""
     staging = Staging(tmp_path, 2)
     push = opened(staging)
     plans = [record() for _ in range(3)]
@@ -136,16 +136,16 @@ def test_plans_make_room_at_once(tmp_path: Path) -> None:
     staging.check_integrity()
 
 
-def test_a_push_that_is_repeated(tmp_path: Path) -> None:
-    """Takes no more room, and finds what the first one staged."""
+def test_repeated_push_takes_no_more_room(tmp_path: Path) -> None:
+    """A repeated push takes no more room, and finds its chunks staged."""
     staging = Staging(tmp_path, 1)
     push = opened(staging, plan_id="0" * 32, a=b"one")
     assert opened(staging, plan_id="0" * 32) == push
     assert staging.read("acme", push, A) == b"one"
 
 
-def test_sweep(tmp_path: Path) -> None:
-    """What stood still for too long goes, unless a commit holds it."""
+def test_sweep_removes_idle_pushes(tmp_path: Path) -> None:
+    """A push that is idle for too long is removed, unless a commit holds it."""
     staging = Staging(tmp_path, 4)
     old, held, young = (opened(staging, now_s=at) for at in (0.0, 0.0, 60.0))
     with staging.pin(held):
@@ -157,7 +157,7 @@ def test_sweep(tmp_path: Path) -> None:
 
 
 def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
-    """Once the clock is right it counts from then. It does not fill the tenant's list until that day comes."""
+    """A push with a time in the future counts as idle from the first sweep, so it soon makes room."""
     staging = Staging(tmp_path, 1)
     ahead = opened(staging, now_s=3e9)
     assert staging.sweep(now_s=100.0, max_age_s=1e6) == 0
@@ -167,7 +167,7 @@ def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
 
 
 def test_chunk_before_declaration_is_refused(tmp_path: Path) -> None:
-    """A chunk is taken only after it was declared; a damaged record of either is as if it were not there."""
+    """A chunk is accepted only after its declaration. A damaged plan or declaration counts as missing."""
     staging = Staging(tmp_path, 2)
     plan = record()
     staging.open(plan, {A: b"one"}, 0.0)
@@ -180,15 +180,15 @@ def test_chunk_before_declaration_is_refused(tmp_path: Path) -> None:
     (here / "plan.json").write_bytes(b"")
     assert isinstance(failure_of(staging.load, "acme", plan.plan_id), NotFound)
     (here / "chunks" / A).unlink()
-    staging.open(plan, {A: b"one"}, 0.0)  # whoever asks again mends what a power cut took
+    staging.open(plan, {A: b"one"}, 0.0)  # repeating the calls restores what a power cut took
     staging.declare(plan, (), 0.0)
     assert staging.load("acme", plan.plan_id) == plan
     assert staging.declared("acme", plan.plan_id) == ()
     assert staging.read("acme", plan.plan_id, A) == b"one"
 
 
-def test_room(tmp_path: Path) -> None:
-    """What the disk can't take is refused before it is sent."""
+def test_push_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
+    """A push that is larger than the free disk space is refused before it sends a chunk."""
     staging = Staging(tmp_path, 2)
     staging.check_room(1)
     assert isinstance(failure_of(staging.check_room, 1 << 60), CapacityExceeded)
@@ -212,10 +212,10 @@ staging.put("acme", sys.argv[2], sys.argv[3], b"half")
         pytest.param(errno.EROFS, Unavailable("the staging disk"), id="read-only"),
     ],
 )
-def test_a_disk_that_takes_nothing(
+def test_disk_errors_are_refused_by_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, failure: Failure
 ) -> None:
-    """A full one is told as such, and not worth a repeat; another one may come back."""
+    """A full disk is refused as permanent, and other disk errors as retryable."""
     staging = Staging(tmp_path, 2)
 
     def refuse(self: Path, data: bytes) -> int:
@@ -228,17 +228,17 @@ def test_a_disk_that_takes_nothing(
 
 
 def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
-    """Killed before its last step, a put has left nothing under the digest."""
+    """A `put` that is killed before its last step leaves nothing under the digest."""
     staging = Staging(tmp_path, 2)
     plan = opened(staging)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), plan, A], timeout=60, check=False)
     assert killed.returncode == -9
-    assert os.listdir(tmp_path / "acme" / plan / "chunks")  # it had begun
+    assert os.listdir(tmp_path / "acme" / plan / "chunks")  # the write had begun
     assert staging.link_staged("acme", plan, [A]) == set()
 
 
 def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
-    """What a killed process had not yet opened is removed by the next one."""
+    """The next process removes unfinished plans and chunks of a killed one."""
     (tmp_path / "acme" / f".{'0' * 32}" / "chunks").mkdir(parents=True)
     staging = Staging(tmp_path, 1)
     assert os.listdir(tmp_path / "acme") == []
@@ -250,7 +250,7 @@ def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
 
 @settings(max_examples=30, stateful_step_count=30)
 class Machine(RuleBasedStateMachine):
-    """Random pushes of two tenants against a model: what was staged and not dropped is there, and nothing else."""
+    """Random pushes of two tenants, compared with a simple model of the staged chunks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,13 +285,13 @@ class Machine(RuleBasedStateMachine):
         staged.add(digest)
 
     @precondition(lambda self: self.plans)
-    @rule(data=st.data(), wanted=st.sets(st.sampled_from([A, B, C])))
-    def adopt(self, data: st.DataObject, wanted: set[str]) -> None:
+    @rule(data=st.data(), digests=st.sets(st.sampled_from([A, B, C])))
+    def adopt(self, data: st.DataObject, digests: set[str]) -> None:
         plan = data.draw(st.sampled_from(sorted(self.plans)))
         tenant, staged = self.plans[plan]
-        anywhere = set().union(*(found for owner, found in self.plans.values() if owner == tenant))
-        assert self.staging.link_staged(tenant, plan, wanted) == wanted & anywhere
-        staged |= wanted & anywhere
+        staged_anywhere = set().union(*(found for owner, found in self.plans.values() if owner == tenant))
+        assert self.staging.link_staged(tenant, plan, digests) == digests & staged_anywhere
+        staged |= digests & staged_anywhere
 
     @precondition(lambda self: self.plans)
     @rule(data=st.data())

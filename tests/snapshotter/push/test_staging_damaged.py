@@ -1,4 +1,4 @@
-"""Staging on a disk that refuses, that was cut by a power failure, or that holds what somebody else put there."""
+"""Staging on a disk that returns errors, lost data in a power cut, or holds foreign files."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from tests.snapshotter.push.test_staging import PAGE_CHUNK, A, B, failure_of, op
 
 
 def refusing(number: int) -> Callable[..., None]:
-    """A file operation that this disk refuses."""
+    """Return a file operation that fails with this error."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -30,7 +30,7 @@ def refusing(number: int) -> Callable[..., None]:
 
 @pytest.mark.parametrize("kind", ["plan", "push"])
 def test_read_only_disk_ends_the_search_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A disk that removes nothing makes a new plan or push fail at once. It never searches for room without end."""
+    """On a disk that removes nothing, a new plan or push fails at once instead of searching for room without end."""
     staging = Staging(tmp_path, 1)
     if kind == "plan":
         staging.open(record(), {}, 0.0)
@@ -42,7 +42,7 @@ def test_read_only_disk_ends_the_search_for_room(tmp_path: Path, monkeypatch: py
 
 
 def test_sweep_counts_only_what_it_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A push that the disk does not let go of stays, is not counted, and does not stop the sweep."""
+    """A push that the disk can't remove stays, is not counted, and does not stop the sweep."""
     staging = Staging(tmp_path, 2)
     push = opened(staging)
     monkeypatch.setattr(Path, "rename", refusing(errno.EROFS))
@@ -51,24 +51,22 @@ def test_sweep_counts_only_what_it_removed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
-    """Between the choice of an idle push and its removal its commit may begin. The push then stays."""
+    """A push whose commit begins between its choice as idle and its removal stays."""
     staging = Staging(tmp_path, 2)
     push = opened(staging, a=b"one")
     assert [promise.free for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
     with staging.pin(push):
         assert not staging.drop_idle("acme", push, IDLE_S)
-    staging.touch("acme", push, IDLE_S)  # a client that came back
+    staging.touch("acme", push, IDLE_S)  # the client came back
     assert not staging.drop_idle("acme", push, IDLE_S)
     assert staging.read("acme", push, A) == b"one"
     assert staging.drop_idle("acme", push, 2 * IDLE_S)
-    assert staging.drop_idle("acme", push, 2 * IDLE_S)  # it is gone already
+    assert staging.drop_idle("acme", push, 2 * IDLE_S)  # it is removed already
     assert isinstance(failure_of(staging.load, "acme", push), NotFound)
 
 
-def test_start_passes_over_what_can_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One directory with an input/output error stops neither the start nor another tenant's pushes, nor their sweep.
-    Its own tenant is told that the disk does not answer.
-    """
+def test_start_skips_unreadable_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with an I/O error affects only its own tenant, whose calls fail as unavailable."""
     staging = Staging(tmp_path, 2)
     sick, well = opened(staging, "acme", a=b"one"), opened(staging, "umbrella", a=b"two")
     scandir = os.scandir
@@ -88,7 +86,7 @@ def test_start_passes_over_what_can_not_be_listed(tmp_path: Path, monkeypatch: p
     assert isinstance(failure_of(again.load, "umbrella", well), NotFound)
 
 
-STRANGERS = [
+FOREIGN_ENTRIES = [
     pytest.param("stray", id="a file beside the tenants"),
     pytest.param("lost+found/", id="the file system's own directory"),
     pytest.param("acme/stray", id="a file beside the pushes"),
@@ -106,14 +104,14 @@ STRANGERS = [
 ]
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_foreign_entries_stop_nothing(tmp_path: Path, stranger: str) -> None:
-    """Staging opens, serves and sweeps a directory that holds an entry of somebody else."""
+@pytest.mark.parametrize("entry", FOREIGN_ENTRIES)
+def test_foreign_entries_stop_nothing(tmp_path: Path, entry: str) -> None:
+    """Staging opens, serves and sweeps a directory with a foreign entry."""
     opened(Staging(tmp_path, 3), plan_id="0" * 32, a=b"one")
-    path = tmp_path / stranger
-    if stranger.endswith("/"):
+    path = tmp_path / entry
+    if entry.endswith("/"):
         path.mkdir()
-    elif stranger.endswith("@"):
+    elif entry.endswith("@"):
         path = path.with_name(path.name.removesuffix("@"))
         path.symlink_to(path.name)
     else:
@@ -132,14 +130,14 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, stranger: str) -> None:
 
 
 def damages(raw: bytes) -> dict[str, bytes]:
-    """What a power cut or a rotten disk makes of a file."""
+    """Return the damage that power cuts and bad disks do to a file."""
     return {"empty": b"", "torn": raw[: len(raw) // 2], "zero-filled": bytes(len(raw)), "not text": b"\xff" * len(raw)}
 
 
 @pytest.mark.parametrize("damage", ["empty", "torn", "zero-filled", "not text"])
 @pytest.mark.parametrize("name", ["plan.json", "declared.json"])
 def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: str) -> None:
-    """A damaged plan or declaration is refused by name, stops no other push, and its client's next call mends it."""
+    """A damaged plan or declaration is refused, affects no other push, and is restored by its client's next call."""
     plan = structs.replace(record(), chunks=(PAGE_CHUNK,))
     staging = Staging(tmp_path, 2)
     staging.declare(plan, (A,), 0.0)
@@ -157,7 +155,7 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
 
 
 def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A declaration that can't be read is no push without chunks: every question about it is refused as retryable."""
+    """An unreadable declaration is not an empty one: calls that need it are refused as retryable."""
     staging = Staging(tmp_path, 2)
     push = opened(staging)
     monkeypatch.setattr(Path, "read_bytes", refusing(errno.EIO))
@@ -171,8 +169,8 @@ def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pyt
         assert failure_of(ask) == Unavailable("the staging disk")
 
 
-def test_disk_that_tells_no_time_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the pushes of a tenant may still send is listed by their times."""
+def test_push_without_a_readable_time_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promises are listed by the time of their push, so they are unknown, too."""
     staging = Staging(tmp_path, 2)
     push, stat = opened(staging), Path.stat
 
@@ -188,7 +186,7 @@ def test_disk_that_tells_no_time_is_unavailable(tmp_path: Path, monkeypatch: pyt
 async def test_root_that_can_not_be_read_is_swept_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk of the staging directory may come back. Until then each sweep says so, and the service goes on."""
+    """The staging disk may come back. Until then each sweep logs the error, and the service runs on."""
     settings, store = SnapshotterSettings(data=tmp_path, store_url="memory:"), MemoryStore()
     async with open_app(settings, store, DirectJobs(tmp_path)):
         monkeypatch.setattr(os, "scandir", refusing(errno.EIO))

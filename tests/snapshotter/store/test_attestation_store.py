@@ -1,4 +1,4 @@
-"""What is signed beside a manifest: seals by the installation, statements by publishers; forgeries do not get in."""
+"""Signatures beside a manifest: seals by the installation, statements by publishers. Forgeries are refused."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ BUNDLE = b'{"a": "bundle"}'
 CLAIMS = Claims(licence="Apache-2.0", metrics={"perplexity": 3.25})
 
 
-def said(bundle: bytes | None = None, signed_at_s: int = 1) -> OriginPredicate:
+def statement(bundle: bytes | None = None, signed_at_s: int = 1) -> OriginPredicate:
     return OriginPredicate(
         signed_at_s=signed_at_s, claims=CLAIMS, bundle=None if bundle is None else blake3(bundle).hexdigest()
     )
@@ -51,7 +51,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def opened_push(client: httpx.Client, model: Model) -> tuple[str, str]:
-    """Id and version of a push that was begun."""
+    """Open a push. Return its id and version."""
     plan = planned(client, model)
     missing = announced(client, plan, digests_of(plan, model.files()))
     return missing.plan_id, missing.version
@@ -63,7 +63,7 @@ def attest(client: httpx.Client, push_id: str, envelope: bytes, bundle: bytes | 
 
 
 def entries(client: httpx.Client, version: str) -> dict[str, tuple[str | None, str | None]]:
-    """Name without its digest -> whose it is, and what is wrong with it."""
+    """Return the kind of each attestation, with its trusted signer and its fault."""
     answer = client.get(f"/push/v1/versions/{version}/attestations").raise_for_status()
     found = decode(answer.content, AttestationList).attestations
     return {each.name.split("-")[0]: (each.trusted_as, each.fault) for each in found}
@@ -73,17 +73,16 @@ def pushed(house: House, client: httpx.Client, tmp_path: Path) -> str:
     return push_directory(Model().write(tmp_path / "model"), "toy", client, Progress()).committed.version
 
 
-def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> None:
-    """It is taken while the push is open; with the version it is there, and whose it is."""
+def test_statement_is_accepted_before_its_version(house: House, tmp_path: Path) -> None:
+    """A statement is accepted while the push is open, and is listed with the version and its signer."""
     with house.client() as client:
         push_id, version = opened_push(client, Model())
         assert client.get(f"/push/v1/versions/{version}/attestations").status_code == 404
         raw = client.get(f"/push/v1/plans/{push_id}/manifest").content
         assert blake3(raw).hexdigest() == version
         for _ in range(2):  # a repeat changes nothing
-            assert (
-                attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(BUNDLE)), BUNDLE).status_code == 204
-            )
+            envelope = PUBLISHER.attest(version, ORIGIN_TYPE, statement(BUNDLE))
+            assert attest(client, push_id, envelope, BUNDLE).status_code == 204
         assert client.get(f"/push/v1/manifests/{version}").status_code == 404  # not lost: it was never there
         assert pushed(house, client, tmp_path) == version
         found = entries(client, version)
@@ -93,23 +92,23 @@ def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("version", "origin", "bundle", "reason"),
     [
-        pytest.param("f" * 64, said(), None, "it speaks of version fff", id="another version's"),
-        pytest.param(None, said(), BUNDLE, "the bundle is not the one", id="a bundle that it does not name"),
-        pytest.param(None, said(BUNDLE), None, "the bundle is not the one", id="a bundle that is not there"),
-        pytest.param(None, said(BUNDLE), BUNDLE + b" ", "the bundle is not the one", id="another bundle"),
+        pytest.param("f" * 64, statement(), None, "it speaks of version fff", id="a statement of another version"),
+        pytest.param(None, statement(), BUNDLE, "the bundle is not the one", id="an unnamed bundle"),
+        pytest.param(None, statement(BUNDLE), None, "the bundle is not the one", id="a missing bundle"),
+        pytest.param(None, statement(BUNDLE), BUNDLE + b" ", "the bundle is not the one", id="another bundle"),
         pytest.param(
             None,
             OriginPredicate(signed_at_s=1, claims=Claims(provenance={f"k{n}": "v" * 1000 for n in range(70)})),
             None,
             f"more than {MAX_ORIGIN_BYTES} bytes",
-            id="too much of it",
+            id="a statement that is too large",
         ),
     ],
 )
-def test_statements_that_are_not_taken(
+def test_invalid_statement_is_refused(
     house: House, version: str | None, origin: OriginPredicate, bundle: bytes | None, reason: str
 ) -> None:
-    """Refused by name, and nothing of it is stored."""
+    """The statement is refused with its fault, and nothing of it is stored."""
     with house.client() as client:
         push_id, own = opened_push(client, Model())
         answer = attest(client, push_id, PUBLISHER.attest(version or own, ORIGIN_TYPE, origin), bundle)
@@ -118,11 +117,11 @@ def test_statements_that_are_not_taken(
         assert not (house.store / TENANT / "attestations").exists()
 
 
-def test_a_forged_statement_is_not_taken(house: House) -> None:
-    """Under another's name, or with another licence than was signed."""
+def test_forged_statement_is_refused(house: House) -> None:
+    """A statement under another key's name, or with a licence that was not signed, is refused."""
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        good = PUBLISHER.attest(version, ORIGIN_TYPE, said())
+        good = PUBLISHER.attest(version, ORIGIN_TYPE, statement())
         stranger = Signer(Ed25519PrivateKey.generate())
         envelope = msgspec.json.decode(good)
         changed = base64.b64decode(envelope["payload"]).replace(b"Apache-2.0", b"Apache-2.1")
@@ -135,26 +134,26 @@ def test_a_forged_statement_is_not_taken(house: House) -> None:
         assert attest(client, push_id, good).status_code == 204
 
 
-def test_before_it_is_known_what_is_pushed(house: House) -> None:
-    """A plan without chunks makes no version that could be signed."""
+def test_statement_before_the_declaration_is_refused(house: House) -> None:
+    """A plan without declared chunks has no version yet that could be signed."""
     with house.client() as client:
         plan = client.post("/push/v1/plans", content=encode(Model().request())).json()["plan_id"]
         assert client.get(f"/push/v1/plans/{plan}/manifest").status_code == 409
-        assert attest(client, plan, PUBLISHER.attest("f" * 64, ORIGIN_TYPE, said())).status_code == 409
+        assert attest(client, plan, PUBLISHER.attest("f" * 64, ORIGIN_TYPE, statement())).status_code == 409
         assert client.get("/push/v1/versions/x/attestations").status_code == 404
 
 
-def test_not_more_than_are_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements about one version are bounded; what is there may be repeated."""
+def test_statements_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements about one version are bounded, and stored ones may be repeated."""
     monkeypatch.setattr(module, "ORIGINS_KEPT", 2)
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        raws = [PUBLISHER.attest(version, ORIGIN_TYPE, said(signed_at_s=at)) for at in range(3)]
+        raws = [PUBLISHER.attest(version, ORIGIN_TYPE, statement(signed_at_s=at)) for at in range(3)]
         assert [attest(client, push_id, raw).status_code for raw in (*raws, raws[0])] == [204, 204, 507, 204]
 
 
 def test_answers_count_in_the_memory_for_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version may have 34 MiB of statements. Clients that read none of it would fill the memory with answers."""
+    """A version may have 34 MiB of statements. Otherwise clients that do not read would fill the memory."""
     with open_house(settings_for(tmp_path / "data")) as house, house.client() as client:
         version = pushed(house, client, tmp_path)
         paths = f"/push/v1/versions/{version}/attestations", f"/push/v1/manifests/{version}"
@@ -179,7 +178,7 @@ def seals_of(house: House, version: str) -> list[SealAttestation]:
 
 
 def test_a_replicas_seal_is_kept_once(house: House, tmp_path: Path) -> None:
-    """What a replica recorded under another engine is signed and kept; the first one stays, whoever comes after."""
+    """A replica's seal of another engine is signed and kept. The first seal of an engine is never replaced."""
     with house.client() as client:
         version = pushed(house, client, tmp_path)
         (first,) = seals_of(house, version)
@@ -195,8 +194,8 @@ def test_a_replicas_seal_is_kept_once(house: House, tmp_path: Path) -> None:
         assert keep(client, other, "nobody") == 404
 
 
-def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
-    """A seal that is not signed, or by a stranger, is as good as none to a push; a good one is left alone."""
+def test_push_replaces_an_untrusted_seal(tmp_path: Path) -> None:
+    """A push replaces a seal without a valid signature, and keeps a valid one."""
     bench = Bench.over(tmp_path)
     version = push(bench, Model()).version
     (path,) = (tmp_path / "store" / TENANT / "attestations" / version).iterdir()
@@ -204,7 +203,7 @@ def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
     push(Bench.over(tmp_path), Model())
     assert path.read_bytes() == signed
     seal = read_seal(signed, version).seal
-    for raw in (encode(seal), Signer(Ed25519PrivateKey.generate()).attest(version, ORIGIN_TYPE, said()), b"{}"):
+    for raw in (encode(seal), Signer(Ed25519PrivateKey.generate()).attest(version, ORIGIN_TYPE, statement()), b"{}"):
         path.write_bytes(raw)
         again = Bench.over(tmp_path)
         push(again, Model())
@@ -212,13 +211,13 @@ def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
         assert read_seal(path.read_bytes(), version).key_id is not None
 
 
-def test_fsck_judges_statements_too(house: House, tmp_path: Path) -> None:
-    """A flipped byte, a statement that was moved, a bundle that nobody names: each is found under its key."""
+def test_fsck_checks_statements(house: House, tmp_path: Path) -> None:
+    """A flipped byte, a moved statement, and a bundle that no statement names are found under their keys."""
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(BUNDLE)), BUNDLE)
+        attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, statement(BUNDLE)), BUNDLE)
         pushed(house, client, tmp_path)
-        place = house.store / TENANT / "attestations" / version
+        directory = house.store / TENANT / "attestations" / version
 
         def findings() -> dict[str, str]:
             lines = client.post("/push/v1/fsck").text.splitlines()
@@ -226,7 +225,7 @@ def test_fsck_judges_statements_too(house: House, tmp_path: Path) -> None:
             return {each["key"].rsplit("/", 1)[1]: each["fault"] for each in found if each["type"] == "finding"}
 
         assert findings() == {}
-        (origin,), (bundle,) = place.glob("origin-*"), place.glob("bundle-*")
+        (origin,), (bundle,) = directory.glob("origin-*"), directory.glob("bundle-*")
         raw = origin.read_bytes()
         origin.chmod(0o600)
         origin.write_bytes(raw[:-5] + bytes([raw[-5] ^ 1]) + raw[-4:])
@@ -234,12 +233,12 @@ def test_fsck_judges_statements_too(house: House, tmp_path: Path) -> None:
         assert found.keys() == {origin.name, bundle.name}
         assert "no statement of a publisher names it" in found[bundle.name]
         origin.write_bytes(raw)
-        (place / f"origin-{'0' * 16}").write_bytes(raw)
+        (directory / f"origin-{'0' * 16}").write_bytes(raw)
         assert "its name is not that of" in findings()[f"origin-{'0' * 16}"]
 
 
-def test_the_wrong_seal_is_not_kept(tmp_path: Path) -> None:
-    """One about another version than its own name says."""
+def test_seal_of_another_version_is_refused(tmp_path: Path) -> None:
+    """A seal of another version than requested is refused."""
     bench = Bench.over(tmp_path)
     version = push(bench, Model()).version
     (path,) = (tmp_path / "store" / TENANT / "attestations" / version).iterdir()

@@ -1,4 +1,4 @@
-"""A tenant's chunks are those of packs that are there and indexed; what is damaged or gone is simply missing."""
+"""A tenant's chunks are those of existing packs with a valid index. Chunks of damaged or missing packs are missing."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ P, Q = "1" * 64, "2" * 64
 
 
 class CountingStore(FileStore):
-    """Counts reads of index objects."""
+    """A store that counts reads of index objects."""
 
     reads = 0
 
@@ -34,8 +34,8 @@ class CountingStore(FileStore):
         return await super().read(key, offset, length)
 
 
-async def test_places(tmp_path: Path) -> None:
-    """As packs come and go: known by pack and index together, read once, per tenant."""
+async def test_chunks_follow_packs_and_indexes(tmp_path: Path) -> None:
+    """Chunks are known while both pack and index exist. Each index is read once, and tenants are separate."""
     store = CountingStore(tmp_path)
     catalog = Catalog(store)
     assert await catalog.places("acme") == {}
@@ -51,7 +51,7 @@ async def test_places(tmp_path: Path) -> None:
     await store.put_if_absent(index_key("acme", Q), b"[")
     assert await catalog.places("acme") == want
     size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
-    assert (await catalog.holdings("acme")).stored_bytes == size  # also what no index makes usable
+    assert (await catalog.holdings("acme")).stored_bytes == size  # includes packs without a valid index
     assert (await catalog.holdings("acme")).find_missing({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
     assert (await catalog.holdings("umbrella")).stored_bytes == 0
     await store.delete(pack_key("acme", P))
@@ -61,7 +61,7 @@ async def test_places(tmp_path: Path) -> None:
 
 
 async def test_kept_files(tmp_path: Path) -> None:
-    """A kept file holds the chunks of its index, and is known itself; its index may be taken away and come anew."""
+    """A kept file holds the chunks of its index, and counts as stored itself. Its index may be replaced."""
     store = CountingStore(tmp_path)
     catalog = Catalog(store)
     pack, index = file_pack(P), FileIndex(chunks=(FileChunk(A, (FileSpan(73, 5000),)),), size=9000)
@@ -81,8 +81,8 @@ async def test_kept_files(tmp_path: Path) -> None:
     assert set(await catalog.places("acme")) == {B}
 
 
-async def test_is_bounded(tmp_path: Path) -> None:
-    """Tenants that were not asked for lately are forgotten."""
+async def test_catalog_is_bounded(tmp_path: Path) -> None:
+    """The tenants that were used least recently are forgotten."""
     catalog = Catalog(FileStore(tmp_path))
     for number in range(100):
         await catalog.places(f"t{number}")
@@ -90,7 +90,7 @@ async def test_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
-    """Its chunks are sent again, and its bytes count. A store that answers nothing is unavailable, not empty."""
+    """That pack's chunks count as missing, and its bytes count. An unavailable store fails the call."""
 
     class Sick(FileStore):
         away = False

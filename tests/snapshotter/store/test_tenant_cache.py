@@ -1,10 +1,10 @@
-"""What is kept of plans is bounded in number and in size, and large plans of one tenant end no other tenant's."""
+"""The cache is bounded in number and size, and one tenant's large values do not evict another tenant's."""
 
 from snapshotter.store.tenant_cache import TenantCache
 
 
 def test_large_values_are_few() -> None:
-    """The size counts, also beside room for many: else a few plans of many chunks would fill the memory."""
+    """The size limit holds even if there is room for more values: a few large plans would fill the memory otherwise."""
     recent = TenantCache[str](most=100, size_limit=10)
     for number in range(20):
         recent.put("acme", str(number), "plan", 4)
@@ -13,7 +13,7 @@ def test_large_values_are_few() -> None:
 
 
 def test_small_values_are_bounded_in_number() -> None:
-    """The value that was put first goes; one that is put again counts once, as the newest."""
+    """The oldest value is evicted. A value that is put again counts once, as the newest."""
     recent = TenantCache[str](most=2, size_limit=10)
     for name in ("a", "b", "a", "c"):
         recent.put("acme", name, name, 0)
@@ -21,7 +21,7 @@ def test_small_values_are_bounded_in_number() -> None:
 
 
 def test_tenant_with_most_gives_way() -> None:
-    """Others' values stay while a tenant puts one large value after another."""
+    """A tenant that puts one large value after another evicts only its own."""
     recent = TenantCache[str](most=100, size_limit=10)
     recent.put("victim", "plan", "plan", 3)
     for number in range(5):
@@ -32,7 +32,7 @@ def test_tenant_with_most_gives_way() -> None:
 
 
 def test_newest_value_is_kept_whatever_its_size() -> None:
-    """Its push could not go on otherwise. It leaves no trace behind."""
+    """A push could not continue without its plan. Dropping the value frees its size."""
     recent = TenantCache[str](most=100, size_limit=10)
     recent.put("acme", "small", "small", 1)
     recent.put("acme", "huge", "huge", 1000)

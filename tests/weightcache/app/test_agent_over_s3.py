@@ -1,4 +1,4 @@
-"""The agent as a process over S3 behind a proxy: its settings decide how much it asks for at once, and what twice."""
+"""The agent as a process over S3 behind a proxy. Its settings limit concurrent reads and hedged reads."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ def proxy(buckets: Buckets) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def url(buckets: Buckets, proxy: FaultProxy) -> str:
-    """Both versions lie there. It is read through the proxy, with a client that is patient."""
+    """The URL of a bucket with both versions, read through the proxy with a long read timeout."""
     bucket = buckets.make()
 
     async def main() -> None:
@@ -47,8 +47,8 @@ def url(buckets: Buckets, proxy: FaultProxy) -> str:
 
 
 @pytest.mark.parametrize("reads", [1, 5])
-def test_so_many_at_once(tmp_path: Path, proxy: FaultProxy, url: str, reads: int) -> None:
-    """`KELVIN_STORE_READS` ranges are asked for while none is answered; the next ones as they come."""
+def test_store_reads_setting_bounds_concurrent_reads(tmp_path: Path, proxy: FaultProxy, url: str, reads: int) -> None:
+    """The agent has `KELVIN_STORE_READS` range reads in flight, and the others queue."""
     with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_STORE_READS=str(reads), **ENVIRONMENT) as agent:
         agent.wait_up()
         proxy.inject(DelayedAnswer(), method="GET", holding="/packs/", times=None)
@@ -66,10 +66,10 @@ def test_so_many_at_once(tmp_path: Path, proxy: FaultProxy, url: str, reads: int
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_one_that_is_late(tmp_path: Path, proxy: FaultProxy, url: str, percent: int) -> None:
-    """With `KELVIN_HEDGE_PERCENT` another answer is taken; with none of it, all wait for the late one."""
+    """With `KELVIN_HEDGE_PERCENT` a hedged read replaces the late one; at 0 the lease waits for the late one."""
     with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
         agent.wait_up()
-        agent.acquire(FIRST).close()  # shows how long reads take
+        agent.acquire(FIRST).close()  # measures how long reads take
         proxy.inject(DelayedAnswer(), method="GET", holding="/packs/")
         with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
             client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))

@@ -1,4 +1,4 @@
-"""The HTTP side tells what is held, evicts what may go, and says what may not."""
+"""The HTTP API reports what the cache holds, evicts it, and refuses bad or impossible requests."""
 
 from pathlib import Path
 from types import NoneType
@@ -18,14 +18,13 @@ COUNT = len(VERSION.digests)
 
 
 def test_health(tmp_path: Path) -> None:
-    """A running agent is healthy and ready."""
     with running(settings_of(tmp_path)) as agent:
         agent.ask("GET", "/healthz", NoneType)
         agent.ask("GET", "/readyz", NoneType)
 
 
 def test_state(tmp_path: Path) -> None:
-    """The state counts what was read from where, what is held, and who holds it."""
+    """The state counts reads by tier, chunks and bytes held, and leases and holders."""
     with running(settings_of(tmp_path, slabs=3)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION):
@@ -43,7 +42,7 @@ def whereabouts(agent: RunningAgent, tenant: str, version: str) -> TierPlacement
 
 
 def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
-    """Each chunk is told in the tier in which a lease would find it, and none is read for it."""
+    """Each byte counts in the tier from which a lease would read it, and the report itself reads nothing."""
     total = len(VERSION.linear)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -70,7 +69,6 @@ def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
     ],
 )
 def test_listing_an_unknown_version_is_refused(tmp_path: Path, tenant: str, version: str, status: int) -> None:
-    """What is not there, or is no name, is refused."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with pytest.raises(Refused) as refused:
@@ -80,7 +78,7 @@ def test_listing_an_unknown_version_is_refused(tmp_path: Path, tenant: str, vers
 
 
 def test_state_tells_how_nvme_was_read(tmp_path: Path) -> None:
-    """The state says which way NVMe's bytes came: past the page cache, or out of it where they were in it."""
+    """The state counts bytes read from NVMe as direct or, if they were in the page cache, as cached."""
     needs_a_disk(tmp_path)
     total = len(VERSION.linear)
     with running(settings_of(tmp_path)) as agent:
@@ -97,7 +95,7 @@ def test_state_tells_how_nvme_was_read(tmp_path: Path) -> None:
 
 
 def test_evict_nvme(tmp_path: Path) -> None:
-    """NVMe forgets a version, leased or not: the next agent has to ask the store."""
+    """Eviction from NVMe works for leased versions, too, and the next agent reads the version from the store."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(OTHER)
@@ -111,12 +109,12 @@ def test_evict_nvme(tmp_path: Path) -> None:
 
 
 def test_eviction_ends_before_its_caller_gives_up() -> None:
-    """However long loads take, the control plane hears what became of it."""
+    """The control plane's timeout is longer than the longest eviction, so it always gets the answer."""
     assert EVICTION.timeout_s > SETTLE_S
 
 
 def test_evict_host_in_use(tmp_path: Path) -> None:
-    """What a living process holds stays, and the answer says so; another tenant's goes."""
+    """Chunks that a live process holds stay, and the answer is 409. Evicting another tenant's chunks succeeds."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
@@ -140,8 +138,7 @@ def test_evict_host_in_use(tmp_path: Path) -> None:
         pytest.param({"tier": "host", "tenant": "acme", "version": "latest"}, 400, id="not a version"),
     ],
 )
-def test_bad_wishes(tmp_path: Path, body: dict[str, str], status: int) -> None:
-    """A wish that makes no sense is refused with its reason."""
+def test_invalid_eviction_is_refused(tmp_path: Path, body: dict[str, str], status: int) -> None:
     with running(settings_of(tmp_path)) as agent:
         with pytest.raises(Refused) as refused:
             agent.ask("POST", "/v1/evict", NoneType, body)

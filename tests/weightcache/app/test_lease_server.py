@@ -1,4 +1,4 @@
-"""A lease ends with its connection and with its process; a slab is reused only when each receiver is dead."""
+"""A lease ends with its connection or process. A slab is reused only when no process can have it mapped."""
 
 import errno
 import os
@@ -26,18 +26,18 @@ VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
 
 def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
-    """A killed process has no lease any more and holds no slab."""
+    """A killed process has no lease and holds no slab."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with leasing(agent, VERSION) as one:
             state = agent.state()
             assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
             one.kill()
-            agent.wait_for("it is forgotten", lambda s: (s.leases, s.holders, s.host.slabs_busy) == (0, 0, 0))
+            agent.wait_for("its slabs are released", lambda s: (s.leases, s.holders, s.host.slabs_busy) == (0, 0, 0))
 
 
 def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Path) -> None:
-    """A process that hung up may still have the slab mapped: it is neither evicted nor filled anew until it dies."""
+    """A process that closed its connection may still have the slab mapped, so the slab stays until the process dies."""
     another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
@@ -54,15 +54,15 @@ def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Pat
                 agent.acquire(another, tenant="other")
             assert one.ask("digest") == seen
             one.kill()
-            agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+            agent.wait_for("its slabs are released", lambda state: state.holders == 0)
         with agent.acquire(another, tenant="other") as lease:
             assert lease.view(0, lease.total_bytes) == another.linear
 
 
 def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
-    """By the kernel's word: they may be evicted, and filled for another tenant; its next lease is of other memory.
+    """By the kernel's report it no longer maps the slab, which is then evicted and filled for another tenant.
 
-    The test above is its control: a process that says that its lease is over, and has the slab mapped, keeps it.
+    The test above is the control: a process whose lease has ended, and which still maps the slab, keeps it.
     """
     another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
     with running(settings_of(tmp_path, slabs=1)) as agent:
@@ -71,7 +71,7 @@ def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
         with leasing(agent, VERSION) as one:
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
             assert one.ask("close") == "closed"
-            state = agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+            state = agent.wait_for("its slabs are released", lambda state: state.holders == 0)
             assert (state.leases, state.host.slabs_busy, state.host.slabs_used) == (0, 0, 1)
             agent.evict("host")
             with agent.acquire(another, tenant="other") as lease:
@@ -80,14 +80,14 @@ def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
 
 
 def test_second_lease_holds_slabs_again(tmp_path: Path) -> None:
-    """As a runtime that wakes: the same bytes, the same process, held until it dies."""
+    """A process that leases again, as a runtime that wakes, gets the same bytes and holds the slab until it dies."""
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
         with leasing(agent, VERSION) as one:
             seen = one.ask("digest")
             for _ in range(3):
                 assert one.ask("close") == "closed"
-                agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+                agent.wait_for("its slabs are released", lambda state: state.holders == 0)
                 assert one.ask("again") == "leased"
                 assert one.ask("digest") == seen
                 state = agent.state()
@@ -95,11 +95,11 @@ def test_second_lease_holds_slabs_again(tmp_path: Path) -> None:
                 with pytest.raises(Refused, match="in use by living processes"):
                     agent.evict("host")
             one.kill()
-            agent.wait_for("it is forgotten", lambda state: (state.leases, state.holders) == (0, 0))
+            agent.wait_for("its slabs are released", lambda state: (state.leases, state.holders) == (0, 0))
 
 
 def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> None:
-    """Whoever gets the slab next can map all of it, and finds only his own chunks and zero bytes."""
+    """The next tenant of a slab can map all of it, and finds only its own chunks and zero bytes."""
     big = make_version(seed=2, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     small = make_version(seed=3, pages=(1,), files=())
     with running(settings_of(tmp_path, slabs=1)) as agent:
@@ -107,7 +107,7 @@ def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> Non
         agent.publish(small, tenant="other")
         with leasing(agent, big):
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(big.digests))
-        agent.wait_for("it is forgotten", lambda state: state.holders == 0)
+        agent.wait_for("its slabs are released", lambda state: state.holders == 0)
         sock = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
         sock.send(f'{{"tenant":"other","version":"{small.id}"}}'.encode())
         _, descriptors, _, _ = socket.recv_fds(sock, 1 << 16, 8)
@@ -118,7 +118,7 @@ def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> Non
 
 
 def test_a_runtime_survives_the_agent(tmp_path: Path) -> None:
-    """What is mapped stays mapped when the agent ends; its successor starts empty and serves from NVMe."""
+    """Mapped bytes stay mapped when the agent ends. The next agent starts with empty memory and serves from NVMe."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
@@ -150,7 +150,7 @@ def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
         pytest.param(b'{"tenant":"acme","version":"12"}', "invalid_request", id="a short version"),
         pytest.param(f'{{"tenant":"../x","version":"{VERSION.id}"}}'.encode(), "invalid_request", id="a path"),
         pytest.param(
-            f'{{"tenant":"acme","version":"{VERSION.id}","x":1}}'.encode(), "invalid_request", id="a stranger"
+            f'{{"tenant":"acme","version":"{VERSION.id}","x":1}}'.encode(), "invalid_request", id="an unknown field"
         ),
         pytest.param(
             f'{{"tenant":"acme","version":"{VERSION.id}"}}'.encode(), "manifest_missing", id="an unknown version"
@@ -161,7 +161,7 @@ def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
     ],
 )
 def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
-    """A request that can't be granted is refused with its reason, and the agent goes on."""
+    """A bad request is refused with its code, and the agent keeps serving."""
     with running(settings_of(tmp_path)) as agent:
         reply = ask(agent, raw)
         assert not reply.ok
@@ -172,15 +172,15 @@ def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
 
 
 def test_another_tenants_version(tmp_path: Path) -> None:
-    """A version is its tenant's alone: another gets the answer for a lost version, though it is in memory."""
+    """A version in memory is missing for every other tenant."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION), pytest.raises(Refused, match="is missing in the store"):
             agent.acquire(VERSION, tenant="other")
 
 
-def test_silent_and_chatty_clients(tmp_path: Path) -> None:
-    """A client that sends something after its request has ended its lease."""
+def test_client_that_sends_more_loses_its_lease(tmp_path: Path) -> None:
+    """A client that sends anything after its request loses its lease."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
@@ -190,8 +190,8 @@ def test_silent_and_chatty_clients(tmp_path: Path) -> None:
         lease.close()
 
 
-def test_too_many_connections(tmp_path: Path) -> None:
-    """Connections are bounded; one over the limit is hung up on, and there is room again when others end."""
+def test_connections_are_bounded(tmp_path: Path) -> None:
+    """Connections over the limit are closed at once. When other connections end, new ones are accepted."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         idle = [agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS)]
@@ -199,37 +199,40 @@ def test_too_many_connections(tmp_path: Path) -> None:
             agent.acquire(VERSION)
         for sock in idle:
             sock.close()
-        agent.wait_for("they are gone", lambda state: state.connections == 0)
+        agent.wait_for("the connections are closed", lambda state: state.connections == 0)
         agent.acquire(VERSION).close()
 
 
-def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Who connects meanwhile is served once there are some; until then the agent looks now and then, and no more. It
-    logs fewer and fewer of these tries.
+def test_clients_wait_for_free_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that connects while the agent is out of file descriptors is served once there are some.
+
+    Until then the agent retries with pauses, and logs only every power of two of its failures.
     """
     accept, enough = socket.socket.accept, threading.Event()
-    tried: list[float] = []
+    attempts: list[float] = []
 
     def exhausted(sock: socket.socket) -> object:
         if sock.type != socket.SOCK_SEQPACKET or enough.is_set():
             return accept(sock)
-        tried.append(time.monotonic())
+        attempts.append(time.monotonic())
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(socket.socket, "accept", exhausted)
     with running(settings_of(tmp_path)) as agent, ThreadPoolExecutor(1) as threads:
         agent.publish(VERSION)
         leasing = threads.submit(agent.acquire, VERSION)
-        agent.wait_for("it tried again", lambda _: len(tried) > 4)
+        agent.wait_for("it tried again", lambda _: len(attempts) > 4)
         enough.set()
         leasing.result(TIMEOUT_S).close()
-    assert all(later - earlier > PAUSE_S / 2 for earlier, later in pairwise(tried))
-    told = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
-    assert told == [1 << power for power in range(len(tried).bit_length())]
+    assert all(later - earlier > PAUSE_S / 2 for earlier, later in pairwise(attempts))
+    logged = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
+    assert logged == [1 << power for power in range(len(attempts).bit_length())]
 
 
-def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
-    """The process that connected is the one that counts: a child that leases after its fork holds its own lease."""
+def test_each_process_holds_its_own_lease(tmp_path: Path) -> None:
+    """Two processes hold their leases separately: killing one releases only its own."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with leasing(agent, VERSION) as one, leasing(agent, VERSION) as two:
@@ -240,7 +243,7 @@ def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
             assert len(two.ask("digest")) == 64
 
 
-# Connects as another user, from inside the directory: the way to it is its owner's alone. Prints what it is answered.
+# Connects as another user, from inside the directory, because only the owner may traverse its path. Prints the answer.
 STRANGER = """
 import os, socket, sys
 
@@ -258,10 +261,10 @@ print(len(descriptors), message.decode())
 NOBODY = 65534
 
 
-def asked_as(agent: RunningAgent, uid: int | None) -> tuple[int, LeaseReply]:
-    """How many descriptors a process of that user (None: our own) is sent, and the answer."""
-    wish = f'{{"tenant":"acme","version":"{VERSION.id}"}}'
-    command = [sys.executable, "-c", STRANGER, str(agent.settings.run), wish, "" if uid is None else str(uid)]
+def lease_as(agent: RunningAgent, uid: int | None) -> tuple[int, LeaseReply]:
+    """Lease as a user (None: our own). Return the number of descriptors received, and the answer."""
+    request = f'{{"tenant":"acme","version":"{VERSION.id}"}}'
+    command = [sys.executable, "-c", STRANGER, str(agent.settings.run), request, "" if uid is None else str(uid)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     count, _, answer = done.stdout.partition(" ")
     return int(count), decode(answer.encode(), LeaseReply)
@@ -269,23 +272,24 @@ def asked_as(agent: RunningAgent, uid: int | None) -> tuple[int, LeaseReply]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel's word on who connected, with the rule, counted, and without a descriptor; our own user is served.
-    Negative control: without the check, a stranger who reaches the socket is sent the weights.
+    """The kernel reports the peer's user. Another user gets no descriptor and is counted; our own user is served.
+
+    Negative control: without the check, another user that reaches the socket gets the weights.
     """
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        agent.settings.run.chmod(0o711)  # as where an operator has loosened it
+        agent.settings.run.chmod(0o711)  # as if an operator had loosened the permissions
         (agent.settings.run / SOCKET).chmod(0o777)
-        count, reply = asked_as(agent, NOBODY)
+        count, reply = lease_as(agent, NOBODY)
         assert count == 0
         assert reply.failure is not None
         assert reply.failure.message == "uid=65534: must be root's, or that of the weight cache's own user"
         state = agent.state()
         assert (state.strangers, state.leases_refused, state.leases_granted) == (1, {"invalid_request": 1}, 0)
-        count, reply = asked_as(agent, None)
+        count, reply = lease_as(agent, None)
         assert (count, reply.ok) == (2, True)
         monkeypatch.setattr(lease_server, "may_lease", lambda uid: True)
-        count, reply = asked_as(agent, NOBODY)
+        count, reply = lease_as(agent, NOBODY)
         assert (count, reply.ok) == (2, True)
 
 
@@ -295,8 +299,8 @@ def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pytest.param(0, True, id="root"),
         pytest.param(os.geteuid(), True, id="our own"),
         pytest.param(os.geteuid() + 1, False, id="another"),
-        pytest.param(-1, False, id="one whom the kernel can't name"),
+        pytest.param(-1, False, id="a user unknown to the kernel"),
     ],
 )
-def test_who_may_lease(uid: int, want: bool) -> None:
+def test_only_root_and_the_own_user_may_lease(uid: int, want: bool) -> None:
     assert lease_server.may_lease(uid) == want

@@ -1,4 +1,4 @@
-"""Settings have defaults that fit the machine, and refuse what can't work, with the value."""
+"""Settings have defaults that fit the machine, and refuse bad values with name, value and rule."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from weightcache.app.settings import PeerSettings, read_settings
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """The data directory alone is enough."""
+    """Only the data directory is required."""
     settings = read_settings({"KELVIN_DATA": str(tmp_path)})
     assert settings.store_url == (tmp_path / "store").as_uri()
     assert settings.slab_bytes == 256 << 20
@@ -20,28 +20,28 @@ def test_defaults(tmp_path: Path) -> None:
     assert (settings.store_reads, settings.hedge_percent) == (12, 0)
 
 
-def test_a_store_behind_a_line(tmp_path: Path) -> None:
-    """Is asked for more at once, and for a little of it twice; unless it is said otherwise."""
+def test_s3_store_has_other_defaults(tmp_path: Path) -> None:
+    """An S3 store has more concurrent reads by default than a disk, and hedged reads. Both can be set."""
     env = {"KELVIN_DATA": str(tmp_path), "KELVIN_STORE": "s3://bucket/p"}
     assert (read_settings(env).store_reads, read_settings(env).hedge_percent) == (32, 5)
-    said = read_settings({**env, "KELVIN_STORE_READS": "64", "KELVIN_HEDGE_PERCENT": "0.5"})
-    assert (said.store_reads, said.hedge_percent) == (64, 0.5)
+    chosen = read_settings({**env, "KELVIN_STORE_READS": "64", "KELVIN_HEDGE_PERCENT": "0.5"})
+    assert (chosen.store_reads, chosen.hedge_percent) == (64, 0.5)
 
 
-def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
-    """A restart with a full tier has the same budget as before: its own files count as free."""
+def test_own_files_count_as_free_space(tmp_path: Path) -> None:
+    """A restart with a full NVMe tier has the same budget as before: the tier's own files count as free."""
     chunk = tmp_path / "cache" / "acme" / "00" / ("0" * 64)
     chunk.parent.mkdir(parents=True)
     chunk.touch()
     without = read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes
     with chunk.open("wb") as file:
-        file.truncate(1 << 42)  # a hole: takes no space, but counts
+        file.truncate(1 << 42)  # a sparse file: takes no space, but counts
     held = read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes - without
-    assert abs(held - (1 << 42) * 8 // 10) < 1 << 36, "the disk is others' too"
+    assert abs(held - (1 << 42) * 8 // 10) < 1 << 36, "the tier's budget is 80 % of the disk"
 
 
 def test_foreign_entries_of_the_tier_are_no_space(tmp_path: Path) -> None:
-    """A link to nothing among the chunks does not stop the start."""
+    """A dangling link among the chunks does not stop the start."""
     (tmp_path / "cache" / "acme" / "ab").mkdir(parents=True)
     (tmp_path / "cache" / "acme" / "ab" / "dangling").symlink_to(tmp_path / "nowhere")
     assert read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes > 0
@@ -59,14 +59,13 @@ def test_foreign_entries_of_the_tier_are_no_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_HOST_QUOTA": "0"}, "KELVIN_HOST_QUOTA=0", id="a quota of nothing"),
         pytest.param({"KELVIN_NVME_QUOTA": "101"}, "KELVIN_NVME_QUOTA=101", id="a quota of more than all"),
         pytest.param({"KELVIN_STORE_READS": "0"}, "KELVIN_STORE_READS=0", id="no read at once"),
-        pytest.param({"KELVIN_STORE_READS": "129"}, "KELVIN_STORE_READS=129", id="too many"),
-        pytest.param({"KELVIN_RECHECK": "never"}, "KELVIN_RECHECK=never", id="nobody looks again"),
-        pytest.param({"KELVIN_HEDGE_PERCENT": "51"}, "KELVIN_HEDGE_PERCENT=51", id="most of them twice"),
+        pytest.param({"KELVIN_STORE_READS": "129"}, "KELVIN_STORE_READS=129", id="too many reads at once"),
+        pytest.param({"KELVIN_RECHECK": "never"}, "KELVIN_RECHECK=never", id="an unknown way to recheck"),
+        pytest.param({"KELVIN_HEDGE_PERCENT": "51"}, "KELVIN_HEDGE_PERCENT=51", id="more than half hedged"),
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],
 )
 def test_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
-    """Name, value and rule are in the text."""
     with pytest.raises(BadSetting, match=text):
         read_settings(env if text == "KELVIN_DATA=" else {"KELVIN_DATA": str(tmp_path), **env})
 
@@ -79,15 +78,17 @@ def key_file(root: Path) -> str:
 
 
 def test_peers(tmp_path: Path) -> None:
-    """Where to listen, whom to ask, and the secret of both; none of it by default."""
+    """The peer settings are the address to listen at, the peers' URLs and the shared secret. By default there
+    are none.
+    """
     env = {"KELVIN_DATA": str(tmp_path), "KELVIN_PEER_KEY": key_file(tmp_path)}
     assert read_settings(env).peers == PeerSettings()
     listen = {"KELVIN_PEER_LISTEN": "[::1]:7443"}
-    asked = {"KELVIN_PEERS": "https://a:7443, https://10.0.0.2:7443 https://a:7443"}
-    found = read_settings(env | listen | asked).peers
+    urls = {"KELVIN_PEERS": "https://a:7443, https://10.0.0.2:7443 https://a:7443"}
+    found = read_settings(env | listen | urls).peers
     assert found == PeerSettings(("::1", 7443), ("https://a:7443", "https://10.0.0.2:7443"), (b"0123456789abcdef" * 2,))
     assert "0123" not in repr(found)
-    assert read_settings(env | asked).peers.listen is None
+    assert read_settings(env | urls).peers.listen is None
     assert read_settings(env | {"KELVIN_PEER_LISTEN": "0.0.0.0:1"}).peers.urls == ()
 
 
@@ -107,7 +108,6 @@ def test_peers(tmp_path: Path) -> None:
         pytest.param({"KELVIN_PEERS": "https://a:1", "KELVIN_PEER_KEY": "/dev/null"}, "every user", id="no secret"),
     ],
 )
-def test_bad_peers(tmp_path: Path, env: dict[str, str], text: str) -> None:
-    """Name, value and rule are in the text."""
+def test_bad_peer_setting_is_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
     with pytest.raises(BadSetting, match=text):
         read_settings({"KELVIN_DATA": str(tmp_path), "KELVIN_PEER_KEY": key_file(tmp_path), **env})

@@ -1,4 +1,4 @@
-"""What an agent for several pods refuses: who can't be told from others, and whoever is not of its tenant."""
+"""An agent that several pods share refuses processes that it can't tell apart, and other tenants' versions."""
 
 import os
 from dataclasses import replace
@@ -17,8 +17,8 @@ VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
 
 def test_a_process_of_another_pid_namespace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel has no number for it here: it could not be told from others of its kind, nor its end be seen. One of
-    them would have the memory of all taken from under them. The control: with a number it is served.
+    """The kernel has no pid here for a process of another PID namespace. Such processes can't be told apart and their
+    ends can't be seen, so the end of one would free the slabs of all. The control: with a pid it is served.
     """
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -30,7 +30,7 @@ def test_a_process_of_another_pid_namespace_is_refused(tmp_path: Path, monkeypat
 
 
 def test_an_agent_of_one_tenant_lends_nothing_of_others(tmp_path: Path) -> None:
-    """Nor does it bring it, or say where it is. The control: an agent of everybody's does all of it."""
+    """It leases, prefetches and reports only its tenant's versions. The control: without a tenant it serves all."""
     settings = settings_of(tmp_path)
     for tenant in ("acme", None):
         with running(replace(settings, tenant=tenant)) as agent:
@@ -51,7 +51,7 @@ def test_an_agent_of_one_tenant_lends_nothing_of_others(tmp_path: Path) -> None:
 
 
 def test_a_tenant_is_a_name(tmp_path: Path) -> None:
-    """Or the agent doesn't start."""
+    """Any other value stops the start."""
     settings = {"KELVIN_DATA": str(tmp_path), "KELVIN_CACHE_TENANT": "acme"}
     assert read_settings(settings).tenant == "acme"
     with pytest.raises(BadSetting, match="KELVIN_CACHE_TENANT=No_Label: must be a DNS label"):

@@ -1,6 +1,6 @@
-"""Lanes whose device is this process's memory: the copies are real, and run when the copier least expects it.
+"""Device lanes for tests whose device is this process's memory. The copies are real, and run as late as possible.
 
-`LANES` are these and a CUDA device's, for what has to hold over each.
+`LANES` are these lanes and a CUDA device's, for tests that must pass on each.
 """
 
 import ctypes
@@ -15,16 +15,16 @@ from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, sum_block
 from weightcache.client.device_copy import CudaLane
 
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
-Damage = Callable[[int, torch.Tensor], None]  # number of the copy, and what just arrived
+Damage = Callable[[int, torch.Tensor], None]  # number of the copy, and the bytes that arrived
 
 
 def untouched(number: int, arrived: torch.Tensor) -> None:
-    """A bus that does what it should."""
+    """Damage nothing."""
 
 
 @dataclass
 class LateLane:
-    """Copies run as late as they may: when a buffer is waited for, or at the end. Fills are counted per buffer."""
+    """A lane whose copies run when their buffer is waited for, or at the end."""
 
     slots: int = 2
     slot_bytes: int = BLOCK_BYTES
@@ -63,14 +63,14 @@ class LateLane:
 
 
 class HeedlessLane(LateLane):
-    """Says that a buffer was drained when it was not."""
+    """A lane that does not wait until a buffer is drained."""
 
     def wait(self, slot: int) -> None:
         pass
 
 
 class ThreadLane(LateLane):
-    """Copies run beside the copier, in a thread."""
+    """A lane whose copies run in a thread."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +92,7 @@ class ThreadLane(LateLane):
 
 LANES = [
     pytest.param(LateLane, id="late"),
-    pytest.param(ThreadLane, id="beside"),
+    pytest.param(ThreadLane, id="in a thread"),
     pytest.param(
         lambda: CudaLane(torch.device("cuda", 0), slot_bytes=BLOCK_BYTES, slots=2),
         id="cuda",

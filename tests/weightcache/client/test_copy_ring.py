@@ -1,4 +1,4 @@
-"""All bytes arrive, in few copies, and no buffer is filled before it was drained, however late copies run."""
+"""`send_all` copies all bytes in few copies, and never refills a buffer that is not drained, however late."""
 
 import ctypes
 import itertools
@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 class Host:
-    """Bytes at an address; before they are ready they are something else."""
+    """Bytes at an address. The memory holds zeros until a span is ready."""
 
     def __init__(self, nbytes: int) -> None:
         self.body = random.Random(nbytes).randbytes(nbytes)
@@ -26,7 +26,7 @@ class Host:
         self.address = ctypes.addressof(self.memory) if self.memory else 0
 
     def piecewise(self, *spans: Span) -> Iterator[Span]:
-        """Become ready piece by piece."""
+        """Write these spans one after another, and yield each."""
         for begin, end in spans:
             ctypes.memmove(self.address + begin, self.body[begin:end], end - begin)
             yield begin, end
@@ -45,22 +45,21 @@ def all_of(host: Host) -> tuple[Span, ...]:
 @pytest.mark.parametrize("kind", [LateLane, ThreadLane])
 @pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("nbytes", [0, PAGE, BLOCK_BYTES, 7 * BLOCK_BYTES + PAGE])
-def test_all_of_it(kind: type[LateLane], slots: int, nbytes: int) -> None:
-    """Of every length, through every ring."""
+def test_all_bytes_arrive(kind: type[LateLane], slots: int, nbytes: int) -> None:
     host = Host(nbytes)
     assert sent(kind(slots=slots), host, *all_of(host)) == host.body
 
 
 def test_control() -> None:
-    """Negative control: where a buffer is filled again before it was drained, other bytes arrive."""
+    """Negative control: if a buffer is refilled before it is drained, other bytes arrive."""
     host = Host(7 * BLOCK_BYTES)
     assert sent(HeedlessLane(), host, *all_of(host)) != host.body
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 300), max_size=8), st.integers(1, 3), st.integers(1, 2), st.data())
-def test_as_it_becomes_ready(lengths: list[int], slots: int, blocks: int, data: st.DataObject) -> None:
-    """However the bytes become ready, none is read before, and what is sent is whole buffers, but for the end."""
+def test_spans_are_copied_once_ready(lengths: list[int], slots: int, blocks: int, data: st.DataObject) -> None:
+    """Bytes are read only after they are ready, in any order, and all copies but the last are whole buffers."""
     edges = [sum(lengths[:count]) * PAGE for count in range(len(lengths) + 1)]
     spans = data.draw(st.permutations(list(itertools.pairwise(edges))))
     host, lane = Host(edges[-1]), LateLane(slots=slots, slot_bytes=blocks * BLOCK_BYTES)
@@ -70,7 +69,7 @@ def test_as_it_becomes_ready(lengths: list[int], slots: int, blocks: int, data: 
 
 
 class Staging(LateLane):
-    """Counts what was read."""
+    """A lane that counts the bytes read from the host."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,8 +80,8 @@ class Staging(LateLane):
         self.staged += nbytes
 
 
-def test_one_part_that_is_late_keeps_no_other_waiting() -> None:
-    """All buffers but its own are on their way before it comes."""
+def test_late_span_delays_only_its_own_buffer() -> None:
+    """All other buffers are read before the late span is ready."""
     host, lane = Host(4 * BLOCK_BYTES), Staging()
     before: list[int] = []
 
@@ -96,8 +95,8 @@ def test_one_part_that_is_late_keeps_no_other_waiting() -> None:
     assert before == [3 * BLOCK_BYTES]
 
 
-def test_what_never_becomes_ready() -> None:
-    """A load that fails fails the copy, after the last one ended."""
+def test_failed_load_fails_the_copy() -> None:
+    """The copy fails with the load's error, after the copies that had begun."""
 
     def failing() -> Iterator[Span]:
         yield 0, 3 * BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""Whatever changes between host and device changes the sum, computed by the same code on both."""
+"""Any change of the bytes between host and device changes the checksum, which the same code computes on both."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def flip(data: bytearray) -> None:
 
 
 def flip_the_highest_bits(data: bytearray) -> None:
-    """Two changes that cancel each other modulo 2^32, and in a sum of whole 64-bit words."""
+    """Make two changes that cancel each other in a sum modulo 2^32 and in a sum of whole 64-bit words."""
     data[7] ^= 0x80
     data[15] ^= 0x80
 
@@ -71,7 +71,6 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearray], None]) -> None:
-    """Each kind of damage gives another sum."""
     data = bytearray(body)
     damage(data)
     assert data != body
@@ -80,7 +79,7 @@ def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearr
 
 @pytest.mark.parametrize("damage", [swap_words, swap_chunks, shift])
 def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: with one key for all positions, and blocks in any order, moved bytes are not seen."""
+    """Negative control: with one key for all positions, and blocks in any order, moved bytes are not found."""
     monkeypatch.setattr(device_checksum, "keys_on", lambda device: torch.ones((2, BLOCK_BYTES // 4), dtype=torch.int64))
     data = bytearray(body)
     damage(data)
@@ -88,23 +87,23 @@ def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: 
 
 
 def test_checksum_matches_plain_integers(body: bytes) -> None:
-    """Reference: plain integers, word by word, of a short and of a full block."""
+    """The sums equal those of plain Python integers, for a full block and for a short one."""
     raw = blake3(b"kelvin device checksum 1").digest(length=2 * BLOCK_BYTES // 4 * 8)
     sums = sums_of(memoryview(body))
     assert sums.shape == (blocks_of(TOTAL), 2)
     for block in (0, 3):
         data = body[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        for way in range(2):
+        for sum_number in range(2):
             total = 0
             for at in range(0, len(data), 4):
-                place = way * 2 * BLOCK_BYTES + 2 * at
+                place = sum_number * 2 * BLOCK_BYTES + 2 * at
                 key = int.from_bytes(raw[place : place + 8], "little") | 1
                 total += key * int.from_bytes(data[at : at + 4], "little", signed=True)
-            assert int(sums[block, way]) & MASK == total & MASK
+            assert int(sums[block, sum_number]) & MASK == total & MASK
 
 
 def test_pieces_and_the_whole_agree(body: bytes) -> None:
-    """Sums of pieces that begin at blocks are those of the whole, as copies bring them piece by piece."""
+    """The sums of pieces that begin at blocks equal those of the whole, because copies arrive in pieces."""
     whole = torch.frombuffer(bytearray(body), dtype=torch.uint8)
     sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64)
     for begin, end in ((0, 2 * BLOCK_BYTES), (2 * BLOCK_BYTES, TOTAL)):
@@ -114,16 +113,16 @@ def test_pieces_and_the_whole_agree(body: bytes) -> None:
 
 
 def test_checksum_depends_on_length() -> None:
-    """No bytes have a sum too; length is part of it."""
+    """The checksum of no bytes exists, and zeros of different lengths differ."""
     assert len(checksum_of(memoryview(b""))) == 32
     assert checksum_of(memoryview(bytes(4096))) != checksum_of(memoryview(bytes(8192)))
 
 
 @pytest.mark.gpu
 @needs_device
-def test_device(body: bytes) -> None:
-    """A device gives the same sums as the CPU."""
-    there = torch.frombuffer(bytearray(body), dtype=torch.uint8).cuda()
+def test_device_sums_equal_those_of_the_cpu(body: bytes) -> None:
+    """A device computes the same sums as the CPU."""
+    device_bytes = torch.frombuffer(bytearray(body), dtype=torch.uint8).cuda()
     sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64, device="cuda")
-    sum_blocks(there, sums)
+    sum_blocks(device_bytes, sums)
     assert torch.equal(sums.cpu(), sums_of(memoryview(body)))

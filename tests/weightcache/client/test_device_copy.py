@@ -1,4 +1,4 @@
-"""On a device the arena holds the lease's bytes, and what arrives otherwise is sent again, or refused by its chunk."""
+"""The device's arena equals the lease's bytes. A bad copy is repeated once, and then refused with its chunk."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ RIGHT = checksum_of(memoryview(VERSION.linear))
 
 
 class Host(Lease):
-    """A lease whose memory may decay."""
+    """A lease whose memory a test can damage."""
 
     def __init__(self, manifest: Manifest, memory: ctypes.Array[ctypes.c_char]) -> None:
         self.manifest = manifest
@@ -60,7 +60,7 @@ def chunk_at(offset: int) -> str:
 @pytest.mark.parametrize("make", LANES)
 @pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
 def test_device_copy_equals_the_mapping(tmp_path: Path, make: Callable[[], Lane], expected: str | None) -> None:
-    """Tensors there equal those of the mapping, after many turns of a small ring, and outlive the lease."""
+    """Tensors on the device equal those of the mapping, after several rounds of a small ring, and outlive the lease."""
     lane = make()
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -85,7 +85,7 @@ def lose_the_end(number: int, arrived: torch.Tensor) -> None:
 
 
 def arrive_late(number: int, arrived: torch.Tensor) -> None:
-    """What is there is of the copy before: the device was told too early."""
+    """Leave the bytes of the first copy, as if the device had been told too early."""
     if number % 4 == 1:
         arrived.copy_(torch.frombuffer(bytearray(VERSION.linear[:BLOCK_BYTES]), dtype=torch.uint8))
 
@@ -99,14 +99,14 @@ DAMAGES = [flip, lose_the_end, arrive_late, stay_zero]
 
 
 def once(damage: Damage) -> Damage:
-    """Only of the first attempt's copies: the version is four."""
+    """Damage only the first attempt's four copies."""
     return lambda number, arrived: damage(number, arrived) if number < 4 else None
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
 def test_a_bad_copy_is_not_bad_memory(host: Host, damage: Damage, expected: str | None) -> None:
-    """What arrives otherwise once is copied again, and is right then."""
+    """A copy that arrives wrong once is repeated, and is right."""
     lane = LateLane(damage=once(damage))
     weights = copy_to_device(host, lane, expected)
     assert bytes(weights.arena.numpy()) == VERSION.linear
@@ -115,7 +115,7 @@ def test_a_bad_copy_is_not_bad_memory(host: Host, damage: Damage, expected: str 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_refused(host: Host, damage: Damage) -> None:
-    """What arrives otherwise each time is refused, with a chunk that is wrong there."""
+    """A copy that arrives wrong each time is refused with a chunk that is wrong on the device."""
     with pytest.raises(Refused) as refused:
         copy_to_device(host, LateLane(damage=damage), RIGHT)
     failure = refused.value.failure
@@ -127,15 +127,15 @@ def test_refused(host: Host, damage: Damage) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_control(host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: where sums are not compared, the same copies are served as they arrived."""
+    """Negative control: if sums are not compared, the damaged copies are served."""
     monkeypatch.setattr(device_module, "fold", lambda sums, nbytes: RIGHT)
     weights = copy_to_device(host, LateLane(damage=damage), RIGHT)
     assert bytes(weights.arena.numpy()) != VERSION.linear
 
 
 @pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
-def test_memory_that_changed_since_it_was_verified(host: Host, expected: str | None) -> None:
-    """A seal finds it before anything is computed, else the chunks do before there is a seal; its digest says where."""
+def test_changed_host_memory_is_found(host: Host, expected: str | None) -> None:
+    """The seal's checksum finds the change, or without a seal the chunks' digests. The refusal names the chunk."""
     host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
     with pytest.raises(Refused) as refused:
         copy_to_device(host, LateLane(), expected)
@@ -143,14 +143,14 @@ def test_memory_that_changed_since_it_was_verified(host: Host, expected: str | N
 
 
 def test_memory_that_changed_control(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without a seal, and without chunks being hashed again, it would be served, and signed."""
+    """Negative control: without a seal, and if chunks are not hashed again, the changed bytes are served."""
     host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
     monkeypatch.setattr(device_module, "is_digest_of", lambda data, digest: True)
     assert bytes(copy_to_device(host, LateLane(), None).arena.numpy()) != VERSION.linear
 
 
-def test_a_seal_that_is_wrong(host: Host) -> None:
-    """Bytes that are right by every digest do not start against a seal: it is the seal that is refused."""
+def test_wrong_seal_is_refused(host: Host) -> None:
+    """If all digests are right but the seal's checksum differs, the seal is refused."""
     with pytest.raises(Refused) as refused:
         copy_to_device(host, LateLane(), "0" * 32)
     assert isinstance(refused.value.failure, AttestationInvalid)
@@ -160,14 +160,14 @@ SEAL = attestation_of(VERSION.id)
 
 
 @pytest.mark.parametrize(
-    ("said", "want"),
+    ("checksums", "want"),
     [
         pytest.param((), None, id="no seal"),
         pytest.param((None,), None, id="a seal of an early store"),
-        pytest.param((None, RIGHT, RIGHT), RIGHT, id="those that say agree"),
-        pytest.param((RIGHT, "0" * 32), None, id="a contradiction is no answer"),
+        pytest.param((None, RIGHT, RIGHT), RIGHT, id="seals that have one agree"),
+        pytest.param((RIGHT, "0" * 32), None, id="seals contradict each other"),
     ],
 )
-def test_checksum_in(said: tuple[str | None, ...], want: str | None) -> None:
-    """One number, from whichever seal has it."""
-    assert checksum_in([msgspec.structs.replace(SEAL, device_checksum=value) for value in said]) == want
+def test_checksum_in(checksums: tuple[str | None, ...], want: str | None) -> None:
+    """The checksum is that of any seal that has one, unless seals contradict each other."""
+    assert checksum_in([msgspec.structs.replace(SEAL, device_checksum=value) for value in checksums]) == want

@@ -1,4 +1,4 @@
-"""A parked process has its way to a device ready, where there is one; on others nothing of a device is touched."""
+"""A parked process prepares its lane if the machine has a device. Without a device it does not touch CUDA."""
 
 import torch
 
@@ -9,7 +9,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Makes:
-    """Counts lanes."""
+    """A factory that records the lanes it makes."""
 
     def __init__(self) -> None:
         self.made: list[torch.device] = []
@@ -19,30 +19,30 @@ class Makes:
         return LateLane()
 
 
-def test_made_while_it_parks() -> None:
-    """The restore finds it made, and the next one the same."""
-    makes = Makes()
-    lanes = Lanes(makes, lambda: 1)
+def test_lane_is_made_while_parked() -> None:
+    """The lane is made while the process parks, and every restore uses the same one."""
+    factory = Makes()
+    lanes = Lanes(factory, lambda: 1)
     assert lanes.has_device
     lanes.prepare()
-    assert makes.made == [DEVICE]
+    assert factory.made == [DEVICE]
     assert lanes.lane_for(DEVICE) is lanes.lane_for(DEVICE)
-    assert makes.made == [DEVICE]
+    assert factory.made == [DEVICE]
 
 
 def test_without_a_device() -> None:
-    """Where there is none nothing is made, until a restore asks for it."""
-    makes = Makes()
-    lanes = Lanes(makes, lambda: 0)
+    """Without a device no lane is made until a restore asks for one."""
+    factory = Makes()
+    lanes = Lanes(factory, lambda: 0)
     assert not lanes.has_device
     lanes.prepare()
-    assert makes.made == []
+    assert factory.made == []
     lanes.lane_for(DEVICE)
-    assert makes.made == [DEVICE]
+    assert factory.made == [DEVICE]
 
 
 def test_preparing_lanes_never_fails() -> None:
-    """This machine's own answer: preparing never fails, and uses CUDA only where a device is."""
+    """Preparing does not fail on this machine, and without a device it does not initialize CUDA."""
     if torch.cuda.device_count() == 0:
         Lanes().prepare()
         assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The client maps only what it has checked: an agent that contradicts itself is refused, and nothing is left open."""
+"""The client checks an agent's reply before it maps anything. A contradictory reply is refused and leaks nothing."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ TOTAL = len(VERSION.linear)
 
 @dataclass(frozen=True)
 class Answer:
-    """What the fake agent sends; by default all of it is true."""
+    """The reply of the fake agent. By default all of it is true."""
 
     manifest: bytes = VERSION.raw
     total_bytes: int = TOTAL
@@ -90,16 +90,16 @@ class Answer:
 
 
 def _descriptors() -> Counter[str]:
-    """Return what each open descriptor of this process is of."""
+    """Return the targets of this process's open descriptors."""
     found: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one that listed them
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             found[os.readlink(f"/proc/self/fd/{fd}")] += 1
     return found
 
 
 class FakeAgent:
-    """Answers one request, and closes the connection when told to."""
+    """An agent that answers one request, and keeps the connection open until it is closed."""
 
     def __init__(self, run: Path, answer: Callable[[socket.socket], None]) -> None:
         self.directory = SocketDirectory(run)
@@ -114,8 +114,9 @@ class FakeAgent:
         return acquire(self.directory, TENANT, VERSION.id, timeout_s, progressive=progressive)
 
     def open_things(self) -> tuple[int, int]:
-        """Descriptors that this process opened since the fake began, its own left out, and mappings of slabs. Of what
-        is older some may be closed meanwhile.
+        """Return how many descriptors were opened since the fake began, without its own, and how many slabs are mapped.
+
+        Older descriptors may be closed meanwhile.
         """
         assert self._answered.wait(10)
         mappings = Path("/proc/self/maps").read_text().count("kelvin-slab")
@@ -145,14 +146,14 @@ def answering(run: Path, answer: Callable[[socket.socket], None]) -> Iterator[Fa
 
 
 def test_true_reply_is_accepted(tmp_path: Path) -> None:
-    """The fake agent's true answer is accepted, so that its lies are what is refused below."""
+    """The fake agent's true reply is accepted, so the refusals below are due to the lies."""
     with answering(tmp_path, Answer().send) as fake, fake.acquire() as lease:
         assert lease.view(0, TOTAL) == VERSION.linear
         assert lease.attestations == (attestation_of(VERSION.id),)
         assert lease.address % HUGE == 0
         descriptors, mappings = fake.open_things()
         lease.close()
-        assert fake.open_things() == (descriptors - 1, mappings - 1), "nothing but the connection and the mapping"
+        assert fake.open_things() == (descriptors - 1, mappings - 1), "the lease holds something else"
         assert mappings == 1
 
 
@@ -171,24 +172,24 @@ LIES: list[Any] = [
     pytest.param({"extents": ((0, 0, HUGE, TOTAL),)}, "beyond slab", id="an extent beyond its slab"),
     pytest.param({"extents": ((0, 1, 0, TOTAL),)}, "beyond slab", id="an extent in no slab"),
     pytest.param({"extents": ((0, -1, 0, TOTAL),)}, "its lease is wrong", id="a negative slab"),
-    pytest.param({"layout": b"{}"}, "its lease is wrong", id="a layout that is none"),
+    pytest.param({"layout": b"{}"}, "its lease is wrong", id="an empty layout"),
     pytest.param({"slab_bytes": HUGE // 2}, "has not", id="a slab of another size"),
     pytest.param({"sealed": False}, "slab 0 is not sealed", id="a slab that its sender can take back"),
-    pytest.param({"papers_sealed": False}, "documents are not sealed", id="papers that can change"),
+    pytest.param({"papers_sealed": False}, "documents are not sealed", id="documents that can change"),
     pytest.param({"descriptors": 1}, "1 descriptors for 1 slabs", id="a descriptor too few"),
     pytest.param({"descriptors": 3}, "3 descriptors for 1 slabs", id="a descriptor too many"),
     pytest.param({"descriptors": 0}, "0 descriptors", id="no descriptors"),
-    pytest.param({"raw": b"{"}, "its lease is wrong", id="no JSON"),
+    pytest.param({"raw": b"{"}, "its lease is wrong", id="invalid JSON"),
     pytest.param({"raw": b'{"ok":false}'}, "without a reason", id="a refusal without a reason"),
     pytest.param({"raw": b" " * (MAX_MESSAGE_BYTES + 1)}, "was cut", id="a message that is too long"),
-    pytest.param({"attestations": (attestation_of("0" * 64),)}, "another version", id="a stranger's attestation"),
-    pytest.param({"whole": False}, "it is not whole", id="parts, where all was asked for"),
+    pytest.param({"attestations": (attestation_of("0" * 64),)}, "another version", id="another version's attestation"),
+    pytest.param({"whole": False}, "it is not whole", id="parts, although the whole was asked for"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("lie", "reason"), LIES)
 def test_contradictory_reply_is_refused(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
-    """Each contradiction is refused, and neither a descriptor nor a mapping stays."""
+    """Each contradiction is refused, and neither a descriptor nor a mapping is left."""
     with answering(tmp_path, Answer().send) as fake, fake.acquire():
         with_lease, _ = fake.open_things()
     with answering(tmp_path, replace(Answer(), **lie).send) as fake:
@@ -198,39 +199,39 @@ def test_contradictory_reply_is_refused(tmp_path: Path, lie: dict[str, Any], rea
         assert fake.open_things() == (with_lease - 1, 0)
 
 
-def news(*ready: tuple[int, int], whole: bool = False) -> LeaseReply:
+def update(*ready: tuple[int, int], whole: bool = False) -> LeaseReply:
     return LeaseReply(ok=True, whole=whole, ready=ready)
 
 
 def test_ready_parts_arrive_in_order(tmp_path: Path) -> None:
-    """True parts are taken in the order in which they are told; what is left comes with the last message."""
+    """Parts are reported in the order in which they became ready. The last message completes the rest."""
     later = (
-        news((2 * PAGE_BYTES, 3 * PAGE_BYTES)),
-        news((0, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES)),
-        news(whole=True),
+        update((2 * PAGE_BYTES, 3 * PAGE_BYTES)),
+        update((0, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES)),
+        update(whole=True),
     )
     answer = Answer(whole=False, ready=((4 * PAGE_BYTES, 5 * PAGE_BYTES),), later=later)
     with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
         assert "being filled" in repr(lease)
         before = lease.is_whole
         assert lease.view(4 * PAGE_BYTES, PAGE_BYTES) == VERSION.linear[4 * PAGE_BYTES : 5 * PAGE_BYTES]
-        told = [
+        parts = [
             (4 * PAGE_BYTES, 5 * PAGE_BYTES),
             (2 * PAGE_BYTES, 3 * PAGE_BYTES),
             (0, PAGE_BYTES),
             (PAGE_BYTES, 2 * PAGE_BYTES),
         ]
-        assert list(lease.ready_parts()) == [*told, (3 * PAGE_BYTES, 4 * PAGE_BYTES), (5 * PAGE_BYTES, TOTAL)]
+        assert list(lease.ready_parts()) == [*parts, (3 * PAGE_BYTES, 4 * PAGE_BYTES), (5 * PAGE_BYTES, TOTAL)]
         assert (before, lease.is_whole) == (False, True)
         assert lease.view(0, TOTAL) == VERSION.linear
 
 
 LATER_LIES: list[Any] = [
-    pytest.param((news((0, PAGE_BYTES)), news((0, PAGE_BYTES))), "already", id="a part twice"),
-    pytest.param((news((0, 2 * PAGE_BYTES), (PAGE_BYTES, 3 * PAGE_BYTES)),), "already", id="parts that overlap"),
-    pytest.param((news((0, TOTAL + PAGE_BYTES)),), "no part of", id="a part beyond the end"),
-    pytest.param((news((PAGE_BYTES, PAGE_BYTES)),), "no part of", id="an empty part"),
-    pytest.param((news((0, 100)),), "no pages", id="a part off the page"),
+    pytest.param((update((0, PAGE_BYTES)), update((0, PAGE_BYTES))), "already", id="a part twice"),
+    pytest.param((update((0, 2 * PAGE_BYTES), (PAGE_BYTES, 3 * PAGE_BYTES)),), "already", id="parts that overlap"),
+    pytest.param((update((0, TOTAL + PAGE_BYTES)),), "no part of", id="a part beyond the end"),
+    pytest.param((update((PAGE_BYTES, PAGE_BYTES)),), "no part of", id="an empty part"),
+    pytest.param((update((0, 100)),), "no pages", id="a part off the page"),
     pytest.param((LeaseReply(ok=False),), "without a reason", id="a refusal without a reason"),
     pytest.param((Answer(whole=False),), "it moved before", id="another place that is not whole"),
     pytest.param((Answer(extents=((0, 0, HUGE, TOTAL),)),), "beyond slab", id="another place beyond its slab"),
@@ -242,7 +243,7 @@ LATER_LIES: list[Any] = [
 def test_later_contradictory_reply_is_refused(
     tmp_path: Path, later: tuple[Answer | LeaseReply, ...], reason: str
 ) -> None:
-    """Whenever it contradicts itself, it is refused; closed, the lease leaves neither descriptor nor mapping."""
+    """A contradiction in a later message is refused. Closing the lease leaves neither a descriptor nor a mapping."""
     answer = Answer(whole=False, later=later)
     with answering(tmp_path, answer.send) as fake:
         lease = fake.acquire(progressive=True)
@@ -256,9 +257,9 @@ def test_later_contradictory_reply_is_refused(
 
 
 def test_failure_during_a_progressive_lease_is_raised(tmp_path: Path) -> None:
-    """The agent's failure is the caller's, whole, in the middle as at the beginning."""
+    """The caller gets the agent's failure with all its fields, also after the first parts."""
     wire = WireFailure(code="chunk_corrupt", status=502, message="chunk", retryable=False)
-    answer = Answer(whole=False, later=(news((0, PAGE_BYTES)), LeaseReply(ok=False, failure=wire)))
+    answer = Answer(whole=False, later=(update((0, PAGE_BYTES)), LeaseReply(ok=False, failure=wire)))
     with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
         assert next(lease.ready_parts()) == (0, PAGE_BYTES)
         with pytest.raises(Refused) as refused:
@@ -267,7 +268,7 @@ def test_failure_during_a_progressive_lease_is_raised(tmp_path: Path) -> None:
 
 
 def test_agents_failure_is_raised(tmp_path: Path) -> None:
-    """The agent's failure is the caller's, whole."""
+    """The caller gets the agent's failure with all its fields."""
     wire = WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=2.0)
     reply = encode(LeaseReply(ok=False, failure=wire))
     with answering(tmp_path, replace(Answer(), raw=reply, descriptors=0).send) as fake:
@@ -277,7 +278,7 @@ def test_agents_failure_is_raised(tmp_path: Path) -> None:
 
 
 def test_lease_waits_for_an_agent_that_restarts(tmp_path: Path) -> None:
-    """The agent ended just before it is asked, and listens again a moment later: the lease is had then."""
+    """The agent is down when the lease is requested, and listens a moment later. The lease is granted then."""
     with ThreadPoolExecutor(1) as threads, closing(SocketDirectory(tmp_path)) as directory:
         waiting = threads.submit(acquire, directory, TENANT, VERSION.id, 10.0)
         assert not wait([waiting], timeout=0.2).done
@@ -285,8 +286,8 @@ def test_lease_waits_for_an_agent_that_restarts(tmp_path: Path) -> None:
             waiting.result(10).close()
 
 
-def test_lease_is_asked_again_of_the_agent_after_one_that_died(tmp_path: Path) -> None:
-    """An agent that dies while it is asked is followed by another one, which lends."""
+def test_lease_is_retried_after_the_agent_died(tmp_path: Path) -> None:
+    """The agent dies during the request, and the next agent grants the lease."""
     next_agents: list[FakeAgent] = []
 
     def die(sock: socket.socket) -> None:
@@ -300,7 +301,7 @@ def test_lease_is_asked_again_of_the_agent_after_one_that_died(tmp_path: Path) -
 
 
 def test_missing_agent_is_unavailable(tmp_path: Path) -> None:
-    """No agent, or one that dies while it is asked, is unavailable; one that is silent is late."""
+    """A missing agent and one that dies during the request are unavailable. A silent one exceeds the deadline."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(Refused) as refused:
         acquire(directory, TENANT, VERSION.id, 0.02)
@@ -322,7 +323,7 @@ def test_missing_agent_is_unavailable(tmp_path: Path) -> None:
 
 
 def test_views_are_read_only_and_bounded(tmp_path: Path) -> None:
-    """Views are read-only, within bounds, and end with the lease."""
+    """Views are read-only and within bounds, and a closed lease gives none."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
@@ -344,8 +345,8 @@ def test_views_are_read_only_and_bounded(tmp_path: Path) -> None:
             lease.view(0, 1)
 
 
-def test_one_deadline_for_the_answer_and_for_the_parts(tmp_path: Path) -> None:
-    """An agent that answers late and then falls silent takes no more than the time that was given."""
+def test_one_deadline_bounds_answer_and_parts(tmp_path: Path) -> None:
+    """An agent that answers late and then falls silent delays the caller by no more than the timeout."""
 
     def late(sock: socket.socket) -> None:
         time.sleep(2.0)
@@ -360,13 +361,13 @@ def test_one_deadline_for_the_answer_and_for_the_parts(tmp_path: Path) -> None:
 
 
 def huge_mapped() -> int:
-    """KiB of slabs that this process has mapped by huge pages."""
+    """Return the KiB of slabs that this process maps by huge pages."""
     smaps = Path("/proc/self/smaps").read_text().split("kelvin-slab")[1:]
     return sum(int(entry.split("ShmemPmdMapped:")[1].split()[0]) for entry in smaps)
 
 
 def test_huge_pages(tmp_path: Path) -> None:
-    """Where slabs have huge pages the mapping does too, though the version begins in the middle of a slab."""
+    """If slabs have huge pages, so has the mapping, even of a version that begins in the middle of a slab."""
     first = make_version(seed=2, pages=(77,), chunk_pages=64)
     second = make_version(seed=3, pages=(5, 1500), chunk_pages=128)
     with running(settings_of(tmp_path, slabs=2, slab_bytes=8 * HUGE)) as agent:
@@ -374,11 +375,11 @@ def test_huge_pages(tmp_path: Path) -> None:
         agent.publish(second)
         agent.acquire(first).close()
         with agent.acquire(second) as lease:
-            assert lease.extents[0][2] != 0, "it shares the slab"
+            assert lease.extents[0][2] != 0, "it does not share the slab"
             state = agent.wait_for("the spare is made", lambda state: state.host.slabs_free == 1)
             if state.host.slabs_huge < 2:
                 pytest.skip("this kernel grants no huge pages to shared memory")
-            before = huge_mapped()  # the agent's own mappings
+            before = huge_mapped()  # the agent's mappings, in this process
             bytes(lease.view(0, lease.total_bytes)[::PAGE_BYTES])
             assert huge_mapped() - before >= (lease.total_bytes // HUGE - 1) * HUGE // 1024
 
@@ -397,7 +398,7 @@ print("written", flush=True)
 
 
 def test_a_write_is_fatal(tmp_path: Path) -> None:
-    """A process that writes to the mapping dies of SIGSEGV, and nobody sees another byte."""
+    """A process that writes to the mapping dies of SIGSEGV, and the bytes stay as they were."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         command = [sys.executable, "-c", WRITER, str(agent.settings.run), VERSION.id]

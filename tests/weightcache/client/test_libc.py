@@ -1,4 +1,4 @@
-"""Reserved ranges are aligned, exact, and gone after `unmap`."""
+"""The wrappers of system calls: reserved ranges, errors, page cache queries, and views."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from weightcache.client.lease_protocol import HUGE_PAGE
 
 
 def mapped_between(begin: int, end: int) -> int:
-    """Bytes of this process's address space within the range that are mapped in any way."""
+    """Return how many bytes of this range are mapped."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         low, high = (int(part, 16) for part in line.split()[0].split("-"))
@@ -22,7 +22,7 @@ def mapped_between(begin: int, end: int) -> int:
 
 @pytest.mark.parametrize("length", [1, 4096, HUGE_PAGE, 5 * HUGE_PAGE + 4096])
 def test_reserve(length: int) -> None:
-    """A range begins on a huge page's boundary, has whole pages and nothing around it, and is given back whole."""
+    """A range begins at a huge page, has whole pages, and is unmapped whole."""
     pages = -(-length // 4096) * 4096
     address = libc.reserve(length)
     assert address % HUGE_PAGE == 0
@@ -32,7 +32,7 @@ def test_reserve(length: int) -> None:
 
 
 def test_errors_have_their_number() -> None:
-    """What the kernel refuses is an OSError that says why."""
+    """An error of a system call is an OSError with its name and number."""
     with pytest.raises(OSError, match="mmap") as refused:
         libc.map_shared(0, 4096, -1, 0, writable=False)
     assert refused.value.errno in (errno.EBADF, errno.EPERM)
@@ -49,7 +49,7 @@ def test_errors_have_their_number() -> None:
 
 @pytest.mark.parametrize("number", [None, errno.ENOSYS, errno.EPERM])
 def test_missing_pages(tmp_path: Path, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page cache holds is told, by mincore too where cachestat can't, and looking changes nothing."""
+    """The number of missing pages comes from cachestat, or from mincore without it. The query loads no page."""
     path = tmp_path / "file"
     path.write_bytes(bytes(5 * 4096 + 1))
     needs_a_disk(path)
@@ -67,14 +67,14 @@ def test_missing_pages(tmp_path: Path, number: int | None, monkeypatch: pytest.M
             assert libc.missing_pages(file.fileno(), 5 * 4096 + 1) == 6
 
 
-def test_missing_pages_of_no_file() -> None:
-    """What can't be looked at is an error, and no answer."""
+def test_missing_pages_of_a_bad_descriptor_raises() -> None:
+    """A file that can't be queried is an error."""
     with pytest.raises(OSError, match="cachestat"):
         libc.missing_pages(-1, 4096)
 
 
 def test_view_and_zero() -> None:
-    """A view reads and writes the mapping itself."""
+    """A view and `zero` access the mapping itself."""
     fd = os.memfd_create("test")
     os.ftruncate(fd, 4096)
     address = libc.reserve(4096)

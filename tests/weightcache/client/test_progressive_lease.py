@@ -1,5 +1,6 @@
-"""A lease is lent while its version is being filled: what was verified may be read, and nothing else; whoever goes away
-in the middle, and whatever can't be had, leaves nothing behind.
+"""A progressive lease is granted while its version loads: only verified parts can be read.
+
+A client that disconnects in the middle, and a chunk that can't be loaded, leave nothing behind.
 """
 
 import socket
@@ -26,11 +27,11 @@ VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)
 TOTAL = VERSION.manifest.total_bytes
 PLACES = spans_of((chunk.digest, chunk.length) for chunk in VERSION.manifest.chunks)
 LATE = VERSION.digests[-1]
-HALF = PLACES[VERSION.digests[9]][0][0]  # a little over two blocks of three
+HALF = PLACES[VERSION.digests[9]][0][0]  # a little more than two of three blocks
 
 
 class Checks:
-    """The agent's verification, held at one chunk, and wrong about some: `lies` are taken one at each look."""
+    """A verifier that waits at the chunk `late`, and gives the answers in `lies` first."""
 
     def __init__(self, late: str, lies: dict[str, list[bool]] | None = None) -> None:
         self.late = late
@@ -40,13 +41,13 @@ class Checks:
     def __call__(self, data: memoryview, digest: str) -> bool:
         if digest == self.late:
             assert self.release.wait(TIMEOUT_S)
-        said = self.lies.get(digest)
-        return said.pop(0) if said else is_digest_of(data, digest)
+        answers = self.lies.get(digest)
+        return answers.pop(0) if answers else is_digest_of(data, digest)
 
 
 @contextmanager
 def checking(tmp_path: Path, checks: Checks) -> Iterator[RunningAgent]:
-    """An agent whose store has the version; the last chunk's check is held until the block ends, at the latest."""
+    """Run an agent with the version in its store. The check of the chunk `late` waits until `release` is set."""
     with running(settings_of(tmp_path), verify=checks) as agent:
         agent.publish(VERSION)
         try:
@@ -56,18 +57,18 @@ def checking(tmp_path: Path, checks: Checks) -> Iterator[RunningAgent]:
 
 
 def all_but(late: str, lease: Lease) -> Spans:
-    """Take in what is told until nothing but this chunk is missing."""
-    told = Spans(TOTAL)
+    """Read the ready parts until only this chunk is missing."""
+    ready = Spans(TOTAL)
     for span in lease.ready_parts():
-        told.add(*span)
+        ready.add(*span)
         assert lease.view(span[0], span[1] - span[0]) == VERSION.linear[slice(*span)]
-        if told.gaps() == PLACES[late]:
+        if ready.gaps() == PLACES[late]:
             break
-    return told
+    return ready
 
 
-def test_what_is_verified_may_be_read_while_the_rest_is_not(tmp_path: Path) -> None:
-    """A chunk whose bytes are there and whose digest is being looked at is told only when it was right."""
+def test_verified_parts_are_readable_during_a_load(tmp_path: Path) -> None:
+    """A chunk that has arrived, but is not verified yet, is not ready."""
     checks = Checks(LATE)
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         assert not all_but(LATE, lease).is_whole
@@ -84,8 +85,8 @@ def test_what_is_verified_may_be_read_while_the_rest_is_not(tmp_path: Path) -> N
         assert agent.state().leases_granted == 1
 
 
-def test_what_is_there_is_whole_at_once(tmp_path: Path) -> None:
-    """A progressive lease of a version in memory is one like any other."""
+def test_version_in_memory_is_whole_at_once(tmp_path: Path) -> None:
+    """A progressive lease of a version in memory is whole from the start."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
@@ -96,22 +97,22 @@ def test_what_is_there_is_whole_at_once(tmp_path: Path) -> None:
             assert lease.view(0, TOTAL) == VERSION.linear
 
 
-def test_what_can_not_be_healed(tmp_path: Path) -> None:
-    """Whoever has the lease already is refused as whoever waits for it; the lease is over then."""
-    checks = Checks(LATE, {LATE: [False, False]})  # of the store's copy: it is read twice
+def test_unhealable_chunk_refuses_all_leases(tmp_path: Path) -> None:
+    """A progressive lease and a waiting one get the same refusal, and the lease ends."""
+    checks = Checks(LATE, {LATE: [False, False]})  # for both reads of the store's copy
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         with ThreadPoolExecutor(1) as threads:
-            plain = threads.submit(agent.acquire, VERSION)
-            agent.wait_for("both are there", lambda state: state.connections == 2)
+            whole_lease = threads.submit(agent.acquire, VERSION)
+            agent.wait_for("both are connected", lambda state: state.connections == 2)
             checks.release.set()
             with pytest.raises(Refused) as refused:
                 lease.wait_until_whole()
             with pytest.raises(Refused) as waited:
-                plain.result(TIMEOUT_S)
+                whole_lease.result(TIMEOUT_S)
         assert refused.value.failure.code == "chunk_corrupt"
         assert refused.value.failure == waited.value.failure
-        state = agent.wait_for("it is over", lambda state: state.leases == 0 and state.host.loading == 0)
+        state = agent.wait_for("the lease is over", lambda state: state.leases == 0 and state.host.loading == 0)
         assert state.leases_refused == {"chunk_corrupt": 2}
         lease.close()
         checks.lies.clear()
@@ -119,8 +120,8 @@ def test_what_can_not_be_healed(tmp_path: Path) -> None:
             assert again.view(0, TOTAL) == VERSION.linear
 
 
-def test_what_is_healed_is_told_late_and_right(tmp_path: Path) -> None:
-    """A copy that is wrong once is taken again, while all others are lent."""
+def test_healed_chunk_arrives_later(tmp_path: Path) -> None:
+    """A copy that is wrong once is read again, while all other chunks are ready."""
     checks = Checks(LATE, {LATE: [False]})
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
@@ -129,8 +130,8 @@ def test_what_is_healed_is_told_late_and_right(tmp_path: Path) -> None:
         assert agent.state().chunk_faults == {"store": {"digest": 1}}
 
 
-def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -> None:
-    """The lease moves to where all of it is right: views and tensors stay where they are."""
+def test_lease_moves_when_a_ready_chunk_is_found_wrong(tmp_path: Path) -> None:
+    """The lease moves to a place where all chunks are right. Views and tensors keep their addresses."""
     first = VERSION.digests[1]
     checks = Checks(LATE, {first: [True, False]})
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
@@ -147,22 +148,22 @@ def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -
 
 
 def test_lease_that_moves_waits_for_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that has not read yet what it was told before gets the new place behind that."""
+    """A client with unread messages gets the new place after them."""
     accept = socket.socket.accept
 
     def accept_narrow(sock: socket.socket) -> tuple[socket.socket, object]:
         accepted, address = accept(sock)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # a few messages, as the kernel has it
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # a few messages, the kernel's minimum
         return accepted, address
 
     monkeypatch.setattr(socket.socket, "accept", accept_narrow)
     first = VERSION.digests[1]
     checks = Checks(LATE, {first: [True, False]})
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
-        agent.wait_for("all but one are there", lambda state: state.host.loading == 1)
+        agent.wait_for("all chunks but one are loaded", lambda state: state.host.loading == 1)
         assert [fault.chunk for fault in agent.ask("POST", "/v1/check", ScrubReport).faults] == [first]
         checks.release.set()
-        agent.wait_for("all of it is elsewhere", lambda state: state.host.versions == 1)
+        agent.wait_for("the version is loaded elsewhere", lambda state: state.host.versions == 1)
         lease.wait_until_whole()
         assert lease.view(0, TOTAL) == VERSION.linear
 
@@ -172,8 +173,8 @@ def _place(digest: str) -> tuple[int, int]:
     return begin, end - begin
 
 
-def test_whoever_hangs_up_in_the_middle(tmp_path: Path) -> None:
-    """What is still queued is given up, and the lease is over; another one begins anew."""
+def test_client_that_hangs_up_ends_its_load(tmp_path: Path) -> None:
+    """Queued reads are dropped and the lease is over. The next lease loads the version again."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -189,20 +190,20 @@ def test_whoever_hangs_up_in_the_middle(tmp_path: Path) -> None:
             assert again.view(0, TOTAL) == VERSION.linear
 
 
-def test_whoever_hangs_up_does_not_take_others_along(tmp_path: Path) -> None:
-    """One read of each chunk, for those who come later too: they are told first what is ready by then."""
+def test_client_that_hangs_up_does_not_end_shared_loads(tmp_path: Path) -> None:
+    """Each chunk is read once for all clients. A later client first gets the parts that are ready already."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with running(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(1) as threads:
         agent.publish(VERSION)
         first = agent.acquire(VERSION, progressive=True)
         first.view(0, HALF)
         second = agent.acquire(VERSION, progressive=True)
-        plain = threads.submit(agent.acquire, VERSION)
-        agent.wait_for("all are there", lambda state: state.connections == 3)
+        whole_lease = threads.submit(agent.acquire, VERSION)
+        agent.wait_for("all are connected", lambda state: state.connections == 3)
         first.close()
         assert second.view(0, HALF) == VERSION.linear[:HALF]
         store.gate.set()
-        for lease in (second, plain.result(TIMEOUT_S)):
+        for lease in (second, whole_lease.result(TIMEOUT_S)):
             assert lease.view(0, TOTAL) == VERSION.linear
             lease.close()
         assert agent.state().chunk_reads == {"store": len(VERSION.digests)}
@@ -213,8 +214,8 @@ def _until_whole(agent: RunningAgent, timeout_s: float) -> None:
         lease.wait_until_whole()
 
 
-def test_deadline(tmp_path: Path) -> None:
-    """It counts from the request, and holds for what is told later."""
+def test_deadline_covers_the_whole_load(tmp_path: Path) -> None:
+    """The deadline counts from the request, and also bounds the wait for later parts."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -224,8 +225,7 @@ def test_deadline(tmp_path: Path) -> None:
         store.gate.set()
 
 
-def test_an_agent_that_ends_in_the_middle(tmp_path: Path) -> None:
-    """The version is not to be had from it."""
+def test_agent_that_ends_during_a_load_is_unavailable(tmp_path: Path) -> None:
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with ThreadPoolExecutor(1) as threads:
         with running(settings_of(tmp_path), store) as agent:
@@ -240,7 +240,7 @@ def test_an_agent_that_ends_in_the_middle(tmp_path: Path) -> None:
 
 
 class Watched:
-    """A lane, and word of what was taken from the host."""
+    """A lane that reports how many bytes it read from the host."""
 
     def __init__(self, inner: Lane) -> None:
         self._inner = inner
@@ -262,28 +262,28 @@ class Watched:
 
 @pytest.mark.parametrize("make", LANES)
 def test_copies_run_beside_reads(tmp_path: Path, make: Callable[[], Lane]) -> None:
-    """All that is ready is on its way to the device while the last bytes have not left the store. Negative control: of
-    a lease that is lent whole, nothing is.
+    """Ready bytes are copied to the device while the rest is still in the store. The control: a whole lease copies
+    none.
     """
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with running(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(2) as threads:
         agent.publish(VERSION)
         early, late = Watched(make()), Watched(make())
-        both = [
+        copies = [
             threads.submit(_copied, agent, early, progressive=True),
             threads.submit(_copied, agent, late, progressive=False),
         ]
-        agent.wait_for("both are there", lambda state: state.connections == 2)
+        agent.wait_for("both are connected", lambda state: state.connections == 2)
         assert early.enough.wait(TIMEOUT_S)
         assert early.staged < TOTAL
         assert late.staged == 0
         store.gate.set()
-        for each in both:
+        for each in copies:
             assert each.result(TIMEOUT_S) == VERSION.linear
 
 
-def test_a_copy_whose_bytes_never_come(tmp_path: Path) -> None:
-    """It ends as its lease does, after the last copy that had begun."""
+def test_copy_of_a_failed_load_ends(tmp_path: Path) -> None:
+    """The copy ends with its lease's refusal, after the last copy that had begun."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with running(settings_of(tmp_path), store, verify=Checks("", {LATE: [False, False]})) as agent:
         agent.publish(VERSION)
@@ -304,13 +304,12 @@ def _copied(agent: RunningAgent, lane: Watched, *, progressive: bool) -> bytes:
         return bytes(copy_to_device(lease, lane, None).arena.cpu().numpy())
 
 
-def test_arriving_is_for_everybody(tmp_path: Path) -> None:
-    """Who asks later is given all of it again."""
+def test_every_reader_gets_all_parts(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION, progressive=True) as lease:
             for _ in range(2):
-                told = Spans(TOTAL)
+                ready = Spans(TOTAL)
                 for span in lease.ready_parts():
-                    told.add(*span)
-                assert told.is_whole
+                    ready.add(*span)
+                assert ready.is_whole

@@ -1,4 +1,4 @@
-"""Progressive leases between processes: an agent that is held in the middle of a version, readers that die there."""
+"""Progressive leases between real processes: agents and readers that are killed in the middle of a load."""
 
 import select
 import signal
@@ -20,7 +20,7 @@ VERSION = make_version(seed=1, pages=(300, 30, 17), chunk_pages=16)
 TOTAL = VERSION.manifest.total_bytes
 HALF = 10 * 16 * 4096
 
-# The agent as it starts, but that what lies in packs behind an offset is read only once a file is gone.
+# An agent that reads packs beyond an offset only after the gate file is removed.
 HELD = """
 import sys, time
 from pathlib import Path
@@ -37,7 +37,7 @@ def held(key, path, offset, into):
 files._read_into = held
 main()
 """
-# Leases, and says which parts it may read and what it reads there, until all of it came or it is refused.
+# A reader that prints each ready part with its digest, then `whole` or the code of the refusal.
 READER = """
 import sys
 from pathlib import Path
@@ -56,7 +56,7 @@ except Refused as refused:
     print(refused.failure.code, flush=True)
 sys.stdin.read()
 """
-# Reads what it was not told to be there, as a runtime would that is wrong.
+# A reader that reads a part that is not ready, as a faulty runtime would.
 HASTY = """
 import ctypes, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 from weightcache.client.lease import acquire
 
 lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 60.0, progressive=True)
-if sys.argv[3] == "told":
+if sys.argv[3] == "ready":
     print(lease.view(0, 1) == ctypes.string_at(lease.address, 1), flush=True)
 ctypes.string_at(lease.address + lease.total_bytes - 1, 1)
 print("read", flush=True)
@@ -73,7 +73,7 @@ print("read", flush=True)
 
 @dataclass(frozen=True)
 class Held(AgentProcess):
-    """An agent whose store has the version, and the gate before the second half of each pack."""
+    """An agent whose store has the version. The gate holds reads of the second half of each pack."""
 
     gate: Path
 
@@ -96,16 +96,16 @@ class Reader(Talking):
 
     def __init__(self, agent: Held, how: str) -> None:
         super().__init__(READER, str(agent.settings.run), VERSION.id, how)
-        self.told = Spans(TOTAL)
+        self.ready = Spans(TOTAL)
 
     def read(self, end: int) -> str:
-        """Take in what it says until all before `end` was read, or it is over; that last line."""
-        while not self.told.covers(0, end):
+        """Read its output until all bytes before `end` are ready, or it has ended. Return the last line."""
+        while not self.ready.covers(0, end):
             first, _, rest = (line := self.hear()).partition(" ")
             if not first.isdigit():
                 return line
             last, digest = rest.split()
-            self.told.add(int(first), int(last))
+            self.ready.add(int(first), int(last))
             assert digest == blake3(VERSION.linear[int(first) : int(last)]).hexdigest()
         return line
 
@@ -125,15 +125,15 @@ def reading(agent: Held, how: str = "progressive") -> Iterator[Reader]:
 
 
 def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None:
-    """By another process than the one that reads the store. Negative control: whoever wants a whole lease has nothing
-    by then.
+    """Another process than the agent reads the first half. The control: a process with a whole lease has
+    nothing yet.
     """
     with reading(held) as early, reading(held, "whole") as late:
         early.read(HALF)
-        state = held.wait_for("both are there", lambda state: state.connections == 2)
+        state = held.wait_for("both are connected", lambda state: state.connections == 2)
         assert (state.leases, state.leases_granted, state.holders) == (1, 0, 1)
         assert state.host.loading == len(VERSION.digests) - state.host.chunks > 0
-        assert not early.told.is_whole
+        assert not early.ready.is_whole
         assert late.is_silent
         held.open_gate()
         early.read(TOTAL)
@@ -143,44 +143,44 @@ def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None
 
 
 @pytest.mark.deep
-def test_a_reader_that_is_killed_in_the_middle(held: Held) -> None:
-    """Its lease, what it waited for and its slabs are given back; the next one is served."""
+def test_killed_reader_releases_everything(held: Held) -> None:
+    """The killed reader's lease, load and slabs are released, and the next lease is granted."""
     with reading(held) as early:
         early.read(HALF)
         early.kill()
-        held.wait_for("it is forgotten", lambda state: (state.leases, state.holders) == (0, 0))
+        held.wait_for("its lease is over", lambda state: (state.leases, state.holders) == (0, 0))
         held.open_gate()
-        held.wait_for("all is given back", lambda state: state.host.slabs_busy == state.host.loading == 0)
+        held.wait_for("the slabs are released", lambda state: state.host.slabs_busy == state.host.loading == 0)
     with held.acquire(VERSION) as lease:
         assert lease.view(0, TOTAL) == VERSION.linear
 
 
 @pytest.mark.deep
-def test_an_agent_that_is_killed_in_the_middle(held: Held) -> None:
-    """Its reader learns that it is gone, and is not given more than it was told."""
+def test_reader_notices_a_killed_agent(held: Held) -> None:
+    """The reader's lease fails as unavailable, and it gets no further parts."""
     with reading(held) as early:
         early.read(HALF)
         held.process.kill()
         assert early.read(TOTAL) == "unavailable"
-        assert not early.told.is_whole
+        assert not early.ready.is_whole
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("first", ["told", "not told"])
+@pytest.mark.parametrize("first", ["ready", "not ready"])
 def test_what_was_not_told_can_not_be_read(held: Held, first: str) -> None:
-    """It is not a matter of being careful: the process that tries ends, and reads nothing."""
+    """A process that reads a part that is not ready dies of SIGSEGV before it gets a byte."""
     command = [sys.executable, "-c", HASTY, str(held.settings.run), VERSION.id, first]
     died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert died.returncode == -signal.SIGSEGV
     assert "read" not in died.stdout
-    assert ("True" in died.stdout) == (first == "told")
+    assert ("True" in died.stdout) == (first == "ready")
 
 
 @pytest.mark.deep
 def test_what_was_told_can_be_read_control(held: Held) -> None:
-    """Negative control: the same process, with all of it told, reads the last byte."""
+    """Negative control: the same process reads the last byte if all of it is ready."""
     held.open_gate()
     held.acquire(VERSION).close()
-    command = [sys.executable, "-c", HASTY, str(held.settings.run), VERSION.id, "told"]
+    command = [sys.executable, "-c", HASTY, str(held.settings.run), VERSION.id, "ready"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\nread\n"

@@ -1,9 +1,9 @@
-"""What may be read is exactly what was told, however it comes; what is cut of it is whole, and given once."""
+"""Spans track which bytes are ready: exactly the added ones, in any order. Pieces are completed once, when whole."""
 
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import added_spans
 from hypothesis import strategies as st
 
 from weightcache.client.spans_policy import Span, Spans, completed, merged, spans_of
@@ -11,15 +11,15 @@ from weightcache.client.spans_policy import Span, Spans, completed, merged, span
 TOTAL = 100
 
 
-def spans(*given: Span) -> Spans:
+def spans(*added_spans: Span) -> Spans:
     found = Spans(TOTAL)
-    for span in given:
+    for span in added_spans:
         found.add(*span)
     return found
 
 
 @pytest.mark.parametrize(
-    ("there", "added", "want"),
+    ("existing", "added", "want"),
     [
         pytest.param((), (0, 10), (0, 10), id="the first"),
         pytest.param(((0, 10),), (20, 30), (20, 30), id="one apart"),
@@ -29,13 +29,13 @@ def spans(*given: Span) -> Spans:
         pytest.param(((0, 50),), (50, 100), (0, 100), id="the last"),
     ],
 )
-def test_add(there: tuple[Span, ...], added: Span, want: Span) -> None:
-    """Neighbours become one."""
-    assert spans(*there).add(*added) == want
+def test_add(existing: tuple[Span, ...], added: Span, want: Span) -> None:
+    """Adjacent spans are merged."""
+    assert spans(*existing).add(*added) == want
 
 
 @pytest.mark.parametrize(
-    ("there", "added", "rule"),
+    ("existing", "added", "rule"),
     [
         pytest.param((), (5, 5), "no part", id="nothing"),
         pytest.param((), (6, 5), "no part", id="backwards"),
@@ -48,16 +48,16 @@ def test_add(there: tuple[Span, ...], added: Span, want: Span) -> None:
         pytest.param(((5, 10),), (0, 6), "already", id="over its beginning"),
     ],
 )
-def test_invalid_span_is_refused(there: tuple[Span, ...], added: Span, rule: str) -> None:
-    """What can't be is refused, and changes nothing."""
-    found = spans(*there)
+def test_invalid_span_is_refused(existing: tuple[Span, ...], added: Span, rule: str) -> None:
+    """An invalid or overlapping span is refused, and changes nothing."""
+    found = spans(*existing)
     gaps = found.gaps()
     with pytest.raises(ValueError, match=rule):
         found.add(*added)
     assert found.gaps() == gaps
 
 
-def test_nothing_is_whole_where_there_is_nothing() -> None:
+def test_empty_spans_are_whole() -> None:
     assert Spans(0).is_whole
     assert not Spans(1).is_whole
     assert Spans(0).gaps() == ()
@@ -65,17 +65,17 @@ def test_nothing_is_whole_where_there_is_nothing() -> None:
 
 
 def pieces(lengths: list[int]) -> list[Span]:
-    """Side by side."""
+    """Return adjacent spans of these lengths."""
     edges = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
     return list(pairwise(edges))
 
 
-@given(lengths=st.lists(st.integers(1, 9), max_size=12), data=st.data(), piece=st.integers(1, 12))
-def test_in_any_order(lengths: list[int], data: st.DataObject, piece: int) -> None:
-    """Held against a set of bytes after each step; of what is cut, each piece comes once, when its last byte does."""
+@added_spans(lengths=st.lists(st.integers(1, 9), max_size=12), data=st.data(), piece=st.integers(1, 12))
+def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject, piece: int) -> None:
+    """Compared with a set of bytes after each step. Each piece is reported once, with its last byte."""
     order = data.draw(st.permutations(pieces(lengths)))
     found, model = Spans(sum(lengths)), set[int]()
-    came: list[Span] = []
+    found_pieces: list[Span] = []
     for begin, end in order:
         around = found.add(begin, end)
         model |= set(range(begin, end))
@@ -86,20 +86,21 @@ def test_in_any_order(lengths: list[int], data: st.DataObject, piece: int) -> No
         assert {at for gap in found.gaps() for at in range(*gap)} == set(range(found.total)) - model
         new = list(completed((begin, end), around, piece, found.total))
         assert all(set(range(*each)) <= model for each in new)
-        came += new
+        found_pieces += new
     assert found.is_whole
-    assert sorted(came) == pieces([piece] * (found.total // piece) + [found.total % piece] * (found.total % piece > 0))
+    rest = found.total % piece
+    assert sorted(found_pieces) == pieces([piece] * (found.total // piece) + [rest] * (rest > 0))
 
 
-@given(lengths=st.lists(st.integers(1, 5), max_size=12), data=st.data())
+@added_spans(lengths=st.lists(st.integers(1, 5), max_size=12), data=st.data())
 def test_merged(lengths: list[int], data: st.DataObject) -> None:
-    """The same bytes in as few spans as there can be."""
+    """The merged spans have the same bytes, and no two of them touch."""
     chosen = [span for span in data.draw(st.permutations(pieces(lengths))) if data.draw(st.booleans())]
     found = merged(chosen)
     assert [at for span in found for at in range(*span)] == sorted(at for span in chosen for at in range(*span))
     assert all(one[1] < other[0] for one, other in pairwise(found))
 
 
-def test_spans_of() -> None:
-    """A chunk that occurs again is in two places, and both are ready with it."""
+def test_repeated_chunk_has_two_spans() -> None:
+    """A repeated chunk has two spans, and both are ready with it."""
     assert spans_of([("a", 4), ("b", 2), ("a", 4)]) == {"a": ((0, 4), (6, 10)), "b": ((4, 6),)}

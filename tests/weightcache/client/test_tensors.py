@@ -1,4 +1,4 @@
-"""Tensors are views of the mapping: equal to what was published, no copy, no warning, no writing."""
+"""Tensors are read-only views of the mapping, equal to the published ones, without a copy."""
 
 import signal
 import subprocess
@@ -41,7 +41,7 @@ def version_of(values: dict[str, torch.Tensor]) -> Version:
 
 
 def test_every_dtype(tmp_path: Path) -> None:
-    """Each dtype and shape comes back as it went in, scalars and empty tensors too."""
+    """Every dtype and shape is restored, scalars and empty tensors included."""
     version = version_of(VALUES)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
@@ -56,7 +56,7 @@ def test_every_dtype(tmp_path: Path) -> None:
 
 
 def test_no_copy(tmp_path: Path) -> None:
-    """A tensor's storage is the mapping itself, page-aligned."""
+    """A tensor's storage is the mapping itself, at a page boundary."""
     version = make_version(seed=1, pages=(600, 3), chunk_pages=64)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
@@ -70,8 +70,8 @@ def test_no_copy(tmp_path: Path) -> None:
             assert bytes(raw[:PAGE_BYTES].tolist()) == version.linear[first.offset : first.offset + PAGE_BYTES]
 
 
-def test_no_bytes(tmp_path: Path) -> None:
-    """A version of empty tensors only has nothing to map."""
+def test_version_without_bytes(tmp_path: Path) -> None:
+    """A version of only empty tensors has nothing to map."""
     version = version_of({"empty": VALUES["empty"]})
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
@@ -98,17 +98,17 @@ print("written", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("target", "code", "output"),
     [
         pytest.param("tensor", -signal.SIGSEGV, "True\n", id="a write in place is a SIGSEGV"),
         pytest.param("copy", 0, "True\nwritten\n", id="control: a copy may be written"),
     ],
 )
-def test_writing(tmp_path: Path, what: str, code: int, said: str) -> None:
-    """The mapping is read-only down to the page tables."""
+def test_writing_to_a_tensor_is_fatal(tmp_path: Path, target: str, code: int, output: str) -> None:
+    """A write to a tensor dies of SIGSEGV, because the mapping is read-only. A copy can be written."""
     version = make_version(seed=1)
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
-        command = [sys.executable, "-c", WRITER, str(agent.settings.run), version.id, what]
+        command = [sys.executable, "-c", WRITER, str(agent.settings.run), version.id, target]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        assert (done.returncode, done.stdout) == (code, said)
+        assert (done.returncode, done.stdout) == (code, output)

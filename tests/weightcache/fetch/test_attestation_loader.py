@@ -1,4 +1,4 @@
-"""What nobody vouches for is started, told or refused, as the policy says; kept copies do where the store is away."""
+"""Policy decides about versions without a trusted signature. Kept attestations replace an unavailable store's."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,42 +36,41 @@ from weightcache.fetch.trust_policy import VerificationPolicy, find_distrust, us
 VERSION, OTHER = make_version(seed=1), make_version(seed=2)
 PRIVATE = Ed25519PrivateKey.generate()
 ROOT, STRANGER = Signer(PRIVATE), Signer(Ed25519PrivateKey.generate())
-SAID = OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT"))
+CLAIMED = OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT"))
 SEALED = attestation_of(VERSION.id)
 
 
 @pytest.mark.parametrize(
-    ("signers", "doubt"),
+    ("signers", "reason"),
     [
         pytest.param([], "it has no valid signature", id="no signature"),
-        pytest.param([STRANGER.key_id], "which is no trust root here", id="a stranger's"),
-        pytest.param([STRANGER.key_id, ROOT.key_id], None, id="a root's among others"),
+        pytest.param([STRANGER.key_id], "which is no trust root here", id="an unknown key's"),
+        pytest.param([STRANGER.key_id, ROOT.key_id], None, id="a trust root's among others"),
     ],
 )
-def test_one_trusted_signature_is_enough(signers: list[str], doubt: str | None) -> None:
-    """One trusted signature is enough, and none is not."""
+def test_one_trusted_signature_is_enough(signers: list[str], reason: str | None) -> None:
     found = find_distrust(signers, lambda key_id: key_id == ROOT.key_id)
-    assert found is doubt if doubt is None else doubt in (found or "")
+    assert found is reason if reason is None else reason in (found or "")
 
 
 @pytest.mark.parametrize(
     ("policy", "key_id", "usable"),
     [
-        pytest.param(VerificationPolicy.REQUIRE, ROOT.key_id, True, id="signed, where it is required"),
-        pytest.param(VerificationPolicy.REQUIRE, STRANGER.key_id, False, id="a stranger's, where it is required"),
-        pytest.param(VerificationPolicy.REQUIRE, None, False, id="not signed, where it is required"),
-        pytest.param(VerificationPolicy.WARN, None, True, id="not signed, where it is told"),
-        pytest.param(VerificationPolicy.OFF, STRANGER.key_id, True, id="a stranger's, where nobody looks"),
+        pytest.param(VerificationPolicy.REQUIRE, ROOT.key_id, True, id="signed, if required"),
+        pytest.param(VerificationPolicy.REQUIRE, STRANGER.key_id, False, id="an unknown key's, if required"),
+        pytest.param(VerificationPolicy.REQUIRE, None, False, id="not signed, if required"),
+        pytest.param(VerificationPolicy.WARN, None, True, id="not signed, if only warned about"),
+        pytest.param(VerificationPolicy.OFF, STRANGER.key_id, True, id="an unknown key's, if not checked"),
     ],
 )
 def test_usable_seals(policy: VerificationPolicy, key_id: str | None, usable: bool) -> None:
-    """Where signatures are required, known answers need one too: without any, a replica records its own."""
+    """If signatures are required, seals need one, too. Without one, a replica records its own known answers."""
     found = usable_seals(policy, [SealRecord(SEALED, key_id)], lambda name: "root" if name == ROOT.key_id else None)
     assert found == ((SEALED,) if usable else ())
 
 
 def settings(data: Path, policy: VerificationPolicy) -> CacheSettings:
-    """With one trust root."""
+    """Return settings with one trust root."""
     (data / "trust").mkdir(parents=True, exist_ok=True)
     pem = PRIVATE.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (data / "trust" / "release.pem").write_bytes(pem)
@@ -87,7 +86,7 @@ def put(store: BlobStore, key: str, raw: bytes) -> None:
 
 
 def seal(store: BlobStore, data: Path, version: str = VERSION.id) -> None:
-    """By the installation's own key."""
+    """Seal the version with the installation's own key."""
     own = ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
     found = attestation_of(version)
     put(store, attestation_key(TENANT, version, found.fingerprint), own.attest(version, SEAL_TYPE, found))
@@ -103,8 +102,8 @@ def refusal(agent: RunningAgent) -> str:
     return f"{caught.value.failure.code}: {caught.value.failure.message}"
 
 
-BY_ROOT = ROOT.attest(VERSION.id, ORIGIN_TYPE, SAID)
-BY_STRANGER = STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID)
+BY_ROOT = ROOT.attest(VERSION.id, ORIGIN_TYPE, CLAIMED)
+BY_STRANGER = STRANGER.attest(VERSION.id, ORIGIN_TYPE, CLAIMED)
 FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
 
 
@@ -113,29 +112,29 @@ FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
     [
         pytest.param(None, "it has no valid signature", id="nothing is signed"),
         pytest.param(
-            STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID), "which is no trust root here", id="a stranger's key"
+            STRANGER.attest(VERSION.id, ORIGIN_TYPE, CLAIMED), "which is no trust root here", id="an unknown key"
         ),
         pytest.param(
-            ROOT.attest(OTHER.id, ORIGIN_TYPE, SAID), "it has no valid signature", id="another version's statement"
+            ROOT.attest(OTHER.id, ORIGIN_TYPE, CLAIMED), "it has no valid signature", id="another version's statement"
         ),
         pytest.param(FLIPPED, "it has no valid signature", id="a flipped byte"),
         pytest.param(
-            STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID).replace(STRANGER.key_id.encode(), ROOT.key_id.encode()),
+            STRANGER.attest(VERSION.id, ORIGIN_TYPE, CLAIMED).replace(STRANGER.key_id.encode(), ROOT.key_id.encode()),
             "it has no valid signature",
             id="a forged signature",
         ),
     ],
 )
 def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why: str) -> None:
-    """With `require` it is refused by name, before a byte is read; with `warn` it starts, and is counted."""
+    """With `require` it is refused by name before a chunk is read. With `warn` it starts and is counted."""
     with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
         if raw is not None:
             sign(agent.store, raw)
-        told = refusal(agent)
-        assert told.startswith(f"version_unverified: version {VERSION.id} is not started: ")
-        assert why in told
+        failure_text = refusal(agent)
+        assert failure_text.startswith(f"version_unverified: version {VERSION.id} is not started: ")
+        assert why in failure_text
         state = agent.state()
         assert (state.unverified_versions, state.chunk_reads) == (1, {})
         assert state.leases_refused == {"version_unverified": 1}
@@ -146,7 +145,7 @@ def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why:
 
 @pytest.mark.parametrize("policy", VerificationPolicy)
 def test_signed_version_is_started(tmp_path: Path, policy: VerificationPolicy) -> None:
-    """The control: under every policy, and counted under none."""
+    """The control: a signed version starts under every policy, and is never counted."""
     with running(settings(tmp_path, policy)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
@@ -157,7 +156,7 @@ def test_signed_version_is_started(tmp_path: Path, policy: VerificationPolicy) -
 
 
 def test_signatures_are_not_checked_where_off(tmp_path: Path) -> None:
-    """Neither refused nor counted: this is what makes the two others tell something."""
+    """With `off`, an unsigned version starts and is not counted."""
     with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
@@ -165,7 +164,7 @@ def test_signatures_are_not_checked_where_off(tmp_path: Path) -> None:
 
 
 def test_requiring_signatures_without_a_key_is_refused(tmp_path: Path) -> None:
-    """To require signatures without a key that could have made one is a mistake, and said so at the start."""
+    """`KELVIN_VERIFY=require` without a trusted public key stops the start with a message."""
 
     async def start() -> None:
         wanted = replace(settings_of(tmp_path), verify=VerificationPolicy.REQUIRE)
@@ -176,8 +175,8 @@ def test_requiring_signatures_without_a_key_is_refused(tmp_path: Path) -> None:
         asyncio.run(start())
 
 
-def test_a_signature_may_come_later(tmp_path: Path) -> None:
-    """What was refused starts once it is signed: a refusal is not kept."""
+def test_signed_version_starts_after_a_refusal(tmp_path: Path) -> None:
+    """A refused version starts once it is signed, because refusals are not cached."""
     with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         assert "it has no valid signature" in refusal(agent)
@@ -216,8 +215,8 @@ async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
         await cache.version_loader.load(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
 
 
-def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:
-    """With `require` a seal that no trusted key made is as good as none; the replica records its own."""
+def test_seal_of_an_unknown_key_is_ignored(tmp_path: Path) -> None:
+    """With `require`, a seal without a trusted signature is ignored, and the replica records its own."""
     with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         sign(agent.store, BY_ROOT)
@@ -227,7 +226,7 @@ def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:
 
 
 def test_a_forged_seal_is_refused(tmp_path: Path) -> None:
-    """Under any policy: its known answers would prove the wrong model right."""
+    """A forged seal is refused under any policy: its known answers would accept a wrong model."""
     forged = msgspec.structs.replace(SEALED, probe=msgspec.structs.replace(SEALED.probe, tolerance=1e9))
     raw = STRANGER.attest(VERSION.id, SEAL_TYPE, forged).replace(STRANGER.key_id.encode(), ROOT.key_id.encode())
     with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
@@ -238,17 +237,17 @@ def test_a_forged_seal_is_refused(tmp_path: Path) -> None:
 
 
 class Away(FileStore):
-    """Answers while `there`; else it fails, or (`hangs`) never answers."""
+    """A store that fails, or with `hangs` never answers, while `is_available` is False."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.there = True
+        self.is_available = True
         self.hangs = False
 
     async def _answer(self) -> None:
-        if not self.there and self.hangs:
+        if not self.is_available and self.hangs:
             await asyncio.Event().wait()
-        if not self.there:
+        if not self.is_available:
             raise BlobUnavailable("away")
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -266,7 +265,7 @@ class Away(FileStore):
 
 
 def warmed(tmp_path: Path, store: Away, policy: VerificationPolicy = VerificationPolicy.REQUIRE) -> None:
-    """An agent over this store has had the version, and is gone: everything is on NVMe, nothing in memory."""
+    """Run and end an agent that has leased the version: all of it is on NVMe, nothing in memory."""
     asyncio.run(publish(store, VERSION))
     seal(store, tmp_path)
     sign(store, BY_ROOT)
@@ -276,10 +275,10 @@ def warmed(tmp_path: Path, store: Away, policy: VerificationPolicy = Verificatio
 
 @pytest.mark.parametrize("hangs", [pytest.param(False, id="fails"), pytest.param(True, id="never answers")])
 def test_a_start_without_the_store(tmp_path: Path, hangs: bool) -> None:
-    """The store is away, NVMe has every byte: the version starts, verified, with its known answers."""
+    """NVMe has every byte, and the version starts, verified and with its known answers."""
     store = Away(tmp_path / "store")
     warmed(tmp_path, store)
-    store.there, store.hangs = False, hangs
+    store.is_available, store.hangs = False, hangs
     with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
@@ -292,35 +291,35 @@ def kept_file(data: Path) -> Path:
 
 
 def test_without_a_kept_copy_it_does_not_start(tmp_path: Path) -> None:
-    """The control: what made it start is that copy."""
+    """The control: without the kept attestations, the version does not start."""
     store = Away(tmp_path / "store")
     warmed(tmp_path, store)
     kept_file(tmp_path).unlink()
-    store.there = False
+    store.is_available = False
     with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
 
 
 @pytest.mark.parametrize("at", [0, 70, -1])
-def test_a_kept_copy_that_rotted(tmp_path: Path, at: int) -> None:
-    """Is set aside and counted; the store's comes in its place, and without the store nothing does."""
+def test_damaged_kept_copy_is_replaced(tmp_path: Path, at: int) -> None:
+    """The damaged copy is set aside, counted and replaced by the store's. Without the store, the lease is refused."""
     store = Away(tmp_path / "store")
     warmed(tmp_path, store)
     raw = bytearray(kept_file(tmp_path).read_bytes())
     raw[at] ^= 1
     kept_file(tmp_path).write_bytes(raw)
-    store.there = False
+    store.is_available = False
     with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
         assert agent.state().attestation_faults == {"nvme": {"digest": 1}}
         assert not kept_file(tmp_path).exists()
-        store.there = True
+        store.is_available = True
         agent.acquire(VERSION).close()
         assert kept_file(tmp_path).exists()
 
 
-def test_a_seal_that_rotted_in_the_store_is_healed_from_nvme(tmp_path: Path) -> None:
-    """Its kept copy stands in for it; `kelvin fsck` finds the one in the store."""
+def test_damaged_seal_in_the_store_is_healed_from_nvme(tmp_path: Path) -> None:
+    """The kept copy replaces it. `kelvin fsck` finds the damaged one in the store."""
     store = Away(tmp_path / "store")
     warmed(tmp_path, store)
     path = tmp_path / "store" / attestation_key(TENANT, VERSION.id, SEALED.fingerprint)
@@ -333,8 +332,8 @@ def test_a_seal_that_rotted_in_the_store_is_healed_from_nvme(tmp_path: Path) -> 
         assert agent.state().attestation_faults == {"store": {"digest": 2}}
 
 
-def test_an_engine_whose_answers_are_unknown_asks_for_news(tmp_path: Path) -> None:
-    """Resident or not: a seal that came to the store since is found by the engine that it is for, and then kept."""
+def test_engine_without_a_seal_looks_for_new_ones(tmp_path: Path) -> None:
+    """A seal that was added to the store is found by its engine, also of a version in memory, and then kept."""
     other = msgspec.structs.replace(SEALED, fingerprint=msgspec.structs.replace(SEALED.fingerprint, torch="3"))
     with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)

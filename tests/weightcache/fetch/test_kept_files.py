@@ -1,7 +1,7 @@
-"""A version that lies in a file which is kept as it is, restored from it: the same bytes, none of them unverified.
+"""A version whose weights are in a kept tensorizer file is restored with the same bytes, all of them verified.
 
-The product's composition over a file store and over S3. Each byte of the file belongs to a class (a tensor, a header,
-padding of the index, its end): harmed, what a chunk needs is healed from a copy or refused by name, all else is served.
+Uses the product's cache over a file store and over S3. Each byte of the file belongs to a class: a tensor, a header,
+padding of the index, or the end. A damaged byte that a chunk needs is healed from a copy or refused by name.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ SIZES = (100, 5000, 30_000, 7, 12_288, 1)
 
 
 async def served(cache: Cache, version: Version) -> bytes | str:
-    """The version's linear space as it lies in the host tier, or the code of the refusal."""
+    """Return the version's linear space from the host tier, or the code of the refusal."""
     try:
         async with cache.version_loader.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
             space = bytearray()
@@ -41,14 +41,14 @@ async def served(cache: Cache, version: Version) -> bytes | str:
 
 
 async def from_scratch(root: Path, store: BlobStore, version: Version, verify: Verify = is_digest_of) -> bytes | str:
-    """Restored with nothing above the store."""
+    """Restore with nothing above the store."""
     async with cached(settings_of(root, slabs=4), store=store, verify=verify) as cache:
         await cache.evict("nvme", None, None)
         return await served(cache, version)
 
 
 async def test_kept_file_gives_the_same_bytes(tmp_path: Path) -> None:
-    """From the file, then from NVMe without it: chunks are ordinary ones above the store."""
+    """The version is restored from the file, then from NVMe without the file."""
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 1, SIZES, attested=True)
@@ -62,7 +62,7 @@ async def test_kept_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def classes(index: FileIndex) -> dict[str, tuple[int, bool]]:
-    """An offset of each class of bytes of the file, and whether a chunk needs it."""
+    """Return an offset of each class of bytes of the file, and whether a chunk needs it."""
     found = {"the header": (3, False), "the index": (100, False), "the end": (index.size - 1, False)}
     for number, chunk in enumerate(index.chunks):
         for part, span in enumerate(chunk.spans):
@@ -72,14 +72,14 @@ def classes(index: FileIndex) -> dict[str, tuple[int, bool]]:
     return found
 
 
-def harmed(path: Path, at: int, how: str) -> None:
+def damage(path: Path, at: int, how: str) -> None:
     raw = bytearray(path.read_bytes())
     if how == "flip":
         raw[at] ^= 1
     elif how == "cut":
         raw = raw[:at]
     else:
-        raw[at : at + 1] = b""  # all that follows is one byte off
+        raw[at : at + 1] = b""  # shifts all later bytes by one
     path.chmod(0o600)
     path.write_bytes(raw)
 
@@ -87,8 +87,8 @@ def harmed(path: Path, at: int, how: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("copied", [pytest.param(False, id="alone"), pytest.param(True, id="beside a pack")])
 @pytest.mark.parametrize("how", ["flip", "cut", "shift"])
-async def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> None:
-    """No wrong byte is served: refused as corrupt, or healed from a pack that holds the same chunks."""
+async def test_damaged_byte_of_any_class_is_never_served(tmp_path: Path, how: str, copied: bool) -> None:
+    """Damaged chunks are refused as corrupt, or healed from a pack with the same chunks."""
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 2, SIZES, attested=True)
@@ -98,7 +98,7 @@ async def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> N
         await put_pack(store, version.chunks)
     whole = path.read_bytes()
     for name, (at, is_needed) in classes(index).items():
-        harmed(path, at, how)
+        damage(path, at, how)
         hit = is_needed if how == "flip" else at <= max(s.offset + s.length - 1 for c in index.chunks for s in c.spans)
         want = version.linear if copied or not hit else "chunk_corrupt"
         assert await from_scratch(tmp_path, store, version) == want, name
@@ -107,20 +107,20 @@ async def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> N
 
 
 async def test_without_verification_they_would_be(tmp_path: Path) -> None:
-    """The control: the same harm, unverified, reaches the weights."""
+    """The control: the same damage, unverified, reaches the weights."""
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 2, SIZES, attested=True)
     index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
-    harmed(tmp_path / "store" / TENANT / "packs" / pack, index.chunks[0].spans[1].offset, "flip")
+    damage(tmp_path / "store" / TENANT / "packs" / pack, index.chunks[0].spans[1].offset, "flip")
     found = await from_scratch(tmp_path, store, version, verify=lambda data, digest: True)
     assert isinstance(found, bytes)
     assert len(found) == len(version.linear)
     assert found != version.linear
 
 
-async def test_an_index_that_lies(tmp_path: Path) -> None:
-    """Well formed, but a byte off or another chunk's: refused by the digest; gone: as missing."""
+async def test_wrong_index_is_refused(tmp_path: Path) -> None:
+    """A wrong offset in the index is refused by digest. An index that is torn, lost or another's misses chunks."""
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 3, SIZES, attested=True)
@@ -151,7 +151,7 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.deep
 @pytest.mark.usefixtures("_credentials")
 async def test_s3(tmp_path: Path, buckets: Buckets) -> None:
-    """By ranged GETs: the same bytes; a flipped one is refused by its digest, and well again once it is right."""
+    """Ranged GETs give the same bytes. A flipped byte is refused by its digest, and the right file is served again."""
     bucket = buckets.make()
 
     async with open_checked_store(buckets.url(bucket, "p"), writes=True) as store:

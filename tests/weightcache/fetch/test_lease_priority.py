@@ -1,4 +1,4 @@
-"""Background work begins when no lease waits, and gives way to one that comes; its own version's lease is no other."""
+"""Background work starts while no lease waits, and gives way to leases of other versions, not of its own."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ ONE, OTHER = ("acme", "1"), ("acme", "2")
 
 
 async def test_prefetch_waits_for_leases_of_other_versions() -> None:
-    """A lease of the same version is what it works for; as long as one of another waits, it does not begin."""
+    """Work does not start while a lease of another version waits. A lease of its own version does not matter."""
 
     waiting = LeasePriority()
     with waiting.waiting_lease(ONE):
@@ -26,7 +26,7 @@ async def test_prefetch_waits_for_leases_of_other_versions() -> None:
 
 
 async def test_prefetch_is_cancelled_by_another_versions_lease() -> None:
-    """Cancelled, and gone, when another version's lease comes; left alone by its own's."""
+    """Another version's lease cancels the work and waits for its end. A lease of its own version does not."""
 
     waiting, begun, ended = LeasePriority(), asyncio.Event(), asyncio.Event()
     finish = asyncio.Event()
@@ -51,7 +51,7 @@ async def test_prefetch_is_cancelled_by_another_versions_lease() -> None:
 
 
 async def test_try_run_raises_what_the_work_raises() -> None:
-    """And whoever cancels the whole leaves nothing running."""
+    """Errors of the work are raised, and cancelling `try_run` leaves no task behind."""
     waiting, before = LeasePriority(), asyncio.all_tasks()
 
     async def fails() -> None:

@@ -1,4 +1,4 @@
-"""Many miss at once: bandwidth is shared by weight, and each range leaves the store once however many wait."""
+"""Many versions are missed at once: bandwidth is shared by weight, and each range is read once, however many wait."""
 
 import asyncio
 import random
@@ -23,16 +23,14 @@ LIMIT_S = 60.0
 
 
 class Line(MemoryStore):
-    """A store behind a line that moves one byte after another, in the order in which they were asked for. Its clock is
-    the number of bytes that it moved.
-    """
+    """A store that serves one range after another, in order of requests. Its clock is the number of bytes served."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open = asyncio.Event()
         self.moved = 0
         self.ranges: list[tuple[str, int]] = []
-        self.last: dict[str, int] = {}  # by key: when the last range of it was there
+        self.last: dict[str, int] = {}  # the clock after the last range of each key
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         await self.open.wait()
@@ -43,7 +41,7 @@ class Line(MemoryStore):
 
 
 class FirstCome(FairReadQueue):
-    """The control: who asked first has all until they are done."""
+    """The control: the first flow gets all bandwidth until it is done."""
 
     def __init__(self, wants: WaiterIndex) -> None:
         super().__init__(wants)
@@ -63,11 +61,11 @@ class FirstCome(FairReadQueue):
         return key
 
     def end(self, key: Key) -> None:
-        """It kept no account of it."""
+        """Do nothing: this queue keeps no account."""
 
 
 class Forgetful(FairReadQueue):
-    """Another control: what has begun is as good as ended."""
+    """Another control: a read counts as ended when it begins."""
 
     def take(self, nbytes: int | None = None) -> Key:
         key = super().take(nbytes)
@@ -75,7 +73,7 @@ class Forgetful(FairReadQueue):
         return key
 
     def end(self, key: Key) -> None:
-        """It did already."""
+        """Do nothing: `take` ended it already."""
 
 
 def made_up(seed: int, chunks: int) -> Version:
@@ -84,19 +82,19 @@ def made_up(seed: int, chunks: int) -> Version:
 
 
 def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Cache]:
-    """A cache without a disk to keep things on."""
+    """Return a cache without NVMe."""
     return cached(replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE), store=store)
 
 
-def in_line(cache: Cache) -> int:
-    """Chunks that wait for their turn at the store, or have it."""
+def store_chunks(cache: Cache) -> int:
+    """Return how many chunks wait for the store or are being read from it."""
     scheduler = cache.fetcher.scheduler
     return scheduler.queued["store"] + scheduler.running["store"]
 
 
 async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
-    """Versions of so many chunks are missed at once. Returns when each had all of its bytes, as parts of what is fair:
-    every byte of the line shared by all that still lack some.
+    """Miss versions of these many chunks at once. Return when each was complete, as a fraction of its fair time: the
+    time if every byte were shared among all unfinished versions.
     """
     store = Line()
     versions = [made_up(seed, chunks) for seed, chunks in enumerate(sizes)]
@@ -106,7 +104,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
             asyncio.create_task(leases.enter_async_context(cache.version_loader.pinned(TENANT, version.id, LIMIT_S)))
             for version in versions
         ]
-        await eventually(lambda: in_line(cache) == sum(sizes))
+        await eventually(lambda: store_chunks(cache) == sum(sizes))
         store.open.set()
         await asyncio.gather(*waiting)
     fair = [PAGE_BYTES * sum(min(mine, other) for other in sizes) for mine in sizes]
@@ -116,25 +114,25 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
 SIZES = tuple(random.Random(30).choices(range(60, 121), k=30))
 
 
-SMALL = (3 * AT_ONCE,) * 30  # the first could begin a third of its chunks before others came
+SMALL = (3 * AT_ONCE,) * 30  # the first version could begin a third of its chunks before the others came
 
 
-@pytest.mark.parametrize("sizes", [SIZES, SMALL], ids=["of many turns", "of few"])
+@pytest.mark.parametrize("sizes", [SIZES, SMALL], ids=["many chunks", "few chunks"])
 async def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[int]) -> None:
-    """Thirty versions that are missed at once finish within 20 % of what is fair."""
+    """Thirty versions that are missed at once finish within 20 % of their fair time."""
     ended = await storm(tmp_path, sizes)
     assert all(0.8 <= each <= 1.2 for each in ended), ended
 
 
-async def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it doesn't count, and nothing is made up for, the first keeps what it began before the others queued."""
+async def test_control_ignoring_running_reads_is_unfair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without counting running reads, and without credit, the first version keeps what it began before others came."""
     monkeypatch.setattr(read_scheduler, "FairReadQueue", Forgetful)
     monkeypatch.setattr(fair_read_queue, "MAX_CREDIT_BYTES", 0)
     assert min(await storm(tmp_path, SMALL)) < 0.8
 
 
-async def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of asking, the first are far ahead of their share."""
+async def test_control_first_come_is_unfair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of requests, the first versions finish far before their fair time."""
     monkeypatch.setattr(read_scheduler, "FairReadQueue", FirstCome)
     ended = await storm(tmp_path, SIZES[:10])
     assert min(ended) < 0.3
@@ -142,20 +140,20 @@ async def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
-    """All of them before the first byte moves, by the cache's way."""
+    """Let a thousand leases wait through the cache before the first byte is served."""
 
     async def wait() -> None:
         async with cache.version_loader.pinned(TENANT, version.id, LIMIT_S):
             pass
 
     waiting = [asyncio.create_task(wait()) for _ in range(1000)]
-    await eventually(lambda: in_line(cache) == len(version.digests))
+    await eventually(lambda: store_chunks(cache) == len(version.digests))
     store.open.set()
     await asyncio.gather(*waiting)
 
 
 async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
-    """Each for itself, past the single flight."""
+    """Read the version twenty times, without single-flight."""
     store.open.set()
     for _ in range(20):
         for digest in version.digests:
@@ -165,7 +163,7 @@ async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
 async def count_reads(
     root: Path, scenario: Callable[[Cache, Line, Version], Awaitable[None]]
 ) -> tuple[list[tuple[str, int]], int]:
-    """Ranges that left the store, and how many the version has."""
+    """Return the ranges that were read from the store, and how many chunks the version has."""
     store = Line()
     version = made_up(1, 50)
     await publish(store, version)
@@ -175,33 +173,32 @@ async def count_reads(
 
 
 async def test_thousand_waiters_read_each_range_once(tmp_path: Path) -> None:
-    """Each range leaves the store once."""
     ranges, count = await count_reads(tmp_path, a_thousand_wait)
     assert len(ranges) == len(set(ranges)) == count
 
 
 async def test_control_without_single_flight(tmp_path: Path) -> None:
-    """Who reads for himself reads it again: the count above would show it."""
+    """Negative control: without single-flight, each range is read twenty times."""
     ranges, count = await count_reads(tmp_path, twenty_read)
     assert len(set(ranges)) == count
     assert len(ranges) == 20 * count
 
 
-async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
-    """A start begins while a version of the same size is brought for nobody (or, `wanted`, for somebody as well). How
-    much of all bytes had moved when the start had its own.
+async def beside_a_prefetch(root: Path, *, leased: bool) -> float:
+    """Start one version while another of the same size is prefetched, and leased as well if `leased`. Return which part
+    of all bytes had been served when the start had its own.
     """
     store = Line()
     early, start = made_up(1, 100), made_up(2, 100)
     packs = [await publish(store, version) for version in (early, start)]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         waiting = [asyncio.create_task(cache.version_loader.load(TENANT, early.id, LIMIT_S, urgent=False))]
-        await eventually(lambda: in_line(cache) == 100)
-        if wanted:
+        await eventually(lambda: store_chunks(cache) == 100)
+        if leased:
             lease = cache.version_loader.pinned(TENANT, early.id, LIMIT_S)
             waiting.append(asyncio.create_task(_enter(leases, lease)))
         waiting.append(asyncio.create_task(cache.version_loader.load(TENANT, start.id, LIMIT_S, urgent=True)))
-        await eventually(lambda: in_line(cache) == 200)
+        await eventually(lambda: store_chunks(cache) == 200)
         store.open.set()
         await asyncio.gather(*waiting)
     return store.last[f"{TENANT}/packs/{packs[1]}"] / store.moved
@@ -212,6 +209,6 @@ async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[obje
 
 
 async def test_prefetch_has_a_small_share_until_leased(tmp_path: Path) -> None:
-    """It has a small share beside a start, until somebody waits for it as well: from then on an equal one."""
-    assert await beside_a_prefetch(tmp_path / "alone", wanted=False) < 0.7
-    assert await beside_a_prefetch(tmp_path / "wanted", wanted=True) > 0.9
+    """A prefetch has a small share beside a start. From the moment a lease waits for it, it has an equal one."""
+    assert await beside_a_prefetch(tmp_path / "alone", leased=False) < 0.7
+    assert await beside_a_prefetch(tmp_path / "wanted", leased=True) > 0.9

@@ -1,4 +1,4 @@
-"""Manifests are checked wherever they come from; drafts can be leased; attestations are all there, or it is refused."""
+"""Manifests are verified from any source, drafts can be leased, and a lease has all attestations or is refused."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.weightcache.kit import (
 VERSION = make_version(seed=1)
 
 
-def test_draft(tmp_path: Path) -> None:
+def test_draft_is_leased_like_a_version(tmp_path: Path) -> None:
     """A draft is leased like a version, before and after it is published."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION, draft=True)
@@ -38,7 +38,7 @@ def test_draft(tmp_path: Path) -> None:
 
 
 def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
-    """None found, the next lease looks again; found, they are kept."""
+    """If there are none, the next lease looks again. Once found, they are kept."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
@@ -59,8 +59,8 @@ def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
         pytest.param(encode(attestation_of("0" * 64)), "speaks of version 000", id="another version's"),
     ],
 )
-def test_bad_attestation(tmp_path: Path, raw: bytes, reason: str) -> None:
-    """An attestation that can't be believed refuses the lease: without it the known answers would go unchecked."""
+def test_bad_attestation_refuses_the_lease(tmp_path: Path, raw: bytes, reason: str) -> None:
+    """An invalid attestation refuses the lease: without it, the known answers would go unchecked."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/attestations/{VERSION.id}/seal-{'0' * 16}", raw))
@@ -68,19 +68,19 @@ def test_bad_attestation(tmp_path: Path, raw: bytes, reason: str) -> None:
             agent.acquire(VERSION)
 
 
-def paper_of(agent: RunningAgent, version: Version) -> Path:
+def manifest_file(agent: RunningAgent, version: Version) -> Path:
     return agent.settings.cache / TENANT / "manifests" / version.id
 
 
-def test_manifest_damaged_on_nvme(tmp_path: Path) -> None:
-    """A manifest that changed on NVMe is set aside, counted, and replaced by the store's; the lease waits for that."""
+def test_damaged_manifest_on_nvme_is_healed(tmp_path: Path) -> None:
+    """A manifest that changed on NVMe is set aside, counted, and replaced by the store's, while the lease waits."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
     _keep(tmp_path, VERSION.raw.replace(b"F32", b"I32"))
     with running(settings_of(tmp_path)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
-        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        assert manifest_file(agent, VERSION).read_bytes() == VERSION.raw
         state = agent.state()
         assert (state.manifest_faults, state.healed_manifests) == ({"nvme": {"digest": 1}}, {"store": 1})
 
@@ -91,18 +91,18 @@ def _keep(data: Path, raw: bytes) -> None:
     path.write_bytes(raw)
 
 
-def test_manifest_unreadable_on_nvme(tmp_path: Path) -> None:
-    """What stands where a manifest should be and can't be read is set aside like a wrong one."""
+def test_unreadable_manifest_on_nvme_is_replaced(tmp_path: Path) -> None:
+    """A directory in place of a manifest is set aside like a wrong manifest."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        paper_of(agent, VERSION).mkdir(parents=True)
+        manifest_file(agent, VERSION).mkdir(parents=True)
         agent.acquire(VERSION).close()
-        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        assert manifest_file(agent, VERSION).read_bytes() == VERSION.raw
         assert agent.state().manifest_faults == {"nvme": {"unreadable": 1}}
 
 
 class OnceWrong(FileStore):
-    """Its first read of each kind of object in `kinds` has other bytes."""
+    """A store whose first read of each kind of object in `kinds` returns wrong bytes."""
 
     def __init__(self, root: Path, *kinds: str) -> None:
         super().__init__(root)
@@ -116,8 +116,8 @@ class OnceWrong(FileStore):
         return raw
 
 
-def test_a_bad_read_is_not_a_bad_paper(tmp_path: Path) -> None:
-    """Manifest and attestation that come wrong once from the store are read again before they are believed wrong."""
+def test_bad_read_of_a_document_is_retried(tmp_path: Path) -> None:
+    """A manifest or attestation that is read wrong once from the store is read again before it is refused."""
     with running(settings_of(tmp_path), OnceWrong(tmp_path / "store", "manifests", "attestations")) as agent:
         agent.publish(VERSION)
         asyncio.run(attest(agent.store, VERSION.id))
@@ -127,19 +127,19 @@ def test_a_bad_read_is_not_a_bad_paper(tmp_path: Path) -> None:
         assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 1}}, {"store": 1})
 
 
-def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
-    """A manifest that doesn't have its version's digest is refused, and not kept."""
+def test_damaged_manifest_in_the_store_is_refused(tmp_path: Path) -> None:
+    """A manifest that does not match its version's digest is refused, and not kept on NVMe."""
     with running(settings_of(tmp_path)) as agent:
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{VERSION.id}", VERSION.raw + b" "))
         with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
             agent.acquire(VERSION)
-        assert not paper_of(agent, VERSION).exists()
+        assert not manifest_file(agent, VERSION).exists()
         state = agent.state()
         assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 2}}, {})
 
 
-def test_manifest_that_lies(tmp_path: Path) -> None:
-    """A manifest that gives one chunk two lengths is refused, though its digest is right."""
+def test_manifest_with_two_lengths_of_a_chunk_is_refused(tmp_path: Path) -> None:
+    """It is refused although its digest is right."""
     good = describe([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
     (chunk,) = good.manifest.chunks
     chunks = (chunk, Chunk(chunk.digest, PAGE_BYTES))

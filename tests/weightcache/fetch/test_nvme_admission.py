@@ -1,4 +1,4 @@
-"""Writes to NVMe: loads come first, what waits is bounded, memory that is needed is let go; what is promised is."""
+"""Writes to NVMe: loads come first, waiting chunks are bounded by memory, and chunks that must be kept are."""
 
 import asyncio
 import errno
@@ -56,13 +56,13 @@ SLABS = 4
         pytest.param(1, True, False, id="not two"),
     ],
 )
-def test_at_once(writing: int, loading: bool, want: bool) -> None:
-    """Whether one more is written."""
+def test_concurrent_writes_are_bounded(writing: int, loading: bool, want: bool) -> None:
+    """Two chunks are written at once, or one during loads."""
     assert may_begin_write(writing, loading=loading) is want
 
 
 class GatedDisk(NvmeTier):
-    """A disk that writes when it is told to."""
+    """A disk whose writes wait for `gate`."""
 
     def __init__(self, threads: ThreadPoolExecutor, verifier: Verifier) -> None:
         super().__init__(Path("/nonexistent"), DiskIndex(SLABS * HUGE), threads, time.time, verifier, 1)
@@ -76,7 +76,7 @@ class GatedDisk(NvmeTier):
 
 
 class World:
-    """An arena of four slabs, over a disk that writes when it is told to."""
+    """An arena of four slabs over a disk whose writes wait for `gate`."""
 
     def __init__(self, arena: Arena, threads: ThreadPoolExecutor) -> None:
         self.arena = arena
@@ -89,14 +89,14 @@ class World:
         self.admissions = NvmeAdmission(arena, disk, below, store, self.counters, lambda: self.loading)
 
     async def reserve(self, *names: str, length: int = HUGE) -> Reservation:
-        """Places for these, the memory being there."""
+        """Reserve places for these chunks, and wait for their memory."""
         reservation = self.arena.reserve(TENANT, [(name, length) for name in names], 0.0)
         for place in reservation.places.values():
             await self.arena.view(place)
         return reservation
 
     async def load(self, *names: str, length: int = PAGE_BYTES) -> None:
-        """As the loader does: bring these, offer them, and let the version go."""
+        """Load these chunks and offer them for admission, as the loader does, then unpin the version."""
         reservation = await self.reserve(*names, length=length)
         for name in reservation.load:
             self.arena.index.mark_ready(TENANT, name)
@@ -119,8 +119,8 @@ async def opened() -> AsyncIterator[World]:
             await arena.close()
 
 
-async def test_all_are_written() -> None:
-    """In their order, two at a time, and the slabs are free afterwards."""
+async def test_offered_chunks_are_written_in_order() -> None:
+    """At most two chunks are written at once, and their slabs are free afterwards."""
 
     async with opened() as world:
         await world.load("a", "b", "c")
@@ -135,9 +135,7 @@ async def test_all_are_written() -> None:
         assert world.counters.admitted_chunks == 3
 
 
-async def test_loads_come_first() -> None:
-    """While the disk is read, one is written at a time."""
-
+async def test_one_chunk_is_written_during_loads() -> None:
     async with opened() as world:
         world.loading = True
         await world.load("a", "b")
@@ -149,8 +147,8 @@ async def test_loads_come_first() -> None:
         assert world.writes == ["a", "b"]
 
 
-async def test_memory_that_is_needed() -> None:
-    """A version that needs slabs of those that wait gets as many as it needs, of those that wait longest."""
+async def test_waiting_chunks_give_up_needed_memory() -> None:
+    """A version that needs slabs drops as many of the waiting chunks as it needs, the longest waiting first."""
 
     async with opened() as world:
         world.loading = True
@@ -160,11 +158,11 @@ async def test_memory_that_is_needed() -> None:
         world.arena.on_full = lambda: False
         with pytest.raises(Refused) as refused:
             await world.reserve("x", "y")
-        assert isinstance(refused.value.failure, Overloaded), "the control: without it there is no room"
+        assert isinstance(refused.value.failure, Overloaded), "the control: without `drop_oldest` there is no room"
         world.arena.on_full = world.admissions.drop_oldest
         reservation = await world.reserve("x", "y")
         assert (world.counters.unkept_chunks, world.admissions.waiting) == (2, 2)
-        with pytest.raises(Refused):  # what is being written stays
+        with pytest.raises(Refused):  # chunks that are being written stay
             await world.reserve("v", "w")
         for name in reservation.load:
             world.arena.index.drop(TENANT, name)
@@ -176,8 +174,8 @@ async def test_memory_that_is_needed() -> None:
         assert world.arena.index.busy_count == 0
 
 
-async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
-    """It waits to be written while an examination condemns its place."""
+async def test_chunk_found_wrong_in_memory_is_not_written() -> None:
+    """A chunk that waits to be written is dropped when a check finds its memory wrong."""
 
     async with opened() as world:
         await world.load("a", "b", "c")
@@ -189,8 +187,8 @@ async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
         assert world.arena.index.busy_count == 0
 
 
-async def test_closing_ends_all() -> None:
-    """What is written is cancelled, what waits is let go."""
+async def test_closing_cancels_all_writes() -> None:
+    """Running writes are cancelled, and waiting chunks are dropped."""
 
     async with opened() as world:
         await world.load("a", "b", "c")
@@ -205,19 +203,19 @@ ONE = make_version(seed=1, pages=(4,), files=())
 
 
 async def ensured(cache: Cache) -> str | None:
-    """As a prefetch has it."""
+    """Admit the chunk as a prefetch does."""
     return await cache.admissions.ensure(TENANT, CHUNK.digest, CHUNK.length)
 
 
-async def mended(cache: Cache) -> None:
+async def rewritten(cache: Cache) -> None:
     await cache.admissions.rewrite(TENANT, CHUNK.digest)
 
 
-@pytest.mark.parametrize("write", [ensured, mended])
-async def test_eviction_waits_for_a_chunk_that_is_being_kept(
+@pytest.mark.parametrize("write", [ensured, rewritten])
+async def test_eviction_waits_for_a_chunk_being_admitted(
     tmp_path: Path, write: Callable[[Cache], Coroutine[None, None, object]]
 ) -> None:
-    """A chunk that is on its way to NVMe when the tier is evicted does not stay there."""
+    """A chunk that is being admitted when NVMe is evicted does not stay there."""
     store = CountingStore(FileStore(tmp_path / "store"))
     await publish(store, ONE)
     async with cached(settings_of(tmp_path), store=store) as cache:
@@ -226,7 +224,7 @@ async def test_eviction_waits_for_a_chunk_that_is_being_kept(
         await eventually(lambda: store.ranges)
         evicting = asyncio.create_task(cache.evict("nvme", None, None))
         for _ in range(10):
-            await asyncio.sleep(0)  # it has looked at what is there
+            await asyncio.sleep(0)  # let it read the index
         store.gate.set()
         await asyncio.gather(writing, evicting)
         assert cache.counters.admitted_chunks == 1
@@ -234,7 +232,7 @@ async def test_eviction_waits_for_a_chunk_that_is_being_kept(
 
 
 class HeldIndexes(MemoryStore):
-    """Nobody learns where a chunk lies before `go`."""
+    """A store whose indexes can't be read before `go`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,46 +245,46 @@ class HeldIndexes(MemoryStore):
         return await super().read(key, offset, length)
 
 
-async def test_eviction_waits_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
-    """Healing has yet to learn from the store how long its chunk is when the tier is evicted."""
+async def test_eviction_waits_for_a_chunk_being_located(tmp_path: Path) -> None:
+    """Healing still has to read the chunk's length from the store when NVMe is evicted."""
     store = HeldIndexes()
     await publish(store, ONE)
     async with cached(settings_of(tmp_path), store=store) as cache:
-        mending = asyncio.create_task(mended(cache))
+        rewriting = asyncio.create_task(rewritten(cache))
         await store.asked.wait()
         evicting = asyncio.create_task(cache.evict("nvme", None, None))
         for _ in range(10):
             await asyncio.sleep(0)
         store.go.set()
-        await asyncio.gather(mending, evicting)
+        await asyncio.gather(rewriting, evicting)
         assert cache.counters.admitted_chunks == 1
         assert cache.nvme.index.file_count == 0
 
 
-async def test_load_does_not_wait_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
-    """Healing has yet to learn from the store how long its chunk is. Meanwhile a load may ask other nodes for it."""
+async def test_load_does_not_wait_for_a_chunk_being_located(tmp_path: Path) -> None:
+    """While healing reads the chunk's length from the store, a load may read the chunk from other nodes."""
     store = HeldIndexes()
     await publish(store, ONE)
     async with cached(settings_of(tmp_path), store=store) as cache:
-        mending = asyncio.create_task(mended(cache))
+        rewriting = asyncio.create_task(rewritten(cache))
         await store.asked.wait()
         assert not cache.nvme.may_have(TENANT, CHUNK.digest)
         store.go.set()
-        await mending
+        await rewriting
         assert cache.nvme.index.holds((TENANT, CHUNK.digest))
 
 
-async def test_chunk_that_is_nowhere_is_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator hears of it by its name."""
+async def test_missing_chunk_is_logged_and_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the chunk."""
     async with cached(settings_of(tmp_path)) as cache:
-        await mended(cache)
+        await rewritten(cache)
     (line,) = [vars(record) for record in caplog.records if record.message == "a kept chunk was not healed"]
     assert line["why"] == ChunkMissing(CHUNK.digest).message
 
 
-async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> None:
-    """A chunk is on its way to memory when it is wanted on NVMe. That load is refused."""
-    store, lies = CountingStore(FileStore(tmp_path / "store")), [False, False]  # of the store's copy: it is read twice
+async def test_chunk_of_a_failed_load_is_still_admitted(tmp_path: Path) -> None:
+    """A prefetch to NVMe wants a chunk that is being loaded. The load is refused, and the chunk is admitted."""
+    store, lies = CountingStore(FileStore(tmp_path / "store")), [False, False]  # for both reads of the store's copy
 
     def verify(data: memoryview, digest: str) -> bool:
         return lies.pop() if lies else is_digest_of(data, digest)
@@ -296,19 +294,17 @@ async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> No
         store.gate.clear()
         loading = asyncio.create_task(cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
-        keeping = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(ensured(cache))
         await asyncio.sleep(0)
         store.gate.set()
         with pytest.raises(Refused):
             await loading
-        assert await keeping == "store"
+        assert await ensuring == "store"
         assert cache.nvme.index.holds((TENANT, CHUNK.digest))
 
 
-async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A chunk is being written when a prefetch wants it there. The disk refuses that write, and takes the next one."""
+async def test_chunk_is_admitted_after_another_writer_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefetch wants a chunk that is being written. The disk refuses that write, and takes the prefetch's."""
     write, held, go = ChunkFiles.write, threading.Event(), threading.Event()
 
     def refuse_first(files: ChunkFiles, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
@@ -324,17 +320,17 @@ async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
     async with cached(settings_of(tmp_path), store=store) as cache:
         await cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True)
         await asyncio.to_thread(held.wait, TIMEOUT_S)
-        keeping = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(ensured(cache))
         await asyncio.sleep(0)
         go.set()
-        assert await keeping == "host"
+        assert await ensuring == "host"
         assert cache.nvme.index.holds((TENANT, CHUNK.digest))
         await cache.loader.wait_until_idle()
         assert (cache.counters.admitted_chunks, cache.counters.unadmitted_chunks) == (1, 1)
 
 
-async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
-    """No more ranges are read at once than `KELVIN_STORE_READS` allows, for memory and for NVMe together."""
+async def test_prefetch_to_nvme_respects_store_reads(tmp_path: Path) -> None:
+    """Reads for memory and for NVMe together stay within `KELVIN_STORE_READS`."""
     store = CountingStore(FileStore(tmp_path / "store"))
     other = make_version(seed=2, pages=(4,), files=())
     for version in (ONE, other):
@@ -343,9 +339,9 @@ async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
         store.gate.clear()
         loading = asyncio.create_task(cache.version_loader.load(TENANT, other.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
-        keeping = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(ensured(cache))
         await eventually(lambda: cache.fetcher.scheduler.queued["store"] or len(store.ranges) > 1)
         assert (len(store.ranges), cache.fetcher.scheduler.running["store"]) == (1, 1)
         store.gate.set()
         await loading
-        assert await keeping == "store"
+        assert await ensuring == "store"

@@ -1,4 +1,4 @@
-"""Turns: as many as a source allows, a queue for each source, and nobody who gives up keeps a slot or a place."""
+"""The read scheduler: slots per source, one queue per source, and no slot or place lost when a reader gives up."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def key(name: str) -> Key:
 
 
 class World:
-    """Chunks that are read until they are let go, and an account of those that began."""
+    """Chunks whose reads wait until the test ends them. `begun` lists them in the order of their start."""
 
     def __init__(self, **limits: ChunkCountLimit) -> None:
         self.scheduler = ReadScheduler(limits)
@@ -29,14 +29,14 @@ class World:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def read(self, tier: str, name: str, nbytes: int = CHUNK) -> None:
-        """Begin, and let others do what they would."""
+        """Start a read, and let other tasks run."""
         self.gates[name] = asyncio.Event()
         self.tasks[name] = asyncio.create_task(self._read(tier, name, nbytes))
-        await settled()
+        await run_tasks()
 
     async def end(self, name: str) -> None:
         self.gates[name].set()
-        await settled()
+        await run_tasks()
 
     async def _read(self, tier: str, name: str, nbytes: int) -> None:
         try:
@@ -48,8 +48,8 @@ class World:
                 self.refused.append(name)
 
 
-async def settled() -> None:
-    """Whatever can go on has gone on."""
+async def run_tasks() -> None:
+    """Let every task run as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -59,8 +59,8 @@ def wants(*names: str) -> dict[Key, int]:
 
 
 @pytest.mark.parametrize(("slow", "quick"), [("store", "nvme"), ("nvme", "store")])
-async def test_slow_source_keeps_nobody_from_another(slow: str, quick: str) -> None:
-    """Its slots are full and its queue is long; the other source's chunk begins at once."""
+async def test_slow_source_does_not_delay_another(slow: str, quick: str) -> None:
+    """One source's slots and queue are full, and the other source's read starts at once."""
     world = World(nvme=ChunkCountLimit(1), store=ChunkCountLimit(1))
     world.scheduler.enter("v", wants("a", "b", "c"))
     for name in "ab":
@@ -73,7 +73,7 @@ async def test_slow_source_keeps_nobody_from_another(slow: str, quick: str) -> N
 
 @dataclass
 class InParts:
-    """A room for so many bytes, that gives forty of a chunk at once."""
+    """A limit of `most` bytes that grants at most forty bytes of a chunk at once."""
 
     most: int
 
@@ -83,7 +83,7 @@ class InParts:
 
 
 class Reader:
-    """Reads a chunk of a hundred bytes in parts, each of which comes when told."""
+    """A reader of a chunk of a hundred bytes in parts. The test reports each part's arrival."""
 
     def __init__(self, scheduler: ReadScheduler, name: str, nbytes: int = CHUNK) -> None:
         self.parts: list[int] = []
@@ -100,91 +100,91 @@ class Reader:
     async def record_arrival(self, nbytes: int) -> None:
         assert self.turn is not None
         self.turn.record_arrival(nbytes)
-        await settled()
+        await run_tasks()
 
 
 async def in_parts_of_40() -> tuple[ReadScheduler, Reader, Reader]:
-    """Two flows that each read a chunk of a hundred, and one part of which there is room for."""
+    """Return a scheduler with room for one part, and two flows that each read a chunk of a hundred bytes."""
     scheduler = ReadScheduler({"store": InParts(40)})
     for flow in "ab":
         scheduler.enter(flow, wants(flow))
-    one, two = Reader(scheduler, "a"), Reader(scheduler, "b")
-    await settled()
-    return scheduler, one, two
+    first, second = Reader(scheduler, "a"), Reader(scheduler, "b")
+    await run_tasks()
+    return scheduler, first, second
 
 
-async def test_in_parts() -> None:
-    """Two chunks take turns part by part, within the room that there is; all of it is free again at the end."""
-    scheduler, one, two = await in_parts_of_40()
-    assert (one.parts, two.parts) == ([40], [])
-    for reader, other in ((one, two), (two, one)) * 2:
-        already = list(other.parts)
+async def test_chunks_alternate_part_by_part() -> None:
+    """Two chunks alternate part by part within the limit, and all room is free at the end."""
+    scheduler, first, second = await in_parts_of_40()
+    assert (first.parts, second.parts) == ([40], [])
+    for reader, other in ((first, second), (second, first)) * 2:
+        parts_before = list(other.parts)
         await reader.record_arrival(20)
-        assert other.parts == already, "half a part is none"
+        assert other.parts == parts_before, "half a part frees no room"
         await reader.record_arrival(20)
-        assert len(other.parts) == len(already) + 1, "it is the other's turn"
-    assert (one.parts, two.parts) == ([40, 40, 20], [40, 40, 20])
+        assert len(other.parts) == len(parts_before) + 1, "the other reader gets the next part"
+    assert (first.parts, second.parts) == ([40, 40, 20], [40, 40, 20])
     assert (scheduler.running, scheduler.queued) == ({"store": 2}, {"store": 0})
-    for reader in (one, two):
+    for reader in (first, second):
         reader.gate.set()
         await reader.task
     assert scheduler.running == {"store": 0}
 
 
-async def test_less_than_a_part() -> None:
-    """What of the first part there is nothing to read for is given back at once."""
+async def test_unused_room_of_a_part_is_returned() -> None:
+    """A reader that needs less than its first part returns the rest at once."""
     scheduler = ReadScheduler({"store": InParts(60)})
     for flow in "ab":
         scheduler.enter(flow, wants(flow))
-    one = Reader(scheduler, "a", nbytes=20)
-    two = Reader(scheduler, "b")
-    await settled()
-    assert (one.parts, two.parts) == ([20], [40])
-    for reader in (one, two):
+    first = Reader(scheduler, "a", nbytes=20)
+    second = Reader(scheduler, "b")
+    await run_tasks()
+    assert (first.parts, second.parts) == ([20], [40])
+    for reader in (first, second):
         reader.task.cancel()
         await asyncio.wait({reader.task})
     assert scheduler.running == {"store": 0}
 
 
-async def test_what_has_begun_runs_to_its_end() -> None:
-    """A chunk of which a part is here is read to the end, out of turn, when nobody wants it any more."""
-    scheduler, one, two = await in_parts_of_40()
-    assert (one.parts, two.parts) == ([40], [])
+async def test_started_chunk_is_read_to_its_end() -> None:
+    """A chunk of which a part was read is read to its end, out of turn, when no flow wants it any more."""
+    scheduler, first, second = await in_parts_of_40()
+    assert (first.parts, second.parts) == ([40], [])
     scheduler.leave("a")
-    await settled()
-    assert (one.parts, two.parts) == ([40, 40, 20], [])
-    await one.record_arrival(100)
-    assert two.parts == [40]
+    await run_tasks()
+    assert (first.parts, second.parts) == ([40, 40, 20], [])
+    await first.record_arrival(100)
+    assert second.parts == [40]
     scheduler.leave("b")
-    for reader in (one, two):
+    for reader in (first, second):
         reader.gate.set()
         await reader.task
-    assert two.parts == [40, 40, 20]
+    assert second.parts == [40, 40, 20]
     assert (scheduler.running, scheduler.queued) == ({"store": 0}, {"store": 0})
 
 
 @pytest.mark.parametrize("moment", ["queued", "its part has just begun"])
-async def test_cancelled_between_parts(moment: str) -> None:
-    """All that it had is free again, and its place is another's."""
-    scheduler, one, two = await in_parts_of_40()
+async def test_cancellation_between_parts_frees_all_room(moment: str) -> None:
+    """All room of the cancelled reader is free, and the other reader gets its place."""
+    scheduler, first, second = await in_parts_of_40()
     if moment == "its part has just begun":
         scheduler.leave("b")
-        await asyncio.wait({two.task})
-        assert one.turn is not None
-        one.turn.record_arrival(40)  # it has yet to hear of its next one
-    one.task.cancel()
-    await asyncio.wait({one.task})
-    assert one.task.cancelled()
-    await settled()
-    assert two.parts == ([40] if moment == "queued" else [])
-    assert scheduler.running == {"store": len(two.parts)}
-    two.task.cancel()
-    await asyncio.wait({two.task})
+        await asyncio.wait({second.task})
+        assert first.turn is not None
+        first.turn.record_arrival(40)  # the reader has its next part, but has not run since
+    first.task.cancel()
+    await asyncio.wait({first.task})
+    assert first.task.cancelled()
+    await run_tasks()
+    assert second.parts == ([40] if moment == "queued" else [])
+    assert scheduler.running == {"store": len(second.parts)}
+    second.task.cancel()
+    await asyncio.wait({second.task})
     assert (scheduler.running, scheduler.queued) == ({"store": 0}, {"store": 0})
 
 
 async def test_versions_take_turns() -> None:
-    """The second version's first chunk does not wait for all of the first's."""
+    """The second version's first chunk does not wait for all chunks of the first version."""
     world = World(store=ChunkCountLimit(1))
     world.scheduler.enter("v", wants("a0", "a1", "a2"))
     world.scheduler.enter("w", wants("b0", "b1"))
@@ -196,50 +196,50 @@ async def test_versions_take_turns() -> None:
 
 
 async def test_unwanted_queued_chunk_is_refused() -> None:
-    """What waits is refused, what has begun goes on; what another wants too keeps its place."""
+    """A queued chunk is refused, a started one goes on, and one that another flow wants keeps its place."""
     world = World(store=ChunkCountLimit(1))
     world.scheduler.enter("v", wants("a", "b", "both"))
     world.scheduler.enter("w", wants("both"))
     for name in ("a", "b", "both"):
         await world.read("store", name)
     world.scheduler.leave("v")
-    await settled()
+    await run_tasks()
     assert world.refused == ["b"]
-    await world.read("store", "late")  # nobody ever wanted it
+    await world.read("store", "late")  # no flow wants it
     assert world.refused == ["b", "late"]
     await world.end("a")
     assert world.begun == ["a", "both"]
 
 
-async def test_wanted_again_in_the_same_instant() -> None:
-    """The last one leaves, another comes before the chunk has heard of it: it is queued, not refused."""
+async def test_chunk_wanted_again_at_once_keeps_its_place() -> None:
+    """The last flow leaves, and another one enters before the chunk's reader runs: the chunk stays queued."""
     world = World(store=ChunkCountLimit(1))
     world.scheduler.enter("v", wants("a", "b"))
     for name in ("a", "b"):
         await world.read("store", name)
     world.scheduler.leave("v")
     world.scheduler.enter("w", wants("b"))
-    await settled()
+    await run_tasks()
     assert world.refused == []
     await world.end("a")
     assert world.begun == ["a", "b"]
 
 
 @pytest.mark.parametrize("moment", ["queued", "its turn has just come", "its turn comes just then"])
-async def test_cancelled(moment: str) -> None:
-    """Neither slot nor place is lost, whenever it happens."""
+async def test_cancelled_read_loses_no_slot(moment: str) -> None:
+    """Neither a slot nor a place in the queue is lost, whenever the cancellation comes."""
     world = World(store=ChunkCountLimit(1))
     world.scheduler.enter("v", wants("a", "b", "c"))
     for name in "abc":
         await world.read("store", name)
     if moment == "its turn has just come":
         world.gates["a"].set()
-        await asyncio.sleep(0)  # `a` has ended, `b` has yet to hear of its turn
+        await asyncio.sleep(0)  # `a` has ended, and `b` has its slot but has not run
     world.tasks["b"].cancel()
     if moment == "its turn comes just then":
         world.scheduler.enter("w", {})
-        world.scheduler.leave("w")  # looks for the next, while `b` has yet to hear of its end
-    await settled()
+        world.scheduler.leave("w")  # starts the next read before `b` has run
+    await run_tasks()
     assert world.tasks["b"].cancelled()
     await world.end("a")
     assert world.begun == ["a", "c"]

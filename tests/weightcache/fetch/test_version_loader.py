@@ -1,4 +1,4 @@
-"""One flight per version, one read per chunk, however many wait; nobody waits for ever, and giving up leaks nothing."""
+"""One load per version and one read per chunk for all clients. Every wait ends, and giving up leaks nothing."""
 
 import asyncio
 import errno
@@ -38,19 +38,19 @@ VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
 
 def at_once(call: Callable[[int], Lease], count: int) -> list[Lease]:
-    """`count` calls that begin together."""
+    """Run `count` calls that begin together."""
     start = threading.Barrier(count)
 
-    def one(number: int) -> Lease:
+    def waiter(number: int) -> Lease:
         start.wait(30)
         return call(number)
 
     with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(one, range(count)))
+        return list(threads.map(waiter, range(count)))
 
 
-def test_two_hundred_leases(tmp_path: Path) -> None:
-    """200 concurrent leases of one version read each of its chunks once, and all see its bytes."""
+def test_two_hundred_leases_read_each_chunk_once(tmp_path: Path) -> None:
+    """200 concurrent leases of one version read each chunk once, and all see its bytes."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -65,8 +65,8 @@ def test_two_hundred_leases(tmp_path: Path) -> None:
         agent.wait_for("all leases ended", lambda state: state.leases == 0)
 
 
-def test_shared_chunks_of_two_versions(tmp_path: Path) -> None:
-    """Two versions that come at once and share chunks read those once."""
+def test_shared_chunks_are_read_once(tmp_path: Path) -> None:
+    """Two versions that are leased at once read their shared chunks once."""
     base = make_version(seed=1, pages=(40,), files=())
     longer = describe([*base.chunks, b"x" * PAGE_BYTES], 4 * PAGE_BYTES)
     store = CountingStore(FileStore(tmp_path / "store"))
@@ -80,8 +80,8 @@ def test_shared_chunks_of_two_versions(tmp_path: Path) -> None:
         assert agent.state().chunk_reads == {"store": len(longer.digests)}
 
 
-def test_a_failure_reaches_all_who_wait(tmp_path: Path) -> None:
-    """A corrupt chunk is read once and refused by name to every waiter."""
+def test_failure_reaches_every_waiting_client(tmp_path: Path) -> None:
+    """A corrupt chunk is read once and refused by name to every waiting client."""
     store = CountingStore(MemoryStore())
     with running(settings_of(tmp_path), store) as agent:
         broken = describe([b"a" * PAGE_BYTES], PAGE_BYTES)
@@ -95,14 +95,14 @@ def test_a_failure_reaches_all_who_wait(tmp_path: Path) -> None:
             waiting = [threads.submit(agent.acquire, broken) for _ in range(20)]
             agent.wait_for("the chunk is being read", lambda state: state.host.loading == 1)
             store.gate.set()
-            for one in waiting:
+            for waiter in waiting:
                 with pytest.raises(Refused, match=broken.digests[0]):
-                    one.result(30)
+                    waiter.result(30)
         assert agent.state().leases_refused == {"chunk_corrupt": 20}
 
 
-def test_the_last_to_give_up_ends_the_load(tmp_path: Path) -> None:
-    """Clients that hang up leave their flight; when none is left, what is queued is dropped and no slab is kept."""
+def test_load_ends_with_its_last_client(tmp_path: Path) -> None:
+    """Clients that disconnect leave their load. Without clients, queued reads are dropped and no slab is kept."""
     store = CountingStore(FileStore(tmp_path / "store"))
     version = make_version(seed=2, pages=(200,), chunk_pages=4)
     with running(settings_of(tmp_path), store) as agent:
@@ -123,7 +123,7 @@ def test_the_last_to_give_up_ends_the_load(tmp_path: Path) -> None:
 
 
 def test_cancelled_lease_leaves_the_shared_load(tmp_path: Path) -> None:
-    """The one who began a flight may leave; the others get their lease from it."""
+    """The client that began a load may leave, and the others get their leases from it."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -141,8 +141,8 @@ def test_cancelled_lease_leaves_the_shared_load(tmp_path: Path) -> None:
         lease.close()
 
 
-async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the very instant in which the flight has arrived for nobody: what is lent is pinned, once, and given back."""
+async def test_lease_during_the_last_clients_exit_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that comes just as the last client of a finished load leaves is pinned once, and released."""
 
     async with cached(settings_of(tmp_path), VERSION) as cache:
         index = cache.arena.index
@@ -166,7 +166,7 @@ async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: p
 
 
 async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None:
-    """A client that does not read what it is told is gone. It is not refused as if its version came too late."""
+    """A client that does not read its messages is dropped with a TimeoutError, not refused for its deadline."""
 
     async def tell(_: LoadProgress) -> None:
         raise TimeoutError
@@ -179,8 +179,7 @@ async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None
         assert cache.arena.index.busy_count == 0
 
 
-def test_deadline(tmp_path: Path) -> None:
-    """A client's wait has an end."""
+def test_waiting_lease_times_out(tmp_path: Path) -> None:
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -192,7 +191,7 @@ def test_deadline(tmp_path: Path) -> None:
 
 
 def test_version_in_memory_needs_no_read(tmp_path: Path) -> None:
-    """An attested version in memory is answered without a look at disk or store."""
+    """An attested version in memory is leased without reading disk or store."""
     with running(settings_of(tmp_path)) as agent:
         asyncio.run(attest(agent.store, VERSION.id))
         agent.keep(VERSION)
@@ -207,7 +206,7 @@ def test_version_in_memory_needs_no_read(tmp_path: Path) -> None:
 
 
 def test_leased_versions_are_not_evicted(tmp_path: Path) -> None:
-    """What is leased stays: a version that would need its memory is told to come again; one too large, not to."""
+    """Leased memory stays. A version that needs it is refused as retryable, and one too large for the tier for good."""
     big = make_version(seed=6, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     another = make_version(seed=7, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=64, files=())
@@ -223,7 +222,7 @@ def test_leased_versions_are_not_evicted(tmp_path: Path) -> None:
 
 
 async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that needs more slabs than a lease can hold is refused. Versions of another tenant stay in memory."""
+    """A version that needs more slabs than a lease can hold is refused, and other tenants' versions stay in memory."""
     monkeypatch.setattr(version_loader, "MAX_SLABS", 2)
     kept = [describe([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
     wide = describe([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
@@ -239,9 +238,7 @@ async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monk
 async def test_refused_reservation_leaves_nothing_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """A version is refused after its places were reserved. Versions that share its chunks still arrive, and so does it
-    once the reason is gone.
-    """
+    """The refusal comes after places were reserved. Versions that share its chunks load, and later so does it."""
     base = make_version(seed=1, pages=(40,), files=())
     wide = describe([*base.chunks, *(bytes([mark]) * HUGE for mark in (1, 2))], HUGE)
 
@@ -254,7 +251,7 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
         with monkeypatch.context() as patch:
             if why == "too many slabs":
                 patch.setattr(version_loader, "MAX_SLABS", 2)
-                patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if it were scattered
+                patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if its chunks were scattered
             else:
                 patch.setattr(version_loader, "build_resident", refuse)
             with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""Eviction takes what is worth least for its size, no more than it needs, and first from who has more than theirs."""
+"""Eviction takes slabs of the lowest value per size, no more than needed, and first from tenants over quota."""
 
 import math
 from collections import Counter
@@ -26,11 +26,11 @@ OLD, MIDDLE, YOUNG = (
         pytest.param(1, ("old",), id="the oldest alone will do"),
         pytest.param(2, ("old", "middle"), id="then the next, though another would fit better"),
         pytest.param(8, ("old", "middle", "young"), id="everything"),
-        pytest.param(9, None, id="more than there is: nobody goes"),
+        pytest.param(9, None, id="more than there is: nothing is evicted"),
     ],
 )
 def test_choose(need: int, want: tuple[str, ...] | None) -> None:
-    """Where all cost the same for their size, the least recently used goes."""
+    """If all reload costs are the same per size, the least recently used go."""
     assert choose_victims([YOUNG, OLD, MIDDLE], need, HALF_S) == want
 
 
@@ -38,12 +38,12 @@ def test_choose(need: int, want: tuple[str, ...] | None) -> None:
     ("kept", "gone"),
     [
         pytest.param(
-            Candidate("k", 1, 0.0, 2.0), Candidate("g", 1, 0.0, 1.0), id="what costs more to have again stays"
+            Candidate("k", 1, 0.0, 2.0), Candidate("g", 1, 0.0, 1.0), id="the one that costs more to reload stays"
         ),
-        pytest.param(Candidate("k", 1, 0.0, 1.0), Candidate("g", 2, 0.0, 1.0), id="what frees less stays"),
+        pytest.param(Candidate("k", 1, 0.0, 1.0), Candidate("g", 2, 0.0, 1.0), id="the one that frees less stays"),
         pytest.param(Candidate("k", 1, 9.0, 1.0), Candidate("g", 1, 0.0, 1.8), id="0.9 half-lives outweigh 1.8x"),
         pytest.param(Candidate("k", 1, 0.0, 2.1), Candidate("g", 1, 10.0, 1.0), id="and 2.1x outweighs a whole one"),
-        pytest.param(Candidate("k", 1, 1e9, 1e-9), Candidate("g", 1, 0.0, 1e9), id="ages: cost counts no more"),
+        pytest.param(Candidate("k", 1, 1e9, 1e-9), Candidate("g", 1, 0.0, 1e9), id="a great age outweighs any cost"),
         pytest.param(Candidate("k", 1, 1.0, 0.0), Candidate("g", 1, 0.0, 0.0), id="no cost at all: the older goes"),
     ],
 )
@@ -66,14 +66,14 @@ CANDIDATES = st.lists(
 
 
 def value(candidate: Candidate[int], now: float) -> float:
-    """As it is defined."""
+    """Return the value by its definition: reload time, halved per half-life, per size."""
     recency = 0.5 ** ((now - candidate.used_at) / HALF_S)
     return float(candidate.reload_s * recency / candidate.size)
 
 
 @given(candidates=CANDIDATES, now=st.floats(100, 1000))
 def test_the_order_is_that_of_the_values_at_any_time(candidates: Sequence[Candidate[int]], now: float) -> None:
-    """The logarithms say what the product says, whenever it is asked."""
+    """`rank`, which uses logarithms, gives the order of the values at any time."""
     ranked = sorted(candidates, key=lambda each: rank(each, HALF_S))
     values = [value(each, now) for each in ranked]
     assert all(one <= two or math.isclose(one, two, rel_tol=1e-9) for one, two in pairwise(values))
@@ -83,7 +83,7 @@ def test_the_order_is_that_of_the_values_at_any_time(candidates: Sequence[Candid
 def test_choice_spares_tenants_within_quota(
     candidates: Sequence[Candidate[int]], need: int, quota: int, coming: int
 ) -> None:
-    """Enough, and nobody in vain; nobody within their quota loses anything to one beyond it, or while there is any."""
+    """The choice is enough and not too much. Tenants within quota lose nothing to, or before, tenants over it."""
     held = Counter({"a": coming})
     for each in candidates:
         held[each.tenant] += each.size
@@ -96,8 +96,8 @@ def test_choice_spares_tenants_within_quota(
     for each in [named[key] for key in gone]:
         if left[each.tenant] <= quota:
             over = {other.tenant for other in candidates if other.key not in gone and left[other.tenant] > quota}
-            assert not over, "one who has more than theirs loses first"
-            assert each.tenant == "a" or left["a"] <= quota, "nothing for one who has more than theirs"
+            assert not over, "a tenant over its quota loses first"
+            assert each.tenant == "a" or left["a"] <= quota, "a tenant over its quota takes nothing of others"
         left[each.tenant] -= each.size
     if chosen is not None:
         assert sum(named[key].size for key in chosen) >= need > sum(named[key].size for key in chosen[:-1])
@@ -108,15 +108,15 @@ def test_choice_spares_tenants_within_quota(
 @pytest.mark.parametrize(
     ("asking", "need", "want"),
     [
-        pytest.param("a", 1, ("a1",), id="who would have more gives up its own"),
-        pytest.param("a", 3, None, id="and takes nothing of those who have not"),
-        pytest.param("b", 1, ("a1",), id="who has less takes of who has more"),
-        pytest.param("b", 2, ("b1", "a1"), id="of both where both have more"),
+        pytest.param("a", 1, ("a1",), id="a tenant over its quota loses its own slab"),
+        pytest.param("a", 3, None, id="and takes none of tenants within theirs"),
+        pytest.param("b", 1, ("a1",), id="a tenant within its quota takes from one over it"),
+        pytest.param("b", 2, ("b1", "a1"), id="both are over their quota, and both lose"),
         pytest.param("c", 2, ("a1", "b1"), id="down to the quota, then of all by value"),
     ],
 )
 def test_quota(asking: str, need: int, want: tuple[str, ...] | None) -> None:
-    """Three slabs of `a`, one of `b`, two each are allowed; `b`'s is of the least value, one of `a`'s is busy."""
+    """`a` has three slabs, one of them busy, `b` has one of lowest value, and the quota is two slabs."""
     candidates = [
         Candidate("b1", 1, 0.0, tenant="b"),
         Candidate("a1", 1, 5.0, tenant="a"),

@@ -1,4 +1,4 @@
-"""On a mixed trace eviction by value costs less waiting than LRU: versions of all sizes, some on the disk, some not."""
+"""On a trace of large and small versions, on disk or not, eviction by value waits less for bytes than LRU."""
 
 import random
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ SPACING_S = 20.0
 
 
 def trace(seed: int) -> list[list[tuple[str, int]]]:
-    """Versions in the order in which they start. Some small ones that are asked for again and again, and lie in the
-    store alone; large ones now and then, of which each is on the disk: what a batch job walks through.
+    """Return versions in the order of their starts: small ones that start often and are only in the store, and large
+    ones in turn, as of a batch job, whose chunks are on the disk.
     """
     source = random.Random(seed)
     small = [[(f"small{n}.{i}", CHUNK) for i in range(source.randint(2, 6))] for n in range(16)]
@@ -41,7 +41,7 @@ def lru(_tenant: str, _chunks: Iterable[tuple[str, int]]) -> float:
 
 
 def waited_s(starts: list[list[tuple[str, int]]], reload_s: ReloadS) -> float:
-    """Seconds that all starts waited for bytes, where eviction believes that reloads cost that."""
+    """Return the seconds that all starts wait for bytes if eviction uses these reload costs."""
     index, cost, waited = HostIndex(SLAB, SLABS, reload_s=reload_s), true_cost(), 0.0
     lengths = {digest: length for version in starts for digest, length in version}
     for number, version in enumerate(starts):
@@ -54,7 +54,7 @@ def waited_s(starts: list[list[tuple[str, int]]], reload_s: ReloadS) -> float:
 
 
 def is_better(reload_s: ReloadS, seed: int) -> bool:
-    """Whether eviction by these costs saves a fifth and more of what LRU's starts wait."""
+    """Return whether eviction by these costs saves more than a fifth of LRU's waiting."""
     starts = trace(seed)
     return waited_s(starts, reload_s) < 0.8 * waited_s(starts, lru)
 
@@ -65,7 +65,7 @@ def test_value_beats_lru(seed: int) -> None:
 
 
 def test_control() -> None:
-    """Negative control: LRU does not, nor does a cost that is the other way round."""
+    """Negative control: neither LRU nor inverted costs are better."""
     cost = true_cost()
     assert not is_better(lru, 0)
     assert not is_better(lambda tenant, chunks: 1 / cost(tenant, chunks), 0)

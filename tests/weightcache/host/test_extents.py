@@ -1,4 +1,4 @@
-"""Placement keeps chunks whole, apart and congruent; extents say the same in fewer words."""
+"""Chunks are placed whole, without overlap, and congruent with huge pages. Extents describe the same placement."""
 
 from itertools import pairwise
 from typing import cast
@@ -25,7 +25,7 @@ SLAB = 8 * HUGE_PAGE
 
 @st.composite
 def versions(draw: st.DrawFn) -> list[tuple[str, int]]:
-    """Chunks of one page to 1.5 huge pages; digests repeat now and then."""
+    """Draw chunks of one page to 1.5 huge pages. Some digests repeat."""
     lengths = st.sampled_from([PAGE_BYTES, 3 * PAGE_BYTES, HUGE_PAGE // 2, HUGE_PAGE, HUGE_PAGE + HUGE_PAGE // 2])
     names = st.integers(0, 40)
     sizes: dict[int, int] = {}
@@ -40,7 +40,7 @@ def rooms(draw: st.DrawFn) -> list[FreeTail]:
 
 @given(versions(), rooms())
 def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> None:
-    """Each distinct chunk gets one place of its length, inside a slab, behind what is used, apart from all others."""
+    """Each distinct chunk gets one place of its length in one slab, behind used bytes and without overlap."""
     wanted = distinct_chunks(chunks)
     fresh = range(100, 100 + count_fresh_slabs(wanted, open_rooms, SLAB))
     placed = place(wanted, open_rooms, fresh, SLAB)
@@ -56,7 +56,7 @@ def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> Non
 
 @given(versions())
 def test_extents(chunks: list[tuple[str, int]]) -> None:
-    """Extents cover the linear space once, in order, each byte where its chunk is; no two neighbours could be one."""
+    """Extents cover the linear space once, in order, map each byte to its chunk, and are as few as possible."""
     wanted = distinct_chunks(chunks)
     places = place(wanted, (), range(count_fresh_slabs(wanted, (), SLAB)), SLAB)
     extents = extents_of(chunks, places)
@@ -76,15 +76,15 @@ def test_extents(chunks: list[tuple[str, int]]) -> None:
 
 @given(st.integers(0, 300), st.integers(1, 40))
 def test_huge_runs_are_congruent(first_pages: int, count: int) -> None:
-    """A run that may hold a huge page lies as its virtual offset does, modulo 2 MiB, in every slab it reaches."""
+    """In every slab that it reaches, a run of a huge page or more keeps its virtual offset modulo 2 MiB."""
     before = WantedChunk("before", max(1, first_pages) * PAGE_BYTES, 0)
     run = [WantedChunk(f"{n}", HUGE_PAGE // 2, before.length + n * HUGE_PAGE // 2) for n in range(4, 4 + count)]
     wanted = [chunk for chunk in run if count * HUGE_PAGE // 2 >= HUGE_PAGE]
     placed = place(wanted, [FreeTail(0, 5 * PAGE_BYTES)], range(1, 60), SLAB)
     for slab in {spot.slab for spot in placed.values()}:
-        there = [chunk for chunk in wanted if placed[chunk.digest].slab == slab]
-        if sum(chunk.length for chunk in wanted[wanted.index(there[0]) :]) >= HUGE_PAGE:
-            assert all((placed[chunk.digest].offset - chunk.virtual) % HUGE_PAGE == 0 for chunk in there)
+        in_slab = [chunk for chunk in wanted if placed[chunk.digest].slab == slab]
+        if sum(chunk.length for chunk in wanted[wanted.index(in_slab[0]) :]) >= HUGE_PAGE:
+            assert all((placed[chunk.digest].offset - chunk.virtual) % HUGE_PAGE == 0 for chunk in in_slab)
 
 
 def chunks_of(*lengths: int) -> list[WantedChunk]:
@@ -94,7 +94,7 @@ def chunks_of(*lengths: int) -> list[WantedChunk]:
 @pytest.mark.parametrize(
     ("wanted", "open_rooms", "want"),
     [
-        pytest.param([], [], {}, id="nothing is placed nowhere"),
+        pytest.param([], [], {}, id="no chunks"),
         pytest.param(
             chunks_of(PAGE_BYTES, PAGE_BYTES),
             [FreeTail(7, 3 * PAGE_BYTES)],
@@ -128,40 +128,39 @@ def chunks_of(*lengths: int) -> list[WantedChunk]:
     ],
 )
 def test_packing_rules(wanted: list[WantedChunk], open_rooms: list[FreeTail], want: dict[str, SlabRange]) -> None:
-    """The rules, one by one."""
     if "c1" in want and want["c1"].slab == 100:
         want["c1"] = SlabRange(100, wanted[1].virtual % HUGE_PAGE, wanted[1].length)
     assert place(wanted, open_rooms, [100], SLAB) == want
 
 
 class Counted:
-    """A chunk that counts how often its length is asked for."""
+    """A chunk that counts reads of its length."""
 
-    asked = 0
+    reads = 0
 
     def __init__(self, number: int, length: int) -> None:
         self.digest, self.virtual, self._length = f"c{number}", number * length, length
 
     @property
     def length(self) -> int:
-        Counted.asked += 1
+        Counted.reads += 1
         return self._length
 
 
 def test_a_large_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 GB are placed while the agent answers others: what is left of a run is not gone through for each slab."""
-    monkeypatch.setattr(Counted, "asked", 0)
+    """Placing 60 GB takes linear time: the rest of a run is not scanned again for each slab."""
+    monkeypatch.setattr(Counted, "reads", 0)
     chunks, slabs, length = 8000, 250, 8 << 20
     wanted = cast(list[WantedChunk], [Counted(number, length) for number in range(chunks)])
     placed = place(wanted, [], range(slabs), 256 << 20)
     assert [(spot.slab, spot.offset) for spot in placed.values()] == [
         (number // 32, number % 32 * length) for number in range(chunks)
     ]
-    assert Counted.asked <= 10 * chunks + 10 * slabs
+    assert Counted.reads <= 10 * chunks + 10 * slabs
 
 
-def test_too_few_slabs() -> None:
-    """Too few fresh slabs is the caller's mistake, not a partial placement."""
+def test_too_few_fresh_slabs_raise() -> None:
+    """Too few fresh slabs raise IndexError: it is a bug of the caller."""
     with pytest.raises(IndexError):
         place(chunks_of(SLAB, SLAB), [], [1], SLAB)
 

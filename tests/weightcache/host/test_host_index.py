@@ -1,6 +1,4 @@
-"""The host index never lends a slab twice, never mixes tenants, never evicts what is in use, and always lets in a
-version that fits an idle tier.
-"""
+"""The host index never lends a slab twice, mixes tenants or evicts slabs in use, and admits all that fits."""
 
 import pytest
 from hypothesis import settings
@@ -24,14 +22,14 @@ def version(*names: str, length: int = SLAB // 4) -> Chunks:
 
 
 def brought(index: HostIndex, reservation: Reservation) -> Reservation:
-    """As if its loads had succeeded."""
+    """Mark the reservation's loads as successful."""
     for digest in reservation.load:
         index.mark_ready(reservation.tenant, digest)
     return reservation
 
 
 class HostMachine(RuleBasedStateMachine):
-    """Reservations, loads, holders and evictions in any order, against a plain account of who uses what."""
+    """Reservations, loads, holders and evictions in any order, compared with a simple model of the slabs in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +40,14 @@ class HostMachine(RuleBasedStateMachine):
         self.holders: dict[int, set[int]] = {}
         self.alive: set[int] = set()
         self.ended: set[int] = set()
-        self.given: list[SlabRange] = []  # to some chunk, ever
+        self.given: list[SlabRange] = []  # to any chunk, ever
 
     def _end(self, slabs: tuple[int, ...]) -> None:
         used = {slab for reservation in self.reserved for slab in reservation.slabs}
         used |= {slab for held in self.holders.values() for slab in held} | {slab for *_, slab in self.loading}
-        assert not used & set(slabs), "what is in use stays"
+        assert not used & set(slabs), "a slab in use was evicted"
         assert set(slabs) <= self.alive
-        assert not self.ended & set(slabs), "a slab ends once"
+        assert not self.ended & set(slabs), "a slab ended twice"
         self.alive -= set(slabs)
         self.ended |= set(slabs)
 
@@ -66,7 +64,7 @@ class HostMachine(RuleBasedStateMachine):
         if isinstance(got, Failure):
             alone = count_fresh_slabs(distinct_chunks(chunks), (), SLAB)
             assert isinstance(got, CapacityExceeded if alone > 4 else Overloaded)
-            assert alone > 4 or not idle, "what fits an idle tier is let in"
+            assert alone > 4 or not idle, "a version that fits an idle tier was refused"
             return
         self._end(got.evicted)
         assert not self.ended & set(got.fresh)
@@ -77,7 +75,7 @@ class HostMachine(RuleBasedStateMachine):
         assert all(self.index.is_ready(tenant, digest) for digest in got.ready)
         for at in (got.places[digest] for digest in got.load):
             apart = all(at.slab != old.slab or at.end <= old.offset or old.end <= at.offset for old in self.given)
-            assert apart, "nothing is written where another chunk was told to be"
+            assert apart, "two chunks share a place"
             self.given.append(at)
         for digest in got.load:
             slab = got.places[digest].slab
@@ -105,7 +103,7 @@ class HostMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule(holder=st.none() | st.integers(0, 3), which=st.integers(0, 99))
     def answer(self, holder: int | None, which: int) -> None:
-        """The reservation's owner is done: with a lease to a process, or without."""
+        """The reservation's owner has finished: with a lease for a process, or without one."""
         self.now += 1
         done = self.reserved.pop(which % len(self.reserved))
         if holder is not None:
@@ -116,7 +114,7 @@ class HostMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule(holder=st.integers(0, 3), which=st.integers(0, 99))
     def lend(self, holder: int, which: int) -> None:
-        """A process is sent the slabs while they are being filled."""
+        """A process gets the slabs while they are being filled."""
         self.now += 1
         slabs = self.reserved[which % len(self.reserved)].slabs
         self.index.hold(holder, slabs, self.now)
@@ -146,7 +144,7 @@ TestHostMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_shared_chunks_are_there_once() -> None:
-    """A second version's reservation loads only what the first did not."""
+    """A second version's reservation loads only the chunks that the first one did not."""
     index = HostIndex(SLAB, 4)
     first = brought(index, index.reserve("a", version("x", "y"), 1.0))
     second = index.reserve("a", version("y", "z"), 2.0)
@@ -155,7 +153,7 @@ def test_shared_chunks_are_there_once() -> None:
 
 
 def test_a_load_in_progress_is_waited_for() -> None:
-    """What another is loading is neither ready nor loaded again."""
+    """A chunk that another reservation loads is neither ready nor loaded again."""
     index = HostIndex(SLAB, 4)
     index.reserve("a", version("x"), 1.0)
     second = index.reserve("a", version("x", "y"), 2.0)
@@ -163,7 +161,7 @@ def test_a_load_in_progress_is_waited_for() -> None:
 
 
 def test_tenants_share_nothing() -> None:
-    """The same chunk of another tenant is loaded anew, into a slab of its own."""
+    """The same chunk of another tenant is loaded into another slab."""
     index = HostIndex(SLAB, 4)
     first = brought(index, index.reserve("a", version("x"), 1.0))
     second = index.reserve("b", version("x"), 2.0)
@@ -172,7 +170,7 @@ def test_tenants_share_nothing() -> None:
 
 
 def test_least_recently_used_goes_first() -> None:
-    """A lease renews its slabs; the oldest idle one ends for a newcomer."""
+    """A lease renews its slabs, and the least recently used slab is evicted."""
     index = HostIndex(SLAB, 2)
     older = brought(index, index.reserve("a", [("x", SLAB)], 1.0))
     newer = brought(index, index.reserve("a", [("y", SLAB)], 2.0))
@@ -184,7 +182,7 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_a_living_holder_keeps_its_slab() -> None:
-    """A slab that a living process was sent is not reused, lease or not; its death frees it."""
+    """A slab that a live process received is not reused, even without a lease. The death of the process frees it."""
     index = HostIndex(SLAB, 1)
     first = brought(index, index.reserve("a", [("x", SLAB)], 1.0))
     index.hold(7, first.slabs, 1.0)
@@ -198,7 +196,7 @@ def test_a_living_holder_keeps_its_slab() -> None:
 
 
 def test_scattered_chunks_do_not_keep_their_version_out() -> None:
-    """One chunk of a version in each slab, beside others: kept in place they would leave no room for the rest."""
+    """If a version has one chunk in each slab, those chunks are evicted to make room for the rest of it."""
     index = HostIndex(SLAB, 3)
     for number, name in enumerate("xyz"):
         mixed = brought(index, index.reserve("a", [(name, SLAB // 4), (f"other{number}", SLAB // 4 * 3)], 1.0))
@@ -209,7 +207,7 @@ def test_scattered_chunks_do_not_keep_their_version_out() -> None:
 
 
 def test_costlier_slab_is_evicted_later() -> None:
-    """The older slab stays where its bytes are far away, and the younger one's near; a long time alters that."""
+    """The slab that costs less to reload goes first, although it was used later; after ten hours the older one goes."""
     for now, gone in ((3.0, "near"), (36_000.0, "far")):
         index = HostIndex(SLAB, 2, reload_s=lambda _, chunks: sum(9.0 if name == "far" else 0.1 for name, _ in chunks))
         slabs = {}
@@ -221,7 +219,7 @@ def test_costlier_slab_is_evicted_later() -> None:
 
 
 def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
-    """It may fill what nobody wants; then others take from it first, and it from itself alone."""
+    """A tenant may exceed its quota while there is room. Others take from it first, and it only from itself."""
     index = HostIndex(SLAB, 3, quota=1)
     mine = [brought(index, index.reserve("a", [(name, SLAB)], 1.0)) for name in "xy"]
     for each in mine:
@@ -257,7 +255,7 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
     ],
 )
 def test_version_that_can_never_fit_is_refused(chunks: Chunks, failure: CapacityExceeded) -> None:
-    """It is refused for good, and nothing changes."""
+    """The refusal is permanent, and the index is unchanged."""
     index = HostIndex(SLAB, 2)
     brought(index, index.reserve("a", version("y"), 1.0))
     with pytest.raises(Refused) as refused:
@@ -267,7 +265,7 @@ def test_version_that_can_never_fit_is_refused(chunks: Chunks, failure: Capacity
 
 
 def test_one_digest_two_lengths() -> None:
-    """A manifest that gives a chunk another length than it has is refused: its mapping would be wrong."""
+    """A manifest that gives a loaded chunk another length is refused: its mapping would be wrong."""
     index = HostIndex(SLAB, 2)
     brought(index, index.reserve("a", [("x", PAGE_BYTES)], 1.0))
     with pytest.raises(Refused) as refused:
@@ -276,7 +274,7 @@ def test_one_digest_two_lengths() -> None:
 
 
 def test_failed_loads_leave_no_slab_behind() -> None:
-    """A slab whose every load failed ends as soon as nobody uses it."""
+    """A slab whose loads all failed ends as soon as nothing uses it."""
     index = HostIndex(SLAB, 1)
     failed = index.reserve("a", version("x", "y"), 1.0)
     for digest in failed.load:
@@ -286,7 +284,7 @@ def test_failed_loads_leave_no_slab_behind() -> None:
 
 
 def test_integrity_control() -> None:
-    """Negative control: two chunks in one place, or a chunk in another tenant's slab, are found."""
+    """Negative control: the check finds two chunks in one place, and a chunk in another tenant's slab."""
     index = HostIndex(SLAB, 2)
     brought(index, index.reserve("a", version("x", "y"), 1.0))
     entries = index._chunks

@@ -1,4 +1,7 @@
-"""Who may see a slab is asked of the kernel: mapped, open, neither; in doubt it may. The loop does not wait for it."""
+"""The kernel is asked which processes may see a slab: a process that maps it or has it open, or an unknown one, may.
+
+The event loop does not wait for the answer.
+"""
 
 import asyncio
 import os
@@ -28,19 +31,19 @@ if "open" not in sys.argv:
     os.close(fd)
     if "map" in sys.argv:
         os.closerange(3, 64)  # the module's own duplicate, too
-print("there", flush=True)
+print("ready", flush=True)
 sys.stdin.readline()
 """
 
 
 @contextmanager
-def child(fd: int, *does: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that was given the memory file, and does so with it."""
-    command = [sys.executable, "-c", CHILD, str(fd), *does]
+def child(fd: int, *actions: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that gets the memory file and maps it, keeps it open, both or neither."""
+    command = [sys.executable, "-c", CHILD, str(fd), *actions]
     process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+        assert process.stdout.readline() == "ready\n"
         yield process
     finally:
         process.kill()
@@ -56,18 +59,18 @@ def memory() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("does", "want"),
+    ("actions", "want"),
     [
         pytest.param(("map",), True, id="mapped, its descriptor closed"),
         pytest.param(("open",), True, id="open, not mapped"),
         pytest.param((), False, id="neither"),
     ],
 )
-def test_mapping_is_found_by_inode(memory: int, does: tuple[str, ...], want: bool) -> None:
-    """Another file of the same kind is not this one."""
+def test_mapping_is_found_by_inode(memory: int, actions: tuple[str, ...], want: bool) -> None:
+    """A mapping or descriptor is found by the file's inode, and other memory files are ignored."""
     other = os.memfd_create("slab")
     try:
-        with child(memory, *does) as process:
+        with child(memory, *actions) as process:
             assert _has_mapping(process.pid, [os.fstat(memory).st_ino]) is want
             assert not _has_mapping(process.pid, [os.fstat(other).st_ino])
             assert not _has_mapping(process.pid, [])
@@ -76,7 +79,7 @@ def test_mapping_is_found_by_inode(memory: int, does: tuple[str, ...], want: boo
 
 
 def test_unknown_process_counts_as_mapping(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail closed: a process that may not be looked at, and one that is not there, leave the slab where it is."""
+    """Fail closed: a process that may not be read, and one that has died, count as mapping the slab."""
     with child(memory) as process:
         process.kill()
         process.communicate(timeout=30)
@@ -92,7 +95,7 @@ def test_unknown_process_counts_as_mapping(memory: int, monkeypatch: pytest.Monk
 
 @dataclass
 class Kernel:
-    """Asked in a thread, it answers when it is told to."""
+    """A fake kernel that is called in a thread and answers when `answers` is set."""
 
     sees: bool = False
     asked: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +111,7 @@ class Kernel:
 
 @dataclass
 class Scene:
-    """This very process has hung up its only lease, and the kernel has not answered yet."""
+    """A tracker of this process, which has ended its only lease. The kernel has not answered yet."""
 
     kernel: Kernel
     table: MappingTracker
@@ -116,7 +119,7 @@ class Scene:
     forgotten: list[int]
 
     async def answered(self, *, count: int) -> None:
-        """The kernel has said its word, and the table heard it."""
+        """Let the kernel answer, and wait until the tracker has `count` processes and no pending checks."""
         self.kernel.answers.set()
         await eventually(lambda: self.table.count == count and not self.table.pending_checks)
 
@@ -142,7 +145,7 @@ def hung_up(kernel: Kernel) -> Iterator[Scene]:
 
 
 async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
-    """It turns while a thread asks; then the process is forgotten, or known as before."""
+    """The loop runs while a thread asks the kernel. Then the process is forgotten, or kept if it has a mapping."""
 
     for kernel.sees in (True, False):
         kernel.asked.clear()
@@ -157,7 +160,7 @@ async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
 
 
 async def test_lease_during_a_check_keeps_the_process(kernel: Kernel) -> None:
-    """The answer is of before: a process that was sent slabs since, and hung up again, is asked about anew."""
+    """A check that began before a new lease does not end it. After the next lease end the process is checked again."""
 
     with hung_up(kernel) as scene:
         scene.holder.lend(MappingProxyType({}))
@@ -169,7 +172,7 @@ async def test_lease_during_a_check_keeps_the_process(kernel: Kernel) -> None:
 
 
 async def test_process_with_a_new_lease_stays_tracked(kernel: Kernel) -> None:
-    """Also where it was granted before the answer came; nobody asks while it has one."""
+    """A process with a lease is kept, even if the kernel sees no mapping, and is not checked while it has one."""
 
     with hung_up(kernel) as scene:
         ended = asyncio.Event()
@@ -182,8 +185,8 @@ async def test_process_with_a_new_lease_stays_tracked(kernel: Kernel) -> None:
         await scene.table.close()
 
 
-async def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:
-    """No task is left, nobody is forgotten a second time, and no descriptor stays open."""
+async def test_close_during_a_check_leaves_nothing_behind(kernel: Kernel) -> None:
+    """Closing the tracker during a check leaves no task or descriptor, and reports nothing as forgotten."""
     descriptors, tasks = len(os.listdir("/proc/self/fd")), asyncio.all_tasks()
     with hung_up(kernel) as scene:
         await eventually(kernel.asked.is_set)

@@ -1,4 +1,4 @@
-"""Slabs are made for whoever waits, then for stock, and never beyond the budget."""
+"""Slabs are made first for waiting loads, then for stock, and never beyond the budget."""
 
 import pytest
 from hypothesis import given
@@ -15,22 +15,20 @@ GIB = 1 << 30
         pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 8, 1, id="one after another for stock"),
         pytest.param(SlabCounts(used=0, free=0, making=1, waiting=0), 8, 0, id="the next one when that is made"),
         pytest.param(SlabCounts(used=0, free=3, making=0, waiting=0), 8, 0, id="enough is in stock"),
-        pytest.param(SlabCounts(used=2, free=1, making=0, waiting=0), 8, 1, id="what was taken is made up for"),
-        pytest.param(SlabCounts(used=7, free=1, making=0, waiting=0), 8, 0, id="the budget is made"),
-        pytest.param(
-            SlabCounts(used=0, free=0, making=0, waiting=5), 8, 2, id="those that are waited for, two at once"
-        ),
-        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=5), 8, 1, id="one is in the making already"),
-        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=1), 8, 0, id="it is for who waits"),
+        pytest.param(SlabCounts(used=2, free=1, making=0, waiting=0), 8, 1, id="a taken slab is replaced"),
+        pytest.param(SlabCounts(used=7, free=1, making=0, waiting=0), 8, 0, id="the whole budget exists already"),
+        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=5), 8, 2, id="two at once for waiting loads"),
+        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=5), 8, 1, id="one is being made already"),
+        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=1), 8, 0, id="the one being made is enough"),
         pytest.param(
             SlabCounts(used=7, free=0, making=0, waiting=5), 8, 1, id="no more than the budget, however many wait"
         ),
-        pytest.param(SlabCounts(used=8, free=0, making=0, waiting=1), 8, 0, id="who waits has to wait for a return"),
+        pytest.param(SlabCounts(used=8, free=0, making=0, waiting=1), 8, 0, id="the budget is used: wait for a return"),
         pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 0, 0, id="closed"),
     ],
 )
 def test_slabs_to_make(stock: SlabCounts, limit: int, want: int) -> None:
-    """With three in stock wanted, and two made at once."""
+    """Three spare slabs are wanted, and at most two are made at once."""
     assert slabs_to_make(stock, limit, spare=3, at_once=2) == want
 
 
@@ -38,7 +36,7 @@ def test_slabs_to_make(stock: SlabCounts, limit: int, want: int) -> None:
 def test_slab_making_stays_within_bounds(
     used: int, free: int, making: int, waiting: int, limit: int, spare: int, at_once: int
 ) -> None:
-    """Neither budget nor threads are exceeded by what begins, and whoever waits is served where that can be."""
+    """Neither the budget nor the number of threads is exceeded, and a waiting load gets a slab if one can be made."""
     more = slabs_to_make(SlabCounts(used, free, making, waiting), limit, spare, at_once)
     assert more >= 0
     if more:
@@ -58,21 +56,21 @@ def test_slab_making_stays_within_bounds(
     ],
 )
 def test_spare_of(host: int, slab: int, spare: int, want: int) -> None:
-    """A setting in bytes is a number of slabs."""
+    """A setting in bytes becomes a number of slabs."""
     assert spare_slabs(host, slab, spare) == want
 
 
 @pytest.mark.parametrize(
     ("cores", "want"),
     [
-        pytest.param(1, (8, 2, 1), id="a disk wants several reads whatever the cores"),
+        pytest.param(1, (8, 2, 1), id="a disk needs several readers even with one core"),
         pytest.param(2, (8, 2, 1), id="two"),
         pytest.param(8, (8, 4, 4), id="eight"),
         pytest.param(192, (16, 8, 4), id="no disk needs more"),
     ],
 )
 def test_threads(cores: int, want: tuple[int, int, int]) -> None:
-    """By the cores, within bounds; each reader has a chunk to read and one to go on with."""
+    """Threads depend on the cores, within bounds. Each reader has one chunk to read and a next one."""
     threads = choose_thread_counts(cores)
     assert (threads.read, threads.hash, threads.make) == want
     assert threads.chunks == 2 * want[0] + want[1]

@@ -1,4 +1,4 @@
-"""Whoever waits for a flight is told each part once, in the order in which it became ready; nothing of an old place."""
+"""Every waiter of a load gets each part once, in order of readiness, and none of an abandoned place."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ CHUNKS = [("a", 4), ("b", 2), ("a", 4), ("c", 1)]
 
 
 def place() -> ResidentVersion:
-    return ResidentVersion((0,), {}, SealedFile((b"papers",)), 6, 0, frozenset(), TierTally({}, {}))
+    return ResidentVersion((0,), {}, SealedFile((b"manifest",)), 6, 0, frozenset(), TierTally({}, {}))
 
 
 async def wait_until_idle() -> None:
@@ -19,49 +19,49 @@ async def wait_until_idle() -> None:
 
 
 async def test_load_progress_is_reported_to_every_reader() -> None:
-    """Readers come when they like: before there is a place, in the middle, one behind the other."""
+    """A reader may come before there is a place or in the middle of the load, and gets all parts."""
 
-    filling, there, told = LoadProgress(), place(), list[Span]()
+    progress, resident_place, received = LoadProgress(), place(), list[Span]()
 
     async def listen() -> ResidentVersion:
-        resident = await filling.wait_until_placed()
-        while spans := await filling.ready_since(resident, len(told)):
-            told.extend(spans)
+        resident = await progress.wait_until_placed()
+        while spans := await progress.ready_since(resident, len(received)):
+            received.extend(spans)
         return resident
 
     early = asyncio.create_task(listen())
     await wait_until_idle()
-    with filling.loading_into(there, CHUNKS, ["c"]):
+    with progress.loading_into(resident_place, CHUNKS, ["c"]):
         await wait_until_idle()
-        assert told == [(10, 11)]
-        filling.add(there, "a")
-        assert await filling.ready_since(there, 0) == ((10, 11), (0, 4), (6, 10))
+        assert received == [(10, 11)]
+        progress.add(resident_place, "a")
+        assert await progress.ready_since(resident_place, 0) == ((10, 11), (0, 4), (6, 10))
         await wait_until_idle()
-        filling.add(there, "b")
-    assert await early is there
-    assert told == [(10, 11), (0, 4), (6, 10)], "the last word is that it is whole, and comes otherwise"
-    assert await filling.ready_since(there, 0) == ()
+        progress.add(resident_place, "b")
+    assert await early is resident_place
+    assert received == [(10, 11), (0, 4), (6, 10)], "the last part is not reported: the load's end is"
+    assert await progress.ready_since(resident_place, 0) == ()
 
 
 async def test_moved_load_reports_from_the_start() -> None:
-    """What becomes ready in the old one, and who still listens for it, has nothing to do with the new one."""
+    """After a move, the old place reports nothing more, and the new one reports only its own parts."""
 
-    filling, old, new = LoadProgress(), place(), place()
-    with filling.loading_into(old, CHUNKS, []):
-        listening = asyncio.create_task(filling.ready_since(old, 0))
+    progress, old, new = LoadProgress(), place(), place()
+    with progress.loading_into(old, CHUNKS, []):
+        listening = asyncio.create_task(progress.ready_since(old, 0))
         await wait_until_idle()
-    with filling.loading_into(new, CHUNKS, []):
-        filling.add(old, "a")
+    with progress.loading_into(new, CHUNKS, []):
+        progress.add(old, "a")
         assert await listening == ()
-        assert await filling.wait_until_placed() is new
-        filling.add(new, "b")
-        assert await filling.ready_since(new, 0) == ((4, 6),)
+        assert await progress.wait_until_placed() is new
+        progress.add(new, "b")
+        assert await progress.ready_since(new, 0) == ((4, 6),)
 
 
 async def test_a_message_is_bounded() -> None:
-    """However much became ready at once."""
+    """One message reports at most `MAX_SPANS` parts."""
 
-    filling, there = LoadProgress(), place()
-    with filling.loading_into(there, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
-        assert len(await filling.ready_since(there, 0)) == MAX_SPANS
-        assert await filling.ready_since(there, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)
+    progress, resident_place = LoadProgress(), place()
+    with progress.loading_into(resident_place, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
+        assert len(await progress.ready_since(resident_place, 0)) == MAX_SPANS
+        assert await progress.ready_since(resident_place, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)

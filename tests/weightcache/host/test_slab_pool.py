@@ -1,4 +1,4 @@
-"""Slabs: only the agent writes them, whatever a receiver tries; one is made ahead; tenants share no bytes."""
+"""Only the agent can write slabs, spare slabs are made ahead, and tenants never share bytes."""
 
 import asyncio
 import ctypes
@@ -88,7 +88,7 @@ def discarded(fd: int) -> None:
 
 ATTEMPTS = [
     pytest.param(mapped_writable, id="map it writable"),
-    pytest.param(reopened_and_mapped, id="open it anew and map that writable"),
+    pytest.param(reopened_and_mapped, id="open it again and map that writable"),
     pytest.param(written, id="write to the descriptor"),
     pytest.param(truncated, id="shrink it"),
     pytest.param(grown, id="grow it"),
@@ -101,7 +101,7 @@ ATTEMPTS = [
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_receiver(attempt: Callable[[int], None]) -> None:
-    """Whoever has the descriptor can't change a byte, while the agent's own mapping still writes."""
+    """A process that has the descriptor can't change a byte, while the agent's own mapping still writes."""
     with slab_of() as slab:
         slab.view(0, 5)[:] = b"bytes"
         with pytest.raises(OSError, match=r".") as refused:
@@ -115,15 +115,15 @@ def test_receiver(attempt: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("attempt", [a for a in ATTEMPTS if a.values[0] is not unsealed])
 def test_receiver_control(attempt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without its seals each of these attempts succeeds."""
+    """Negative control: without the seals each of these attempts succeeds."""
     monkeypatch.setattr(libc, "SLAB_SEALS", 0)
     with slab_of() as slab:
         attempt(slab.fd)
-        os.ftruncate(slab.fd, HUGE)  # its mapping is about to be closed whole
+        os.ftruncate(slab.fd, HUGE)  # closing unmaps its whole length
 
 
-def test_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel refuses huge pages the slab says so, and is as good otherwise."""
+def test_slab_works_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the kernel refuses huge pages, the slab reports so and works."""
     real = libc.advise
 
     def refusing(address: int, length: int, advice: int) -> None:
@@ -138,9 +138,7 @@ def test_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         slab.view(0, 1)[0] = 7
 
 
-def test_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slab that can't be made leaves no descriptor behind."""
-
+def test_failed_slab_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "none")
 
@@ -164,12 +162,12 @@ async def pooled(
 
 
 async def free(pool: SlabPool, count: int) -> None:
-    """Until so many are ready."""
+    """Wait until `count` slabs are free."""
     await eventually(lambda: pool.counts["free"] == count)
 
 
 async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
-    """A spare is made when one is taken, never more than the limit in all; who wants more waits for a return."""
+    """A spare is made when one is taken, never beyond the limit. A taker over the limit waits for a return."""
 
     async with pooled() as pool:
         first = await pool.take("a", 10)
@@ -184,7 +182,7 @@ async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
 
 
 async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
-    """What is freed in the instant of the end was unmapped with all others."""
+    """A slab that is given back after the pool closed is unmapped already, and nothing happens."""
 
     async with pooled() as pool:
         slab = await pool.take("a", 10)
@@ -194,7 +192,7 @@ async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
 
 
 async def test_pool_keeps_a_spare() -> None:
-    """As many as are to be ready are made in the background, one after another, never more than the limit."""
+    """`spare` slabs are made in the background, one after another, never beyond the limit."""
 
     async with pooled(limit=4, spare=3, quiet_s=0.0) as pool:
         pool.ensure_spare()
@@ -206,7 +204,7 @@ async def test_pool_keeps_a_spare() -> None:
 
 
 async def test_pool_waits_for_quiet() -> None:
-    """What a restore took is not made up for while it may still run, but whoever waits is served at once."""
+    """For `quiet_s` after a take no spares are made, because the restore may still run. Waiting takers are served."""
 
     async with pooled(limit=8, spare=2, quiet_s=3600.0) as pool:
         pool.ensure_spare()
@@ -217,7 +215,7 @@ async def test_pool_waits_for_quiet() -> None:
 
 
 async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
-    """Two that are waited for are in the making together: each waits for the other here."""
+    """Slabs for two waiting takers are made at the same time: the barrier needs both."""
     both = threading.Barrier(2, timeout=30)
 
     def make(length: int) -> Slab:
@@ -230,7 +228,7 @@ async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
 
 
 async def test_pool_zeroes_between_tenants() -> None:
-    """The next tenant gets zero bytes; the same tenant isn't made to wait for them."""
+    """The next tenant gets zero bytes. The same tenant gets its slab back without zeroing."""
 
     async with pooled(limit=1) as pool:
         slab = await pool.take("a", 10)
@@ -243,8 +241,8 @@ async def test_pool_zeroes_between_tenants() -> None:
         assert bytes(slab.view(0, HUGE)) == bytes(HUGE)
 
 
-async def test_pool_zeroing_cancelled() -> None:
-    """A taker that is cancelled while its slab is being zeroed leaves the slab to the next."""
+async def test_cancelled_taker_leaves_the_slab_to_the_next() -> None:
+    """A taker that is cancelled while its slab is being zeroed leaves the slab to the next taker."""
 
     async with pooled(limit=1) as pool:
         slab = await pool.take("a", 10)
@@ -260,8 +258,8 @@ async def test_pool_zeroing_cancelled() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "none"), MemoryError()])
-async def test_pool_without_memory(error: Exception) -> None:
-    """Where no slab can be made the taker is told, and the next one tries again."""
+async def test_failed_slab_is_retried_for_the_next_taker(error: Exception) -> None:
+    """If a slab can't be made, the taker is refused, and the next one tries again."""
     failing = [True]
 
     def make(length: int) -> Slab:
@@ -277,9 +275,7 @@ async def test_pool_without_memory(error: Exception) -> None:
         assert (await pool.take("a", 10)).length == HUGE
 
 
-async def test_pool_deadline() -> None:
-    """Waiting for a slab has an end."""
-
+async def test_waiting_for_a_slab_times_out() -> None:
     async with pooled(limit=1) as pool:
         await pool.take("a", 10)
         with pytest.raises(Refused, match="memory for the weight cache"):

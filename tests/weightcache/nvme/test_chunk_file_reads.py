@@ -1,4 +1,4 @@
-"""All of a file or an error, by whichever way: hot, cold, refused O_DIRECT, in parts, interrupted, shrinking, odd."""
+"""A read gives the whole file or an error: cached, cold, without O_DIRECT, in parts, interrupted or shrinking."""
 
 import errno
 import fcntl
@@ -45,7 +45,7 @@ def read(path: Path, length: int = LENGTH) -> tuple[ReadPath, bytes]:
     into = memoryview(mmap.mmap(-1, length))
     with opened(path) as fd:
         way = fill(fd, into)
-        assert not _fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT, "the descriptor is as it was"
+        assert not _fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT, "the descriptor's flags are restored"
     return way, bytes(into)
 
 
@@ -58,12 +58,12 @@ def is_direct(fd: int) -> bool:
     return bool(_fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-def say(patch: pytest.MonkeyPatch, hot: bool) -> None:
+def set_cached(patch: pytest.MonkeyPatch, hot: bool) -> None:
     patch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else -(-length // PAGE_BYTES))
 
 
 def refuse_read(patch: pytest.MonkeyPatch) -> None:
-    """One that takes the flag, and refuses the first read."""
+    """Make the file system take O_DIRECT and refuse the first read."""
 
     def refusing(fd: int, parts: list[memoryview], offset: int) -> int:
         if is_direct(fd):
@@ -74,7 +74,7 @@ def refuse_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_hot_and_cold(path: Path) -> None:
-    """A hot file is copied out of the page cache, a cold one read past it; neither is changed by it."""
+    """A cached file is copied from the page cache, and a cold one is read past it and stays cold."""
     needs_a_disk(path)
     assert read(path) == (ReadPath.CACHED, BODY)
     assert is_cached(path)
@@ -86,18 +86,18 @@ def test_hot_and_cold(path: Path) -> None:
 
 
 def test_cold_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: whoever takes a cold file for a hot one leaves it in the page cache."""
+    """Negative control: a cold file that is taken for a cached one ends up in the page cache."""
     needs_a_disk(path)
     forget(path)
     with monkeypatch.context() as patch:
-        say(patch, hot=True)
+        set_cached(patch, hot=True)
         assert read(path) == (ReadPath.CACHED, BODY)
     assert is_cached(path)
 
 
 @pytest.mark.parametrize(("pages", "way"), [(1, ReadPath.DIRECT), (6, ReadPath.DIRECT), (7, ReadPath.CACHED)])
-def test_partly_hot(path: Path, pages: int, way: ReadPath) -> None:
-    """Of a file that is there in part all is read past the page cache, unless it lacks no more than an eighth."""
+def test_partly_cached_file_is_read_directly(path: Path, pages: int, way: ReadPath) -> None:
+    """A partly cached file is read past the page cache, unless at most an eighth of it is missing."""
     needs_a_disk(path)
     forget(path)
     with opened(path) as fd:
@@ -109,18 +109,18 @@ def test_partly_hot(path: Path, pages: int, way: ReadPath) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_direct, refuse_read])
-def test_without_direct(
+def test_cold_file_without_o_direct_is_read_buffered(
     path: Path, refuse: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the file system refuses, the cold file is read through the page cache, and the answer says so."""
-    say(monkeypatch, hot=False)
+    """If the file system refuses O_DIRECT, a cold file is read through the page cache and reported as such."""
+    set_cached(monkeypatch, hot=False)
     refuse(monkeypatch)
     assert read(path) == (ReadPath.BUFFERED, BODY)
 
 
 @pytest.mark.parametrize("call", ["flag", "read"])
 def test_other_errors_are_not_taken_for_a_refusal(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails fails the read: what it could not give is not asked of the page cache."""
+    """A disk error fails the read. The page cache is not tried."""
 
     def failing(*_: object) -> int:
         raise OSError(errno.EIO, "broken")
@@ -128,21 +128,21 @@ def test_other_errors_are_not_taken_for_a_refusal(path: Path, call: str, monkeyp
     def flag(fd: int, command: int, *flags: int) -> int:
         return failing() if flags and flags[0] & os.O_DIRECT else _fcntl(fd, command, *flags)
 
-    say(monkeypatch, hot=False)
+    set_cached(monkeypatch, hot=False)
     monkeypatch.setattr(*((fcntl, "fcntl", flag) if call == "flag" else (os, "preadv", failing)))
     with pytest.raises(OSError, match="broken"):
         read(path)
 
 
-def test_refused_midway(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that refuses after the first pages is read on through the page cache."""
+def test_read_goes_on_without_o_direct(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If O_DIRECT is refused after the first pages, the rest is read through the page cache."""
 
     def refusing(fd: int, parts: list[memoryview], offset: int) -> int:
         if is_direct(fd) and offset:
             raise OSError(errno.EINVAL, "not there")
         return _preadv(fd, [parts[0][:PAGE_BYTES]], offset)
 
-    say(monkeypatch, hot=False)
+    set_cached(monkeypatch, hot=False)
     monkeypatch.setattr(os, "preadv", refusing)
     assert read(path) == (ReadPath.DIRECT, BODY)
 
@@ -150,7 +150,7 @@ def test_refused_midway(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("hot", [pytest.param(True, id="hot"), pytest.param(False, id="cold")])
 @pytest.mark.parametrize("part", [pytest.param(PAGE_BYTES, id="pages"), pytest.param(100, id="less than a page")])
 def test_short_reads(path: Path, hot: bool, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes in parts is whole; after a part of a page nothing unaligned is asked of a disk."""
+    """Reads that come in parts give the whole file. After part of a page, no unaligned O_DIRECT read follows."""
 
     def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
         assert offset % PAGE_BYTES == 0 or not is_direct(fd), "the kernel would refuse it"
@@ -158,14 +158,14 @@ def test_short_reads(path: Path, hot: bool, part: int, monkeypatch: pytest.Monke
         into[:] = BODY[offset : offset + len(into)]
         return len(into)
 
-    say(monkeypatch, hot)
+    set_cached(monkeypatch, hot)
     monkeypatch.setattr(os, "preadv", piecemeal)
     assert read(path)[1] == BODY
 
 
 @pytest.mark.parametrize("length", [1, PAGE_BYTES - 1, PAGE_BYTES + 1, LENGTH - 1])
 def test_odd_lengths(path: Path, length: int) -> None:
-    """A tail that fills no page is read too, whatever the disk's blocks."""
+    """A last part that fills no page is read, too."""
     os.truncate(path, length)
     forget(path)
     assert read(path, length)[1] == BODY[:length]
@@ -174,21 +174,21 @@ def test_odd_lengths(path: Path, length: int) -> None:
 
 @pytest.mark.parametrize("hot", [pytest.param(True, id="hot"), pytest.param(False, id="cold")])
 def test_a_file_that_shrinks(path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that loses its end while it is read is an end of file: no fault of memory, and never whole."""
+    """A file that is truncated while it is read is an EOFError, never a whole file or a memory fault."""
 
     def shrinking(fd: int, parts: list[memoryview], offset: int) -> int:
         count = _preadv(fd, [parts[0][: 2 * PAGE_BYTES]], offset)
         os.truncate(path, 3 * PAGE_BYTES)
         return count
 
-    say(monkeypatch, hot)
+    set_cached(monkeypatch, hot)
     monkeypatch.setattr(os, "preadv", shrinking)
     with pytest.raises(EOFError):
         read(path)
 
 
 def test_shrinking_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a reader that believes what it asked for takes a shrunk file for whole, with other bytes."""
+    """Negative control: a reader that trusts the requested length returns wrong bytes for a truncated file."""
 
     def believing(fd: int, parts: list[memoryview], offset: int) -> int:
         os.truncate(path, 3 * PAGE_BYTES)
@@ -201,13 +201,12 @@ def test_shrinking_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert got[: 3 * PAGE_BYTES] == BODY[: 3 * PAGE_BYTES]
 
 
-def test_interrupted(path: Path) -> None:
-    """Signals that arrive while files are read change nothing."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+def test_signals_do_not_disturb_a_read(path: Path) -> None:
+    signals: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: signals.append(number))
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     try:
-        while len(heard) < 50:
+        while len(signals) < 50:
             assert read(path)[1] == BODY
             forget(path)
             assert read(path)[1] == BODY

@@ -1,4 +1,4 @@
-"""Chunk files: whole or not there, whatever crashed; torn ones are told from absent ones."""
+"""Chunk files are whole or absent after any crash, and torn files are told from absent ones."""
 
 import errno
 import mmap
@@ -29,7 +29,7 @@ def aligned(length: int) -> memoryview:
 def tier(tmp_path: Path) -> ChunkFiles:
     tier = ChunkFiles(tmp_path)
     tier.open()
-    tier.close()  # the lock is another test's
+    tier.close()  # another test checks the lock
     return tier
 
 
@@ -48,7 +48,7 @@ def read(tier: ChunkFiles, path: Path) -> tuple[ReadOutcome, bytes]:
 
 @pytest.mark.parametrize("direct", [pytest.param(True, id="O_DIRECT"), pytest.param(False, id="O_DIRECT is refused")])
 def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written is read, past the page cache or not; the staging directory is left empty."""
+    """A written chunk is read back, with or without O_DIRECT, and the staging directory is empty."""
     if not direct:
         refuse_direct(monkeypatch)
     path = written(tier)
@@ -58,7 +58,7 @@ def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPa
 
 
 def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) -> None:
-    """In staging, in quarantine, and where a chunk would be; drafts of a crash are removed all the same."""
+    """Foreign directories in staging, quarantine or in place of a chunk stay. Staging files are removed."""
     written(tier)
     foreign = [
         tmp_path / chunk_files.STAGING / "lost+found",
@@ -95,8 +95,8 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [shorten, cut_oddly, lengthen, empty])
-def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
-    """A file of another length is told, and one that is gone."""
+def test_file_of_another_length_is_reported(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
+    """A file of another length and a missing file are reported as such."""
     path = written(tier)
     damage(path)
     assert read(tier, path)[0] is ReadOutcome.LENGTH
@@ -104,8 +104,8 @@ def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
     assert read(tier, path)[0] is ReadOutcome.MISSING
 
 
-def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that comes in parts is whole; one that ends before the length that the file tells is short."""
+def test_read_that_ends_early_is_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that comes in parts is whole. One that ends before the file's length is short."""
     path = written(tier)
     real = os.preadv
 
@@ -119,8 +119,8 @@ def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
-def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that the disk can't read is unreadable; want of anything else says nothing about it."""
+def test_only_disk_errors_make_a_file_unreadable(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO means that the file is unreadable. Other errors, such as EMFILE, say nothing about the file."""
     path = written(tier)
 
     def failing(number: int) -> Callable[..., int]:
@@ -140,7 +140,7 @@ def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_read_renews_recency(tier: ChunkFiles) -> None:
-    """Recency is kept in the file, for the agent that comes after this one."""
+    """The time of the last read is kept in the file, for the next agent."""
     path = written(tier)
     os.utime(path, (1.0, 1.0))
     assert [found.used_at for found in tier.scan()] == [1.0]
@@ -149,7 +149,7 @@ def test_read_renews_recency(tier: ChunkFiles) -> None:
 
 
 def test_time_to_come_is_now(tier: ChunkFiles) -> None:
-    """A clock that was ahead keeps no file for ever: from now on it ages as others do."""
+    """A file time in the future is set to now, so the file ages as others do."""
     path = written(tier)
     os.utime(path, (2**33, 2**33))
     (first,) = tier.scan()
@@ -159,7 +159,7 @@ def test_time_to_come_is_now(tier: ChunkFiles) -> None:
 
 
 def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> None:
-    """What is read for its own sake is read past a page cache that has it: a copy there says nothing of the disk."""
+    """A scrub reads from the disk even if the file is cached: the page cache says nothing about the disk."""
     needs_a_disk(tmp_path)
     path = written(tier)
     path.read_bytes()
@@ -172,14 +172,14 @@ def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> No
 def test_a_disk_that_became_read_only_is_read(
     tier: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recency can't be kept then; the bytes are there all the same."""
+    """The time of the read can't be kept, but the bytes are read."""
     path = written(tier)
     make_read_only(monkeypatch, tmp_path)
     assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
 
 
 def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk leaves neither the file nor its beginning."""
+    """A full disk leaves neither the file nor a staging file."""
     fill(monkeypatch)
     with pytest.raises(OSError, match="no space"):
         written(tier)
@@ -188,8 +188,8 @@ def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.Monke
     assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
 
 
-def test_one_owner(tmp_path: Path) -> None:
-    """A second owner is refused until the first lets go; what a crash left in staging is gone then."""
+def test_second_owner_is_refused(tmp_path: Path) -> None:
+    """A second owner is refused until the first closes. Opening removes staging files of a crash."""
     first, second = ChunkFiles(tmp_path), ChunkFiles(tmp_path)
     first.open()
     with pytest.raises(BlockingIOError):
@@ -201,8 +201,7 @@ def test_one_owner(tmp_path: Path) -> None:
     second.close()
 
 
-def test_foreign_files(tier: ChunkFiles, tmp_path: Path) -> None:
-    """Only files that are named as chunks are found."""
+def test_scan_finds_only_chunk_names(tier: ChunkFiles, tmp_path: Path) -> None:
     written(tier)
     for name in ("a/zz/short", f"a/zz/{DIGEST}", f"a/{DIGEST[:2]}/{DIGEST}.tmp", f".hidden/{DIGEST[:2]}/{DIGEST}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +210,7 @@ def test_foreign_files(tier: ChunkFiles, tmp_path: Path) -> None:
 
 
 def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
-    """It is no longer there, and that is all."""
+    """A file that is removed during a scan is left out."""
     paths = [written(tier, digest=DIGEST[:-1] + mark) for mark in "abc"]
     found = tier.scan()
     next(found)
@@ -220,7 +219,7 @@ def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
 
 
 def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
-    """A bad file is moved aside; of many the newest stay; one that is gone already is no error."""
+    """A quarantined file is moved aside, only the newest `MAX_QUARANTINED` are kept, and a missing file is no error."""
     for number in range(MAX_QUARANTINED + 3):
         tier.quarantine(written(tier), f"bad{number}")
     tier.quarantine(tier.chunk("a", DIGEST), "again")

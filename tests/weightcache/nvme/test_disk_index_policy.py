@@ -1,4 +1,4 @@
-"""The disk index keeps within its budget, whatever is written, read, evicted and lost, in any order."""
+"""The disk index stays within its budget through any sequence of writes, reads, evictions and losses."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ KEYS = st.tuples(st.sampled_from("ab"), st.sampled_from("uvwxyz"))
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """Against a set of what is on the disk and of what is being written."""
+    """Compares the index with a simple model of the files on disk and the files being written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class DiskMachine(RuleBasedStateMachine):
         assert self.index.total_bytes == sum(self.readable.values()) + sum(self.writing.values()) <= BUDGET
         assert {key for key in self.readable if self.index.holds(key)} == set(self.index.select(None, None))
         assert self.index.file_count == len(self.readable)
-        assert not any(self.index.holds(key) for key in self.writing), "half a file can't be read"
+        assert not any(self.index.holds(key) for key in self.writing), "a file that is being written is readable"
 
 
 TestDiskMachine = DiskMachine.TestCase
@@ -71,7 +71,6 @@ TestDiskMachine.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_touched_files_stay() -> None:
-    """The least recently read file goes first."""
     index = DiskIndex(3)
     for now, name in enumerate("xyz"):
         index.found(("a", name), 1, float(now))
@@ -80,22 +79,22 @@ def test_touched_files_stay() -> None:
 
 
 def test_files_used_before_the_clock_was_set_back_are_evicted() -> None:
-    """The clock was a year ahead. Files that nobody reads go, as at any other time."""
+    """After the clock was set back by a year, files that are not read are still evicted before new ones."""
     index, ahead = DiskIndex(4), 1e9 + 365 * 86_400.0
     for number in range(4):
         assert index.admit(("a", f"old{number}"), 1, ahead) == ()
         index.mark_written(("a", f"old{number}"))
     gone: list[Key] = []
     for minute in range(4):
-        went = index.admit(("a", f"new{minute}"), 1, 1e9 + 60 * minute)
-        assert went is not None
-        gone += went
+        evicted = index.admit(("a", f"new{minute}"), 1, 1e9 + 60 * minute)
+        assert evicted is not None
+        gone += evicted
         index.mark_written(("a", f"new{minute}"))
     assert sorted(gone) == [("a", f"old{number}") for number in range(4)]
 
 
 def test_a_small_file_costs_more_for_its_size() -> None:
-    """Where every fetch has a round trip, files of a kilobyte outlive larger ones that were read as lately."""
+    """If every fetch has a round trip, small files cost more per byte to fetch and outlive large ones."""
     index = DiskIndex(1000, reload_s=lambda length: 0.1 + length / 1e6)
     index.found(("a", "small"), 10, 0.0)
     index.found(("a", "large"), 900, 1.0)
@@ -103,21 +102,21 @@ def test_a_small_file_costs_more_for_its_size() -> None:
 
 
 def test_quota() -> None:
-    """Beyond it a tenant is evicted first, and takes nothing of others; alone it may fill the disk."""
+    """A tenant over its quota is evicted first and takes nothing of others. Alone, it may fill the disk."""
     index = DiskIndex(4, quota_bytes=2)
     for now, name in enumerate("xyzw"):
         index.found(("a", name), 1, float(now))
     assert index.admit(("b", "x"), 1, -9.0) == (("a", "x"),)
     index.mark_written(("b", "x"))
-    assert index.admit(("a", "v"), 2, 9.0) == (("a", "y"), ("a", "z")), "though b's is the oldest"
+    assert index.admit(("a", "v"), 2, 9.0) == (("a", "y"), ("a", "z")), "b's file is older, but a is over its quota"
     index.mark_written(("a", "v"))
     assert index.bytes_by_tenant == {"a": 3, "b": 1}
-    assert index.admit(("a", "u"), 3, 9.0) is None, "larger than its share"
+    assert index.admit(("a", "u"), 3, 9.0) is None, "larger than its quota"
     index.check_integrity()
 
 
 def test_a_full_disk_of_many_files() -> None:
-    """All of them are ranked now and then, not for each that comes; the least recently read go, and few before time."""
+    """Files are ranked in batches, not for each admission. The least recently read go, at most a batch too early."""
     ranked: Counter[int] = Counter()
 
     def reload_s(length: int) -> float:
@@ -130,9 +129,9 @@ def test_a_full_disk_of_many_files() -> None:
         index.found(("a", f"{number}"), 1, float(number))
     gone: list[Key] = []
     for number in range(count, count + more):
-        went = index.admit(("a", f"{number}"), 1, float(number))
-        assert went is not None
-        gone += went
+        evicted = index.admit(("a", f"{number}"), 1, float(number))
+        assert evicted is not None
+        gone += evicted
     assert ranked[1] < more * count / 100
     assert gone == [("a", f"{number}") for number in range(len(gone))]
     assert more <= len(gone) < more + count // BATCH
@@ -140,7 +139,7 @@ def test_a_full_disk_of_many_files() -> None:
 
 
 def test_many_small_quotas() -> None:
-    """Who fills its own, while no other has more, gives up an eighth of it at most, and others nothing."""
+    """A tenant at its quota, while no other is over its own, loses at most an eighth of its files. Others lose none."""
     index = DiskIndex(6400, quota_bytes=64)
     for number in range(6400):
         index.found((f"t{number % 100}", f"{number}"), 1, float(number))
@@ -149,7 +148,7 @@ def test_many_small_quotas() -> None:
 
 
 def test_a_batch_that_can_not_be_had() -> None:
-    """Most of what a tenant may have is being written: for one more what it needs goes, of its own."""
+    """Nearly all of the tenant's files are being written. A new file evicts the one that is not."""
     index = DiskIndex(640, quota_bytes=80)
     index.found(("a", "old"), 1, 998.0)
     for number in range(79):
@@ -160,7 +159,7 @@ def test_a_batch_that_can_not_be_had() -> None:
 
 
 def test_a_batch_within_a_quota() -> None:
-    """Who stays within its own loses nothing to make room ahead: what is older, and others', goes."""
+    """A tenant within its quota loses none of its files to make room ahead: an older one of another tenant goes."""
     index = DiskIndex(1000, quota_bytes=500)
     for number in range(505):
         index.found(("b" if number < 300 else "c", f"{number}"), 1, float(number))
@@ -170,7 +169,7 @@ def test_a_batch_within_a_quota() -> None:
 
 
 def test_a_smaller_budget() -> None:
-    """What was found is cut to the budget, oldest first."""
+    """A smaller budget at the start removes the oldest files."""
     index = DiskIndex(2)
     for now, name in enumerate("xyz"):
         index.found(("a", name), 1, float(now))
@@ -184,11 +183,10 @@ def test_a_smaller_budget() -> None:
         pytest.param(None, None, 3, id="everything"),
         pytest.param("a", None, 2, id="one tenant's"),
         pytest.param("a", frozenset({"x", "missing"}), 1, id="one tenant's, of a version"),
-        pytest.param("c", None, 0, id="nobody's"),
+        pytest.param("c", None, 0, id="a tenant without files"),
     ],
 )
 def test_select_omits_files_being_written(tenant: str | None, digests: frozenset[str] | None, want: int) -> None:
-    """What is being written is not selected."""
     index = DiskIndex(9)
     for key in (("a", "x"), ("a", "y"), ("b", "x")):
         index.found(key, 1, 0.0)
@@ -197,7 +195,7 @@ def test_select_omits_files_being_written(tenant: str | None, digests: frozenset
 
 
 def test_integrity_check_visits_each_file_once() -> None:
-    """Once for each tenant would be too slow: the agent answers nothing else meanwhile."""
+    """A check that is quadratic in tenants would block the agent for too long."""
     compared = 0
 
     class Tenant(str):
@@ -218,7 +216,7 @@ def test_integrity_check_visits_each_file_once() -> None:
 
 
 def test_integrity_control() -> None:
-    """Negative control: an account that is off by one is found."""
+    """Negative control: the check finds a wrong total."""
     index = DiskIndex(9)
     index.found(("a", "x"), 1, 0.0)
     index._total += 1

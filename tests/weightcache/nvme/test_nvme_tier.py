@@ -1,4 +1,4 @@
-"""The NVMe tier keeps its budget, survives restarts with its recency, and never keeps the agent from serving."""
+"""The NVMe tier stays within its budget, keeps its order of use across restarts, and no disk fault stops the agent."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import Verify
 from weightcache.sources.verifier import Tags, Verifier
 
-WRONG = 99  # the mark of a page that is not what its name says
+WRONG = 99  # the first byte of a page that does not match its digest
 NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
 
 
@@ -44,7 +44,7 @@ def is_right(data: memoryview, digest: str) -> bool:
 
 @asynccontextmanager
 async def opened(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
-    """The tier over a directory. Its clock goes on whenever it is looked at; its index is sound when the block ends."""
+    """Open the tier over a directory. Its clock ticks at every call, and its index is checked when the block ends."""
     ticks = count(1001.0)
     with ThreadPoolExecutor(2) as threads:
         verifier = Verifier(threads, verify, Counters(), Tags())
@@ -79,11 +79,11 @@ def files_of(root: Path) -> set[str]:
 
 
 async def test_admit_and_fetch(tmp_path: Path) -> None:
-    """What was admitted is fetched; what was not, or is another tenant's, is absent."""
+    """An admitted chunk is fetched. Chunks that were not admitted, or are another tenant's, are absent."""
 
     async with opened(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(7))
-        assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
+        assert not await tier.admit("a", NAMES[0], page(7)), "the chunk is admitted already"
         assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert await fetched(tier, NAMES[1]) == (ReadOutcome.ABSENT, 0)
         assert await fetched(tier, NAMES[0], "b") == (ReadOutcome.ABSENT, 0)
@@ -93,10 +93,10 @@ async def test_admit_and_fetch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mark", "want"), [(7, ReadOutcome.VERIFIED), (WRONG, ReadOutcome.DIGEST)], ids=["right", "wrong"]
 )
-async def test_what_is_fetched_is_verified(
+async def test_fetched_chunk_is_verified(
     tmp_path: Path, hot: bool, mark: int, want: ReadOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way it came; and it is told which way that was."""
+    """Bytes from the page cache and from the disk are verified, and counted by the way they came."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
 
     async with opened(tmp_path) as tier:
@@ -108,7 +108,7 @@ async def test_what_is_fetched_is_verified(
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on the bytes are recognised; others are seen, whatever the digest would say of them."""
+    """Later reads compare a tag instead of the digest, and find changed bytes."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
     hashed: list[str] = []
 
@@ -130,10 +130,10 @@ async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch:
 
 
 @pytest.mark.parametrize(("hot", "where"), [(True, "read"), (False, "hash")], ids=["hot", "cold"])
-async def test_no_reader_of_the_disk_compares(
+async def test_disk_readers_verify_only_cached_files(
     tmp_path: Path, hot: bool, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who reads the disk goes on to the next file, digest or tag. A copy of cached pages is compared at once."""
+    """Threads that read the disk leave hashing to others. Cached pages are verified by their reader."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
     threads: list[str] = []
 
@@ -154,8 +154,8 @@ async def test_no_reader_of_the_disk_compares(
     assert threads == [where, where]
 
 
-async def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that makes tags has a limit; a chunk has none."""
+async def test_chunk_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that makes tags has a length limit, and chunks have none."""
     monkeypatch.setattr(verifying, "MAX_BYTES", PAGE_BYTES - 1)
 
     async with opened(tmp_path) as tier:
@@ -166,7 +166,7 @@ async def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, mo
 
 
 async def test_scrub_ignores_tags(tmp_path: Path) -> None:
-    """A scrub doesn't take a tag's word for it; what it found right is recognised."""
+    """A scrub hashes the file instead of comparing its tag. A chunk that it found right is recognised later."""
     hashed: list[str] = []
 
     def verify(data: memoryview, digest: str) -> bool:
@@ -181,14 +181,14 @@ async def test_scrub_ignores_tags(tmp_path: Path) -> None:
         assert hashed == [NAMES[0]] * 2
         await tier.quarantine("a", NAMES[0])
         await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "another file, verified anew"
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "the new file is verified again"
         assert hashed == [NAMES[0]] * 3
 
 
-async def test_a_file_system_without_o_direct_is_told_once(
+async def test_missing_o_direct_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator learns why the tier is slower than its disk, and how much was read so."""
+    """The log says why the tier is slower than its disk, and the state counts the bytes read so."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
     refuse_direct(monkeypatch)
 
@@ -203,7 +203,7 @@ async def test_a_file_system_without_o_direct_is_told_once(
 
 
 async def test_budget(tmp_path: Path) -> None:
-    """The least recently read files are removed for new ones, on disk too; one over the whole budget isn't admitted."""
+    """New files evict the least recently read ones. A chunk larger than the budget isn't admitted."""
 
     async with opened(tmp_path) as tier:
         for number in range(3):
@@ -215,7 +215,7 @@ async def test_budget(tmp_path: Path) -> None:
 
 
 async def test_restart(tmp_path: Path) -> None:
-    """The next agent knows the files and which were read last; a smaller budget removes the oldest."""
+    """The next agent knows the files and their order of use, and a smaller budget removes the oldest."""
 
     async with opened(tmp_path) as tier:
         for number in range(3):
@@ -229,8 +229,8 @@ async def test_restart(tmp_path: Path) -> None:
         assert tier.index.total_bytes == 2 * PAGE_BYTES
 
 
-async def test_a_file_that_vanished(tmp_path: Path) -> None:
-    """A file that somebody removed is missing, and its bytes are free again; then it is absent."""
+async def test_removed_file_is_missing_and_frees_its_bytes(tmp_path: Path) -> None:
+    """A file that was removed from outside is missing at the next fetch, then absent, and its bytes are free."""
 
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
@@ -241,8 +241,8 @@ async def test_a_file_that_vanished(tmp_path: Path) -> None:
         assert await tier.admit("a", NAMES[0], page(7))
 
 
-async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses a chunk or a manifest is no failure; nothing is counted as held."""
+async def test_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk refuses a chunk or a manifest, the call succeeds and nothing is counted as kept."""
 
     async with opened(tmp_path) as tier:
         with monkeypatch.context() as patch:
@@ -256,9 +256,7 @@ async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that can't be written keeps a faulty file under its name; it is not offered, nor replaced, and no failure.
-    Writable again, it takes the good one.
-    """
+    """On a read-only disk a faulty file is neither offered nor replaced. Once writable, the disk takes the good one."""
 
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
@@ -275,8 +273,8 @@ async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
-async def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """What can be read is served, though leftovers stay, the budget shrank, or something can't be looked at."""
+async def test_readable_files_outlive_a_bad_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Readable files are served although the disk refuses removal, is read-only, or has one bad inode or directory."""
 
     async with opened(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], start=1):
@@ -306,7 +304,7 @@ async def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_cancelled_admission(tmp_path: Path) -> None:
-    """A cancelled admission ends with its thread, and leaves neither a file nor reserved bytes."""
+    """A cancelled admission waits for its thread, and leaves neither a file nor reserved bytes."""
 
     async with opened(tmp_path) as tier:
         admission = asyncio.create_task(tier.admit("a", NAMES[0], page(7)))
@@ -318,11 +316,10 @@ async def test_cancelled_admission(tmp_path: Path) -> None:
         assert tier.index.total_bytes == 0
 
 
-async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a load brought may be written while a prefetch brings the same chunk. Whichever ends first, whoever asks for
-    the chunk waits for the other one: that it is neither there nor coming would have it asked for again at once.
+async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a prefetch fetches a chunk, a load may write the same chunk.
+
+    Waiters wait for whichever ends last. Otherwise they would find the chunk neither written nor expected.
     """
     held, go = threading.Event(), threading.Event()
     write = ChunkFiles.write
@@ -339,25 +336,25 @@ async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
         with tier.marking_write(*key):
             writing = asyncio.create_task(tier.admit(*key, page(7)))
             await asyncio.to_thread(held.wait, 30)
-        asking = asyncio.create_task(tier.wait_until_written(*key))
-        settling = asyncio.create_task(tier.wait_until_idle())
+        waiting = asyncio.create_task(tier.wait_until_written(*key))
+        becoming_idle = asyncio.create_task(tier.wait_until_idle())
         await asyncio.sleep(0.05)
-        assert not asking.done()
-        assert not settling.done()
+        assert not waiting.done()
+        assert not becoming_idle.done()
         go.set()
         assert await writing
-        assert await asking
-        await settling
+        assert await waiting
+        await becoming_idle
         with tier.marking_write("a", NAMES[1]):
             assert await tier.admit("a", NAMES[1], page(8))
-            asking = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
+            waiting = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
             await asyncio.sleep(0.05)
-            assert not asking.done()
-        assert await asking
+            assert not waiting.done()
+        assert await waiting
 
 
 async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may go between the look at the disk and the one at the index; one that was never known is told."""
+    """A file that is evicted between listing the disk and reading the index is not reported; a stray file is."""
     scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
 
     async with opened(tmp_path) as tier:
@@ -376,8 +373,8 @@ async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monke
         assert await tier.unindexed_files() == (("a", NAMES[5]),)
 
 
-async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no stranger, and not kept anew before it is gone: the new file would go in its place."""
+async def test_chunk_is_admitted_after_its_old_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not reported as unindexed, and not admitted before the removal ends: the new file would be removed."""
     remove, may_go = ChunkFiles.remove, threading.Event()
 
     def late(files: ChunkFiles, paths: Iterable[Path]) -> None:
@@ -400,7 +397,7 @@ async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: 
 
 
 async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other files go, and the caller hears of it. Once the disk lets go of the file, a second call removes it."""
+    """The other files are removed, and the call is refused. Once the disk allows it, a second call removes the file."""
 
     async with opened(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], 1):
@@ -417,7 +414,7 @@ async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that was to make room goes on counting, and is no stranger. The next admission removes another one."""
+    """A file that can't be removed to make room stays counted and indexed. The next admission removes another one."""
     refuse_removal(monkeypatch, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
 
     async with opened(tmp_path) as tier:
@@ -431,8 +428,8 @@ async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
         assert tier.index.total_bytes == 3 * PAGE_BYTES
 
 
-async def test_evict(tmp_path: Path) -> None:
-    """A version's chunks and manifest go, or a tenant's, or all."""
+async def test_eviction_removes_chunks_and_documents(tmp_path: Path) -> None:
+    """Eviction of a version, of a tenant or of all removes their chunks, manifests and attestations."""
 
     async with opened(tmp_path, budget=9 * PAGE_BYTES) as tier:
         for tenant in ("a", "b"):
@@ -457,8 +454,8 @@ async def test_evict(tmp_path: Path) -> None:
         assert await tier.try_read_document("b", "one", DocumentKind.MANIFESTS) is None
 
 
-async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were used least recently go. A tenant that makes versions for years fills no disk with manifests."""
+async def test_documents_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used documents are removed, so manifests of years of versions can't fill the disk."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
 
     async with opened(tmp_path, budget=1) as tier:
@@ -466,7 +463,8 @@ async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytes
             await tier.keep_document("a", f"v{number}", bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
             if number == 3:
-                assert await tier.try_read_document("a", "v1", DocumentKind.MANIFESTS) is not None  # it is recent now
+                # this read makes it recent
+                assert await tier.try_read_document("a", "v1", DocumentKind.MANIFESTS) is not None
         kept = [
             name
             for name in map("v{}".format, range(5))
@@ -478,10 +476,10 @@ async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("fault", ["one bad directory", "one bad inode"])
-async def test_papers_that_cannot_be_looked_at_keep_no_others(
+async def test_unreadable_documents_do_not_exempt_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """The bound of the others holds, and they can be evicted."""
+    """Other documents stay within the bound and can be evicted."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 10)
 
     async with opened(tmp_path, budget=1) as tier:
@@ -504,10 +502,10 @@ async def test_papers_that_cannot_be_looked_at_keep_no_others(
         assert await tier.try_read_document("b", "v2", DocumentKind.MANIFESTS) is None
 
 
-async def test_papers_of_a_clock_that_was_ahead_keep_no_new_one_out(
+async def test_documents_from_the_future_do_not_evict_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept now is the newest, whatever the times of the others."""
+    """A new document counts as the newest, even if others have times in the future."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
 
     async with opened(tmp_path, budget=1) as tier:
@@ -519,8 +517,8 @@ async def test_papers_of_a_clock_that_was_ahead_keep_no_new_one_out(
         assert len(list((tmp_path / "a" / "manifests").iterdir())) == 3
 
 
-async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest that the disk does not let go of is beyond the bound. Older ones go all the same."""
+async def test_undeletable_document_does_not_exempt_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that can't be removed is over the bound, and older ones are removed all the same."""
 
     async with opened(tmp_path, budget=1) as tier:
         for number, name in enumerate(("old", "stuck")):
@@ -534,7 +532,7 @@ async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pyt
 
 
 class HeldVerify:
-    """Says what is right, but the first look waits until it is let go."""
+    """A verifier whose first check of wrong bytes waits for `go`."""
 
     def __init__(self) -> None:
         self.held, self.go = threading.Event(), threading.Event()
@@ -548,9 +546,9 @@ class HeldVerify:
 
 
 @pytest.mark.parametrize("how", ["fetch", "look"])
-@pytest.mark.parametrize("again", [True, False], ids=["kept anew", "gone"])
+@pytest.mark.parametrize("again", [True, False], ids=["replaced", "gone"])
 async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: str, again: bool) -> None:
-    """Two look at one damaged file. The slower one finds it replaced by then, and says nothing of the new file."""
+    """Two readers find the same damaged file. The slower one does not blame the file that replaced it."""
     verify = HeldVerify()
 
     async with opened(tmp_path, verify=verify) as tier:
@@ -569,10 +567,10 @@ async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: st
             assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 
 
-async def test_nothing_is_written_where_a_file_is_being_set_aside(
+async def test_chunk_is_not_admitted_while_its_file_is_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk that is admitted while its faulty file goes aside is not kept: the new file would go in its place."""
+    """The new file would be moved to quarantine instead of the faulty one."""
     held, go = threading.Event(), threading.Event()
     quarantine = ChunkFiles.quarantine
 
@@ -585,10 +583,10 @@ async def test_nothing_is_written_where_a_file_is_being_set_aside(
 
     async with opened(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(WRONG))
-        aside = asyncio.create_task(tier.quarantine("a", NAMES[0]))
+        quarantining = asyncio.create_task(tier.quarantine("a", NAMES[0]))
         await asyncio.to_thread(held.wait, 30)
         assert not await tier.admit("a", NAMES[0], page(7))
         go.set()
-        await aside
+        await quarantining
         assert await tier.admit("a", NAMES[0], page(7))
         assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)

@@ -1,4 +1,4 @@
-"""A chunk that changes after its check is found, dropped and brought anew, wherever it is kept."""
+"""A chunk that changes after its verification is found, dropped and loaded again, in memory and on NVMe."""
 
 import asyncio
 import json
@@ -35,12 +35,12 @@ COUNT = len(VERSION.digests)
 
 
 def opened(root: Path) -> AbstractAsyncContextManager[Cache]:
-    """A cache that holds both versions, in memory and on NVMe."""
+    """Open a cache that has both versions in memory and on NVMe."""
     return cached(settings_of(root), VERSION, OTHER)
 
 
 async def flip(cache: Cache, digest: str) -> None:
-    """One bit of the chunk, where it lies in memory."""
+    """Flip one bit of the chunk in memory."""
     place = cache.arena.index.try_place(TENANT, digest)
     assert place is not None
     view = await cache.arena.view(place)
@@ -48,7 +48,7 @@ async def flip(cache: Cache, digest: str) -> None:
 
 
 def damage(path: Path) -> None:
-    """One bit of the file."""
+    """Flip one bit of the file."""
     with path.open("r+b") as file:
         byte = file.read(1)[0]
         file.seek(0)
@@ -56,7 +56,7 @@ def damage(path: Path) -> None:
 
 
 async def served(cache: Cache, version: Version) -> bytes:
-    """The version's bytes, as a lease would map them now."""
+    """Return the version's bytes as a lease would map them now."""
     async with cache.version_loader.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
         raw = os.pread(arrival.resident.papers.fd, 1 << 20, arrival.resident.manifest_bytes)
         slabs = [cache.arena.slab(number) for number in arrival.resident.slabs]
@@ -64,8 +64,8 @@ async def served(cache: Cache, version: Version) -> bytes:
         return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in extents)
 
 
-async def swept(cache: Cache) -> list[float]:
-    """Scrub once; how long it would have slept."""
+async def scrub_once(cache: Cache) -> list[float]:
+    """Scrub once. Return the requested sleeps."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -77,13 +77,13 @@ async def swept(cache: Cache) -> list[float]:
 
 
 async def test_a_flip_in_memory(tmp_path: Path) -> None:
-    """It is found; the version is brought anew, from its file, into another place, and is right; another's stays."""
+    """The chunk is dropped and loaded again from its file into another place. Other versions' chunks stay."""
 
     async with opened(tmp_path) as cache:
         bad = VERSION.digests[3]
         before = cache.arena.index.try_place(TENANT, bad)
         await flip(cache, bad)
-        await swept(cache)
+        await scrub_once(cache)
         assert cache.counters.chunk_faults == {"host": {ReadOutcome.DIGEST: 1}}
         assert cache.arena.index.try_place(TENANT, bad) is None
         reads = cache.counters.chunk_reads["nvme"]
@@ -92,12 +92,12 @@ async def test_a_flip_in_memory(tmp_path: Path) -> None:
         assert cache.counters.chunk_reads["nvme"] == reads + 1
         assert cache.arena.index.try_place(TENANT, bad) != before
         cache.arena.index.check_integrity()
-        assert (await swept(cache), cache.counters.chunk_faults["host"][ReadOutcome.DIGEST])[1] == 1
+        assert (await scrub_once(cache), cache.counters.chunk_faults["host"][ReadOutcome.DIGEST])[1] == 1
         assert cache.counters.sweeps == 2
 
 
 async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
-    """Scrub and check find the same wrong chunk. The slower one leaves alone the copy that is being brought anew."""
+    """Two checks find the same wrong chunk. The slower one does not drop the copy that is being loaded."""
     bad = VERSION.digests[3]
     slow, go, looks = threading.Event(), threading.Event(), count()
 
@@ -131,7 +131,7 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
 
 
 async def test_control(tmp_path: Path) -> None:
-    """Negative control: where nobody looks, what changed is leased on, and these tests would see it."""
+    """Negative control: without a scrub, the changed bytes are leased."""
 
     async with opened(tmp_path) as cache:
         await flip(cache, VERSION.digests[3])
@@ -140,7 +140,7 @@ async def test_control(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.MISSING])
 async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) -> None:
-    """It is set aside, and kept anew from memory; whole ones keep their times, as nobody used them."""
+    """The file is quarantined and written again from memory. Files that are right keep their times of use."""
 
     async with opened(tmp_path) as cache:
         root = tmp_path / "cache" / TENANT
@@ -153,7 +153,7 @@ async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) 
                 path.write_bytes(b"")
             case _:
                 path.unlink()
-        await swept(cache)
+        await scrub_once(cache)
         assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
         assert path.read_bytes() == VERSION.chunks[0]
         assert cache.counters.healed_chunks == {"host": 1}
@@ -164,9 +164,7 @@ async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) 
 
 @pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH])
 async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: ReadOutcome) -> None:
-    """It is kept anew from the store, whatever the file's length says, also where memory's copy turns out to be wrong,
-    too; while the store is away it is only set aside.
-    """
+    """The file is written again from the store, even if memory's copy is wrong. Without the store, it is set aside."""
 
     async with opened(tmp_path) as cache:
         paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
@@ -189,11 +187,11 @@ async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kin
 
 
 async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
-    """It sleeps for as long as its bytes take at its rate, and looks at nothing while something loads."""
+    """Scrubbing sleeps as long as its bytes take at `BYTES_PER_S`, and pauses during loads."""
 
     async with opened(tmp_path) as cache:
-        kept = 2 * (len(VERSION.linear) + len(OTHER.linear))
-        assert sum(await swept(cache)) == pytest.approx(kept / BYTES_PER_S)
+        total_bytes = 2 * (len(VERSION.linear) + len(OTHER.linear))
+        assert sum(await scrub_once(cache)) == pytest.approx(total_bytes / BYTES_PER_S)
         assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
         waits: list[float] = []
 
@@ -207,7 +205,7 @@ async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
 
 
 async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those behind it are looked at."""
+    """The chunks after it are checked."""
 
     async with opened(tmp_path) as cache:
         examine, examined = cache.examiner.examine, list[str]()
@@ -219,14 +217,12 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
             return await examine(tier, tenant, digest)
 
         monkeypatch.setattr(cache.examiner, "examine", fail_first)
-        await swept(cache)
+        await scrub_once(cache)
         assert len(examined) == 2 * (COUNT + len(OTHER.digests))
 
 
 def test_check(tmp_path: Path) -> None:
-    """On demand all is looked at, in memory and on disk; what is wrong is named, dropped, and right at the next look.
-    Who has wrong memory mapped is named, until he is dead.
-    """
+    """A check on demand names and drops a faulty chunk, names a stray file, and finds nothing the next time."""
     with running(settings_of(tmp_path)) as agent:
         agent.keep(VERSION)
         whole = {"host": COUNT, "nvme": COUNT}
@@ -245,9 +241,7 @@ def test_check(tmp_path: Path) -> None:
 
 
 def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
-    """For as long as it lives. Not who leases the version afterwards, which is right, nor who has another version in
-    the same slab.
-    """
+    """The process is named as long as it lives. Processes with the healed version or another one are not."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(OTHER)
@@ -257,13 +251,13 @@ def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
             assert (fault.tier, fault.chunk) == ("host", VERSION.digests[3])
             with agent.acquire(VERSION) as lease:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear
-                (told,) = agent.state().damaged
-                assert (told.tenant, told.chunk, told.pids) == (TENANT, VERSION.digests[3], (first.process.pid,))
-        agent.wait_for("it is dead", lambda state: state.damaged == ())
+                (found,) = agent.state().damaged
+                assert (found.tenant, found.chunk, found.pids) == (TENANT, VERSION.digests[3], (first.process.pid,))
+        agent.wait_for("the process is dead", lambda state: state.damaged == ())
 
 
 def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:
-    """With `KELVIN_SCRUB_S`, a wrong file is found though nobody asks."""
+    """With `KELVIN_SCRUB_S`, the agent finds a wrong file without a request."""
     with running(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
         agent.keep(VERSION)
         damage(agent.chunk_file(VERSION.digests[0]))

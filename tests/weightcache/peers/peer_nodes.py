@@ -1,6 +1,4 @@
-"""Nodes that miss a version at once, over virtual time: the product's fetchers and groups, whose calls take the time
-that lines and a throttled store would take.
-"""
+"""Nodes that miss a version at once: the product's fetchers and peer groups over simulated links, on virtual time."""
 
 import asyncio
 from collections import Counter
@@ -28,8 +26,8 @@ from weightcache.sources.verifier import Verifier
 TENANT = "acme"
 CHUNK = 1000
 LATENCY_S = 0.001
-LINE = 100 * CHUNK  # bytes a second, of each node
-THROTTLE = 20 * CHUNK  # of the store, for all nodes together
+LINE = 100 * CHUNK  # bytes a second, of each node's link
+THROTTLE = 20 * CHUNK  # bytes a second, of the store for all nodes together
 PARTS = 10
 STORE_READS = 6
 COUNT = 64
@@ -37,7 +35,7 @@ DIGESTS = [blake3(number.to_bytes(4, "big")).hexdigest() for number in range(COU
 
 
 class Line:
-    """One transfer after the other, at its rate."""
+    """A link that carries one transfer after another at its rate."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -50,14 +48,14 @@ class Line:
 
 
 class Store:
-    """Counts its reads."""
+    """A throttled store that counts reads by chunk."""
 
     def __init__(self, rate: float = THROTTLE) -> None:
         self.line = Line(rate)
         self.reads: Counter[str] = Counter()
 
     async def read(self, digest: str) -> AsyncIterator[int]:
-        """In parts that others' go between."""
+        """Yield the chunk in parts, between which other reads proceed."""
         self.reads[digest] += 1
         for _ in range(PARTS):
             await self.line.move(CHUNK // PARTS)
@@ -65,7 +63,7 @@ class Store:
 
 
 class Wire(Peer):
-    """A peer whose calls go straight to the other node's group and line."""
+    """A peer whose calls go directly to the other node's group and link."""
 
     def __init__(self, target: "Node") -> None:
         self._loop = asyncio.get_running_loop()
@@ -98,7 +96,7 @@ class Wire(Peer):
 
 
 class SimStore:
-    """A node's way to the store, as a `Source`."""
+    """A node's reads from the store, as a `Source`."""
 
     tier = "store"
     attempts = 2
@@ -106,7 +104,7 @@ class SimStore:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.tells = True  # when a part came
+        self.tells = True  # whether it reports the arrival of each part
 
     def may_have(self, tenant: str, digest: str) -> bool:
         return True
@@ -120,11 +118,11 @@ class SimStore:
         return ReadOutcome.WHOLE
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """Nothing is wrong here."""
+        """Do nothing: no copy is wrong here."""
 
 
 class Trusting(Verifier):
-    """All bytes are right, and nobody hashes them."""
+    """A verifier that accepts all bytes without hashing them."""
 
     def __init__(self) -> None:
         super().__init__(cast(Executor, None), lambda *_: True, Counters())
@@ -134,7 +132,7 @@ class Trusting(Verifier):
 
 
 class Node:
-    """Loads chunks by the product's fetcher, from its peers and the store."""
+    """A node that loads chunks with the product's fetcher, from its peers and the store."""
 
     def __init__(self, name: str, store: Store) -> None:
         clock = asyncio.get_running_loop().time
@@ -150,20 +148,20 @@ class Node:
         self.meet(())
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Have these peers, before the first load."""
+        """Set the node's peers, before its first load."""
         self.group.peers = list(peers)
         sources = self.tier, SharedStore(self.source, self.group)
         self.fetcher = Fetcher(sources, Trusting(), Counters(), self.tier)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is loading, wanted, waited for or under way."""
+        """Whether nothing is loading, queued or waited for."""
         scheduler = self.fetcher.scheduler
         under_way = [*scheduler.running.values(), *scheduler.queued.values(), len(self._loads)]
         return not any(under_way) and "loading=0" in repr(self.group)
 
     async def load(self, digests: Sequence[str]) -> None:
-        """Returns early if the node dies."""
+        """Load these chunks. Returns early if the node dies."""
         flow = object()
         missing = [digest for digest in digests if digest not in self.here]
         self.fetcher.scheduler.enter(flow, by_position(missing, TENANT))
@@ -179,7 +177,7 @@ class Node:
             self._loads -= loads
 
     def die(self) -> None:
-        """No call to it is answered any more, and it makes none."""
+        """Stop answering calls and cancel all loads."""
         self.dead = True
         for load in self._loads:
             load.cancel()
@@ -194,7 +192,7 @@ Story = Callable[[list[Node], Store], Awaitable[None]]
 
 
 def play(story: Story, count: int = 8, rate: float = THROTTLE) -> tuple[list[Node], Store, float]:
-    """The nodes, the store and the time at the story's end."""
+    """Run the scenario. Return the nodes, the store and the virtual seconds that it took."""
 
     async def main() -> tuple[list[Node], Store, float]:
         store = Store(rate)

@@ -1,4 +1,4 @@
-"""From where a chunk is taken, and who reads it from the store: in a table, and that nobody waits in a circle."""
+"""Which peer a chunk is read from, or who reads it from the store: a table, and the proof that waits form no cycle."""
 
 from collections import Counter
 
@@ -18,34 +18,33 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
     ("others", "busy", "want"),
     [
         pytest.param({}, [], None, id="alone"),
-        pytest.param({HIGH: A}, [], None, id="nobody else wants it"),
-        pytest.param({LOW: R}, [], LOW, id="who has it gives it"),
-        pytest.param({LOW: R, MID: R}, [], MID, id="of several the first by rank"),
-        pytest.param({LOW: R, MID: R}, [MID], LOW, id="but one that is not busy"),
-        pytest.param({LOW: R}, [LOW], LOW, id="the only one that has it, busy as it is"),
+        pytest.param({HIGH: A}, [], None, id="no other node wants it"),
+        pytest.param({LOW: R}, [], LOW, id="a node that has it sends it"),
+        pytest.param({LOW: R, MID: R}, [], MID, id="of several the one of highest rank"),
+        pytest.param({LOW: R, MID: R}, [MID], LOW, id="of several one that is not busy"),
+        pytest.param({LOW: R}, [LOW], LOW, id="the only one that has it, even if busy"),
         pytest.param({LOW: R, HIGH: C}, [], LOW, id="having is better than reading"),
-        pytest.param({LOW: C}, [], LOW, id="who is reading it will have it, whoever ranks first"),
-        pytest.param({LOW: W}, [], None, id="one that ranks behind waits for us"),
-        pytest.param({HIGH: W}, [], HIGH, id="one that ranks before owns it"),
-        pytest.param({MID: W, HIGH: W}, [], HIGH, id="of several the first owns it"),
+        pytest.param({LOW: C}, [], LOW, id="a node that is reading it, whatever its rank"),
+        pytest.param({LOW: W}, [], None, id="a node of lower rank waits for us"),
+        pytest.param({HIGH: W}, [], HIGH, id="a node of higher rank owns it"),
+        pytest.param({MID: W, HIGH: W}, [], HIGH, id="of several the one of highest rank owns it"),
         pytest.param({HIGH: W, MID: C}, [], MID, id="reading comes before wanting"),
     ],
 )
 def test_choose(others: dict[str, ChunkState], busy: list[str], want: str | None) -> None:
-    """The first rule that holds."""
     assert choose(ME, DIGEST, others, busy) == want
 
 
-def test_each_is_first_for_its_part() -> None:
-    """Of eight nodes each is first for about an eighth, and for the same chunks whoever asks."""
+def test_ranks_divide_chunks_evenly() -> None:
+    """Each of eight nodes ranks first for about an eighth of the chunks."""
     nodes = [f"node{number}" for number in range(8)]
     digests = [blake3(bytes([number % 256, number // 256])).hexdigest() for number in range(2000)]
     first = Counter(max(nodes, key=lambda node: rank(node, digest)) for digest in digests)
     assert all(170 < first[node] < 330 for node in nodes)
 
 
-def test_a_node_less_moves_its_part_only() -> None:
-    """When one leaves, chunks of others stay theirs."""
+def test_leaving_node_moves_only_its_chunks() -> None:
+    """If a node leaves, the chunks of the others keep their owners."""
     nodes = [f"node{number}" for number in range(8)]
     for number in range(300):
         digest = blake3(bytes([number % 256, number // 256])).hexdigest()
@@ -56,9 +55,7 @@ def test_a_node_less_moves_its_part_only() -> None:
 
 @given(st.data())
 def test_owner_waits_never_form_a_cycle(data: st.DataObject) -> None:
-    """Whatever each node believes of the others, as long as who reads the chunk knows it: who waits for whom never
-    closes a circle, and somebody reads it.
-    """
+    """For any beliefs of the nodes about each other, waits form no cycle, and at least one node reads the chunk."""
     nodes = [f"node{number}" for number in range(data.draw(st.integers(1, 6)))]
     reading = {node for node in nodes if data.draw(st.booleans())}
     waits: dict[str, str] = {}
@@ -75,6 +72,6 @@ def test_owner_waits_never_form_a_cycle(data: st.DataObject) -> None:
     for node in waits:
         seen = {node}
         while (node := waits.get(node, "")) != "":
-            assert node not in seen, "a circle"
+            assert node not in seen, "a cycle"
             seen.add(node)
     assert len(waits) < len(nodes)

@@ -1,4 +1,4 @@
-"""Eight nodes that miss a version at once: who reads which chunk from the store, in virtual time."""
+"""Eight nodes that miss a version at once: which node reads which chunk from the store, on virtual time."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ async def all_at_once(nodes: list[Node], store: Store) -> None:
 
 
 def later(*begins_s: float) -> Story:
-    """Each node begins at its time."""
+    """Return a scenario in which each node begins at its time."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         async def begin(node: Node, at_s: float) -> None:
@@ -45,13 +45,13 @@ def later(*begins_s: float) -> Story:
 
 
 def test_all_at_once() -> None:
-    """Each chunk leaves the store once, and all have all in little more than the store takes for one."""
+    """All nodes have the version in little more than the time of one read of it."""
     nodes, store, took_s = play(all_at_once)
     assert_all_here(nodes)
     assert store.reads == Counter(dict.fromkeys(DIGESTS, 1))
     assert took_s < 1.5 * COUNT * CHUNK / THROTTLE
     read = [COUNT - node.from_peers for node in nodes]
-    assert min(read) > 0, "each has read a part"
+    assert min(read) > 0, "a node read nothing from the store"
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_all_at_once() -> None:
         pytest.param((0, 60, 61, 62, 63, 64, 65, 66), id="when the first has all"),
     ],
 )
-def test_one_after_another(begins_s: tuple[float, ...]) -> None:
-    """Whenever they begin, hardly a chunk leaves the store twice."""
+def test_nodes_that_begin_later_read_from_peers(begins_s: tuple[float, ...]) -> None:
+    """At most a tenth of the chunks is read twice, whenever the nodes begin."""
     nodes, store, _ = play(later(*begins_s))
     assert_all_here(nodes)
     assert store.reads.total() <= 1.1 * COUNT
 
 
-def test_alone() -> None:
-    """A node whose peers want nothing reads all of it, and loses no more than the time of one question."""
+def test_node_with_idle_peers_is_hardly_delayed() -> None:
+    """It reads the whole version, and loses no more than the time of one query."""
     nodes, store, took_s = play(_first_alone)
     assert nodes[0].here == set(DIGESTS)
     assert store.reads.total() == COUNT
@@ -83,7 +83,7 @@ async def _first_alone(nodes: list[Node], store: Store) -> None:
 
 
 def test_dead_owner_is_replaced() -> None:
-    """What it was reading for the others is read by another one; all that live have all."""
+    """Chunks that the dead node was to read are read by others, and all live nodes have the version."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         async def die() -> None:
@@ -99,7 +99,7 @@ def test_dead_owner_is_replaced() -> None:
 
 
 def test_stalled_owner_is_not_waited_for() -> None:
-    """A node that answers, but gets nowhere, is not waited for without end."""
+    """A node that answers, but makes no progress, is waited for only for a bounded time."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         nodes[0].source.store = Store(rate=1e-3)
@@ -115,35 +115,35 @@ def test_stalled_owner_is_not_waited_for() -> None:
 
 
 async def over_slow_lines(nodes: list[Node], store: Store) -> None:
-    """Such that chunks queue at the nodes that have them, while hardly anything is asked of the store."""
+    """Use such slow links that chunks queue at the nodes that have them, while the store is nearly idle."""
     for node in nodes:
         node.line.rate = SLOW_LINE
     await all_at_once(nodes, store)
 
 
-def test_queues_between_nodes_are_no_reason_to_turn_to_the_store() -> None:
-    """Each chunk leaves the store about once, though it would send the next one sooner than any node."""
+def test_queues_at_peers_cause_no_store_reads() -> None:
+    """Each chunk is read about once, although the store would send it sooner than any node."""
     nodes, store, _ = play(over_slow_lines)
     assert_all_here(nodes)
     assert store.reads.total() <= 1.1 * COUNT
 
 
-@pytest.mark.parametrize("tells", [True, False], ids=["part by part", "control: at the end alone"])
-def test_a_chunk_that_takes_long(tells: bool) -> None:
-    """Whose chunks come in parts is waited for as long as they come, however long a whole one takes."""
+@pytest.mark.parametrize("tells", [True, False], ids=["part by part", "control: only at the end"])
+def test_slow_chunk_is_waited_for_while_parts_arrive(tells: bool) -> None:
+    """While parts of a chunk arrive at its owner, others wait for it, however long the whole chunk takes."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         for node in nodes:
             node.source.tells = tells
         await all_at_once(nodes, store)
 
-    nodes, store, _ = play(story, count=2, rate=CHUNK / 5)  # of twelve under way each takes a minute
+    nodes, store, _ = play(story, count=2, rate=CHUNK / 5)  # twelve reads run at once, so each takes a minute
     assert_all_here(nodes)
     assert (store.reads.total() == COUNT) == tells
 
 
 def test_cancelled_load_leaves_no_claim() -> None:
-    """A load that is cancelled in any of its waits is forgotten: nothing is wanted, claimed or watched any more."""
+    """A load that is cancelled in any of its waits leaves nothing wanted, claimed or watched."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         for seconds in (0.0005, 0.0015, 0.02, 0.2, 1.0):
@@ -160,7 +160,7 @@ def test_cancelled_load_leaves_no_claim() -> None:
 
 
 class Promising(Wire):
-    """A peer that says of each chunk that it will have it, and never has it."""
+    """A peer that wants every chunk, and never has one."""
 
     async def query_chunks(
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
@@ -171,18 +171,18 @@ class Promising(Wire):
 
 
 class Lying(Promising):
-    """One that says as well that others arrive there."""
+    """A promising peer that also reports progress."""
 
     async def query_chunks(
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
     ) -> list[ChunkState] | None:
-        said = await super().query_chunks(tenant, digests, node, wait_s)
+        answer = await super().query_chunks(tenant, digests, node, wait_s)
         self.moved_at = self._loop.time()
-        return said
+        return answer
 
 
 class Silent(Wire):
-    """A peer that says once what a promising one says, and then does not answer."""
+    """A peer that wants every chunk in its first answer, and answers no more."""
 
     async def query_chunks(
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
@@ -196,7 +196,7 @@ class Silent(Wire):
 
 
 class Hasty(Wire):
-    """A promising one that does not wait before it answers. Asked too often, it ends the test."""
+    """A promising peer that answers without waiting. Too many queries fail the test."""
 
     questions = 0
 
@@ -205,13 +205,13 @@ class Hasty(Wire):
     ) -> list[ChunkState] | None:
         self.node = self.target.name
         self.questions += 1
-        assert self.questions < 16 * 10 * (STALL_S + 1), "ten times a second for each of 16 chunks"
+        assert self.questions < 16 * 10 * (STALL_S + 1), "more than ten queries a second for each of 16 chunks"
         await asyncio.sleep(0.001)
         return [ChunkState.WANTED] * len(digests)
 
 
-def test_an_owner_that_answers_at_once_is_not_asked_without_a_pause() -> None:
-    """It is asked ten times a second for each chunk that is waited for, until it is given up."""
+def test_owner_that_answers_at_once_is_polled_slowly() -> None:
+    """It is asked ten times a second for each chunk at most, until it is given up."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         nodes[0].meet([Hasty(nodes[1])])
@@ -224,13 +224,13 @@ def test_an_owner_that_answers_at_once_is_not_asked_without_a_pause() -> None:
 @pytest.mark.parametrize(
     ("kind", "at_most_s"),
     [
-        pytest.param(Promising, STALL_S + 2 * WAIT_S, id="promises for ever"),
-        pytest.param(Lying, PATIENCE_S + 2 * WAIT_S, id="and says that it gets on"),
-        pytest.param(Silent, WAIT_S + 5.0, id="does not answer"),
+        pytest.param(Promising, STALL_S + 2 * WAIT_S, id="always claims to want it"),
+        pytest.param(Lying, PATIENCE_S + 2 * WAIT_S, id="claims that other chunks arrive"),
+        pytest.param(Silent, WAIT_S + 5.0, id="stops answering"),
     ],
 )
-def test_an_owner_that_never_has_it(kind: type[Wire], at_most_s: float) -> None:
-    """It costs a bounded time, once for all its chunks: then the store is read."""
+def test_owner_that_never_has_the_chunk_is_given_up(kind: type[Wire], at_most_s: float) -> None:
+    """It delays the load for a bounded time, once for all chunks. Then the store is read."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         nodes[0].meet([kind(nodes[1])])
@@ -242,8 +242,8 @@ def test_an_owner_that_never_has_it(kind: type[Wire], at_most_s: float) -> None:
     assert took_s < COUNT * CHUNK / THROTTLE + at_most_s
 
 
-def test_a_chunk_that_is_there_does_not_wait_behind_an_owner() -> None:
-    """Beside a peer that never has what it owns, another version comes from the peer that has it at once."""
+def test_ready_chunk_does_not_wait_for_another_owner() -> None:
+    """While one load waits for a peer that never has its chunks, another load reads from a peer that has them."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         await nodes[2].load(DIGESTS[: COUNT // 2])
@@ -260,10 +260,8 @@ def test_a_chunk_that_is_there_does_not_wait_behind_an_owner() -> None:
     assert nodes[0].here >= set(DIGESTS[: COUNT // 2])
 
 
-def test_chunks_of_a_slow_owner_keep_those_of_a_quick_one_from_nothing() -> None:
-    """Of three nodes that begin at once, one takes 3 s for each chunk that it owns. What another one owns is here as
-    soon as that has read it.
-    """
+def test_slow_owner_does_not_delay_chunks_of_others() -> None:
+    """One of three nodes needs 3 s for each of its chunks. Chunks of another node arrive as soon as it read them."""
     names = ["node0", "node1", "node2"]
     of_the_quick = [digest for digest in DIGESTS if max(names, key=lambda node: rank(node, digest)) == "node2"]
 
@@ -278,26 +276,26 @@ def test_chunks_of_a_slow_owner_keep_those_of_a_quick_one_from_nothing() -> None
     assert_all_here(nodes)
 
 
-def test_one_that_began_anew_is_asked_for_its_name() -> None:
-    """An agent has another name after a restart. Who is loading then learns it, and no chunk is read twice."""
+def test_restarted_owner_gets_its_new_name() -> None:
+    """A restarted agent has another name. A node that is loading learns it, and no chunk is read twice."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         first = asyncio.create_task(nodes[0].load(DIGESTS))
         await asyncio.sleep(0.5)
-        nodes[1] = anew = Node("another name", store)
-        anew.meet([Wire(nodes[0])])
+        nodes[1] = restarted = Node("another name", store)
+        restarted.meet([Wire(nodes[0])])
         known = nodes[0].group.peers[0]
         assert isinstance(known, Wire)
-        known.target = anew
-        await asyncio.gather(first, anew.load(DIGESTS))
+        known.target = restarted
+        await asyncio.gather(first, restarted.load(DIGESTS))
 
     nodes, store, _ = play(story, count=2)
     assert_all_here(nodes)
     assert store.reads == Counter(dict.fromkeys(DIGESTS, 1))
 
 
-def test_a_node_that_claimed_a_chunk_waits_for_nobody() -> None:
-    """Its owner begins later and waits for this node. Another load of this node must not wait for the owner then."""
+def test_node_with_a_claim_waits_for_no_owner() -> None:
+    """The chunk's owner, which begins later, waits for this node, so no load of this node may wait for the owner."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         digest = next(each for each in DIGESTS if rank("node1", each) > rank("node0", each))
@@ -305,15 +303,15 @@ def test_a_node_that_claimed_a_chunk_waits_for_nobody() -> None:
         with node.tier.loading(key):
             await node.tier.ask(key)
             assert node.group.claim(key)
-            said = await node.group.answer(TENANT, ChunkQuery(digests=(digest,), node="node1"))
-            assert said.standings == ChunkState.CLAIMED
+            answer = await node.group.answer(TENANT, ChunkQuery(digests=(digest,), node="node1"))
+            assert answer.standings == ChunkState.CLAIMED
             assert node.tier.owner(key) is None
 
     play(story, count=2)
 
 
-def test_a_question_about_several_with_a_wait() -> None:
-    """An agent of an earlier build asks so: it is answered once one of them is here, or will not be."""
+def test_query_of_an_older_agent_is_answered() -> None:
+    """Older agents ask for several chunks with a wait. The answer comes once one is ready, or if none is wanted."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         loop, node = asyncio.get_running_loop(), nodes[0]
@@ -332,11 +330,11 @@ def test_a_question_about_several_with_a_wait() -> None:
 
 
 def _without_turns(me: str, digest: str, others: Mapping[str, ChunkState], busy: object) -> str | None:
-    return next((node for node, said in others.items() if said is ChunkState.READY), None)
+    return next((node for node, answer in others.items() if answer is ChunkState.READY), None)
 
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without owners chunks leave the store several times, and it takes as much longer."""
+    """Negative control: without owners, chunks are read more than twice on average, and it takes as much longer."""
     monkeypatch.setattr(peer_group, "choose", _without_turns)
     nodes, store, took_s = play(all_at_once)
     assert_all_here(nodes)

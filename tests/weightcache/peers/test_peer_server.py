@@ -1,4 +1,4 @@
-"""The peer port's bounds: connections, answers under way and their bytes, and readers that do not read."""
+"""The peer port bounds its connections, its concurrent answers and their bytes, and cuts clients that do not read."""
 
 import asyncio
 import errno
@@ -32,22 +32,22 @@ TLS = NodeTls([SECRET])
 
 
 def held(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
-    """A cache that has the version in memory and on disk."""
+    """Open a cache that has the version in memory and on disk."""
     return cached(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
 
 
-def shelf_of(cache: Cache, **bounds: int) -> PeerExports:
+def exports_of(cache: Cache, **bounds: int) -> PeerExports:
     verifier = Verifier(None, is_digest_of, cache.counters)  # type: ignore[arg-type]
     return PeerExports(cache.arena, cache.nvme, verifier, cache.counters, **bounds)
 
 
 @asynccontextmanager
 async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer, int]]:
-    """The product's server with bounds of a test's."""
+    """Run the product's server with the test's bounds. Yield it and its port."""
     listener = socket.create_server((HOST, 0))
     number = listener.getsockname()[1]
     group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
-    server = PeerServer(listener, TLS.server(), shelf_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
+    server = PeerServer(listener, TLS.server(), exports_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
     server.open()
     try:
         yield server, number
@@ -56,24 +56,24 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
 
 
 @pytest.mark.uvloop
-async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
-    """Who asks and does not read is cut, and what it was sent is in nobody's way any more."""
+async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
+    """The connection of a client that requests a chunk and does not read it is closed, and the chunk is unpinned."""
 
     async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await asyncio.to_thread(sock.connect, (HOST, number))
         with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
-            wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
-            await asyncio.to_thread(secure.sendall, wish.encode())
+            request = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
+            await asyncio.to_thread(secure.sendall, request.encode())
             await eventually(lambda: cache.counters.peer_cuts and not server._exports.out and not server.connections)
         assert server._exports.out_bytes == 0
-        assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
+        assert cache.arena.evict(None, None) == 0, "a chunk stays pinned"
 
 
 @pytest.mark.uvloop
-async def test_a_question_that_does_not_come_is_cut(tmp_path: Path) -> None:
-    """Who announces a body and does not send it gives its place to others."""
+async def test_client_that_does_not_send_its_body_is_cut(tmp_path: Path) -> None:
+    """A client that announces a body and does not send it is disconnected after `stall_s`."""
     async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
         reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
         writer.write(f"POST {query_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
@@ -86,11 +86,12 @@ async def test_a_question_that_does_not_come_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_connections_are_bounded(tmp_path: Path) -> None:
-    """One more than allowed is closed at once; when one ends, the next is served."""
+    """A connection over the limit is closed at once. When one ends, the next is served."""
 
     async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
         two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
-        await eventually(lambda: len(server._server.connections) == 2)  # a client is through with its handshake first
+        # wait, because a client finishes its handshake before the server does
+        await eventually(lambda: len(server._server.connections) == 2)
         with pytest.raises((OSError, ssl.SSLError)):
             await asyncio.open_connection(HOST, number, ssl=TLS.client())
         assert cache.counters.peer_refusals == 1
@@ -107,42 +108,42 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_answers_are_bounded(tmp_path: Path) -> None:
-    """In number and in bytes; one that is larger than all goes alone. What is handed out is pinned, and then not."""
+    """Concurrent answers are bounded in number and bytes. A larger one runs alone. Chunks in answers are pinned."""
 
     async with held(tmp_path) as cache:
-        few = shelf_of(cache, max_out=1)
-        async with few.borrow(TENANT, SMALL.digest) as chunk:
+        one_at_a_time = exports_of(cache, max_out=1)
+        async with one_at_a_time.borrow(TENANT, SMALL.digest) as chunk:
             assert is_digest_of(chunk, SMALL.digest)
-            assert cache.arena.evict(None, None) > 0, "it is pinned"
+            assert cache.arena.evict(None, None) > 0, "the chunk is not pinned"
             with pytest.raises(Refused) as refused:
-                async with few.borrow(TENANT, LARGE.digest):
+                async with one_at_a_time.borrow(TENANT, LARGE.digest):
                     pass
             assert isinstance(refused.value.failure, Overloaded)
-        small = shelf_of(cache, max_out_bytes=SMALL.length)
-        async with small.borrow(TENANT, LARGE.digest), asyncio.timeout(30):
+        few_bytes = exports_of(cache, max_out_bytes=SMALL.length)
+        async with few_bytes.borrow(TENANT, LARGE.digest), asyncio.timeout(30):
             with pytest.raises(Refused):
-                async with small.borrow(TENANT, SMALL.digest):
+                async with few_bytes.borrow(TENANT, SMALL.digest):
                     pass
-        assert (few.out, few.out_bytes, small.out, small.out_bytes) == (0, 0, 0, 0)
+        assert (one_at_a_time.out, one_at_a_time.out_bytes, few_bytes.out, few_bytes.out_bytes) == (0, 0, 0, 0)
         assert cache.arena.evict(None, None) == 0
-        async with few.borrow(TENANT, LARGE.digest) as chunk:
-            assert is_digest_of(chunk, LARGE.digest), "from disk now"
+        async with one_at_a_time.borrow(TENANT, LARGE.digest) as chunk:
+            assert is_digest_of(chunk, LARGE.digest), "the disk's bytes are wrong"
         await cache.nvme.evict(None, None, None)
         with pytest.raises(Refused) as refused:
-            async with few.borrow(TENANT, LARGE.digest):
+            async with one_at_a_time.borrow(TENANT, LARGE.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
 
 
 async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
-    """A file that a disk gave back empty is set aside where a peer asks for it, like any other with wrong bytes."""
+    """An empty chunk file is quarantined when a peer asks for it, like any other file with wrong bytes."""
     path = tmp_path / "cache" / TENANT / SMALL.digest[:2] / SMALL.digest
     path.parent.mkdir(parents=True)
     path.touch()
     async with cached(settings_of(tmp_path)) as cache:
         assert cache.nvme.index.holds((TENANT, SMALL.digest))
         with pytest.raises(Refused) as refused:
-            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
+            async with exports_of(cache).borrow(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
         assert not cache.nvme.index.holds((TENANT, SMALL.digest))
@@ -150,7 +151,7 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
 
 
 async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer asks another source at once. The file stays: nothing is known of it."""
+    """The peer can ask another source at once. The file stays, because the error says nothing about it."""
 
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOMEM, "no memory")
@@ -159,7 +160,7 @@ async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatc
         assert cache.arena.evict(None, None) == 0
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(Refused) as refused:
-            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
+            async with exports_of(cache).borrow(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
         assert cache.nvme.index.holds((TENANT, SMALL.digest))

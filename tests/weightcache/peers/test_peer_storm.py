@@ -1,6 +1,6 @@
-"""A thousand wait at eight agents for one version, which a throttled store has: with peers it leaves the store once.
+"""A thousand clients wait at eight agents for one version of a throttled store: each range is read about once.
 
-Each agent is a process with a directory of its own, as a node is; the store counts the ranges that are read of packs.
+Each agent is a process with its own directory, as on a node. The store counts the range reads of packs.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from tests.weightcache.processes import PATIENT, WITHOUT_TURNS, Waiters, nodes
 
 NODES = 8
 WAITERS = 1000
-BOUND = 1.1  # times that a chunk may leave the store, on average over the version
+BOUND = 1.1  # reads of a chunk from the store, on average over the version
 VERSION = make_version(seed=17, pages=(4096,), chunk_pages=32)
-SMALL = make_version(seed=18, pages=(1024,), chunk_pages=32)  # for what is exact, whatever the number of chunks
+SMALL = make_version(seed=18, pages=(1024,), chunk_pages=32)  # for the exact test, which needs fewer chunks
 DISTINCT = len(set(VERSION.digests))
 RATE = 12 << 20
 
 
 def bucket_of(version: Version = VERSION) -> dict[str, bytes]:
-    """The version as it lies in the store."""
+    """Return the version's objects in the store."""
 
     async def main() -> dict[str, bytes]:
         store = MemoryStore()
@@ -38,10 +38,10 @@ def bucket_of(version: Version = VERSION) -> dict[str, bytes]:
 
 @pytest.mark.deep
 def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
-    """All get the right bytes; each range leaves the store about once, however many nodes and waiters there are.
+    """All clients get the right bytes, and each range is read about once, however many nodes and clients there are.
 
-    A node that waits too long for another one reads the store itself, as it should. These wait for as long as the test
-    takes, because eight nodes and their thousand waiters share one machine.
+    A node that waits too long for another one reads the store itself, as it should. Here the timeouts are long, because
+    eight nodes and a thousand clients share one machine.
     """
     with (
         throttled(bucket_of(), RATE) as bucket,
@@ -52,17 +52,17 @@ def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
         assert len(bucket.reads) == DISTINCT
         assert bucket.reads.total() <= BOUND * DISTINCT, bucket.reads.total()
         states = [node.state() for node in started]
-        came = sum(state.chunk_reads.get("peer", 0) for state in states)
-        assert came + bucket.reads.total() >= NODES * DISTINCT
-        assert sum(state.peers.sent_chunks for state in states) >= came
+        from_peers = sum(state.chunk_reads.get("peer", 0) for state in states)
+        assert from_peers + bucket.reads.total() >= NODES * DISTINCT
+        assert sum(state.peers.sent_chunks for state in states) >= from_peers
         assert all(state.chunk_faults == {} for state in states)
         assert all(len(state.peers.nodes) == NODES - 1 for state in states)
 
 
 @pytest.mark.long
 @pytest.mark.deep
-def test_once_per_node_without(tmp_path: Path) -> None:
-    """Without peers each range leaves the store once for each node, though 125 wait at each."""
+def test_each_node_reads_each_range_without_peers(tmp_path: Path) -> None:
+    """Without peers each range is read once per node, although 125 clients wait at each node."""
     with throttled(bucket_of(SMALL), 4 * RATE) as bucket, nodes(tmp_path, NODES, bucket.url, peers=False) as started:
         assert Waiters(started, SMALL, WAITERS).right().total() == WAITERS
         assert set(bucket.reads.values()) == {NODES}
@@ -71,7 +71,7 @@ def test_once_per_node_without(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_control(tmp_path: Path) -> None:
-    """Where nodes take chunks from one another, but no turns, the bound is broken."""
+    """Negative control: if nodes read from peers, but chunks have no owners, the bound is broken."""
     with (
         throttled(bucket_of(), 4 * RATE) as bucket,
         nodes(tmp_path, 3, bucket.url, before=WITHOUT_TURNS) as started,
@@ -82,7 +82,7 @@ def test_control(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_killed_node_is_replaced(tmp_path: Path) -> None:
-    """When a node is killed half way, all who wait at the others get their bytes, and few ranges are read again."""
+    """If a node is killed, all clients of the other nodes get their bytes, and at most twice the version is read."""
     with throttled(bucket_of(), RATE / 2) as bucket, nodes(tmp_path, 5, bucket.url, before=PATIENT) as started:
         waiters = Waiters(started, VERSION, 5 * 8)
         wait(lambda: bucket.reads.total() >= DISTINCT // 3, "a third is read")
@@ -93,15 +93,15 @@ def test_killed_node_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_settings_from_outside(tmp_path: Path) -> None:
-    """Two agents as an operator starts them: the second has its bytes from the first."""
+def test_agents_find_peers_from_the_environment(tmp_path: Path) -> None:
+    """Two agents that are configured by the environment: the second reads from the first."""
     store = tmp_path / "store"
     with nodes(tmp_path, 2, store.as_uri()) as (one, two):
         asyncio.run(publish(FileStore(store), VERSION))
         assert Waiters([one], VERSION, 1).right().total() == 1
         waiters = Waiters([two], VERSION, 1)
         assert waiters.right().total() == 1
-        # A slow beginning may have it try the store, which is quick here.
+        # After a slow beginning it may read some from the store, which is quick here.
         assert waiters.by_tier["peer"] > len(VERSION.linear) // 2
         state = two.state()
         assert state.chunk_reads["peer"] > DISTINCT // 2

@@ -1,4 +1,4 @@
-"""Agents give verified chunks to one another: from memory and disk, to nodes only, and never at the cost of a start."""
+"""Agents send verified chunks to each other, from memory and from disk, to nodes of the same secret only."""
 
 import socket
 import ssl
@@ -26,13 +26,13 @@ COUNT = len(VERSION.digests)
 
 
 def stock(root: Path, store: Path) -> None:
-    """The version is on the node's disk, and in nobody's memory."""
+    """Put the version on the node's disk, and not in its memory."""
     with running(settings_of(root), FileStore(store)) as agent:
         agent.keep(VERSION)
 
 
 def test_peer_serves_chunks_from_memory(tmp_path: Path) -> None:
-    """What one node has, another takes from it: not a range of a pack is read again."""
+    """Chunks that one node has in memory are sent to another, which reads nothing from the store."""
     ports = free_ports(2)
     with (
         node(tmp_path / "a", ports[0], [ports[1]], store=tmp_path / "store") as (one, first),
@@ -48,12 +48,12 @@ def test_peer_serves_chunks_from_memory(tmp_path: Path) -> None:
         state = one.state().peers
         assert (state.sent_chunks, state.sent_bytes) == (COUNT, len(VERSION.linear))
         assert two.state().peers.nodes[0].answers
-        two.wait_for("they are kept on its disk", lambda now: now.nvme.chunks == COUNT)
+        two.wait_for("they are on its NVMe tier", lambda now: now.nvme.chunks == COUNT)
 
 
-@pytest.mark.parametrize("tier", [pytest.param("host", id="to memory"), pytest.param("nvme", id="to the disk")])
+@pytest.mark.parametrize("tier", [pytest.param("host", id="into memory"), pytest.param("nvme", id="onto NVMe")])
 def test_prefetch_reads_from_peers_first(tmp_path: Path, tier: str) -> None:
-    """It takes what another node has from there, and nothing from the store; what it has not, from the store alone."""
+    """A prefetch reads a peer's chunks from the peer, and other chunks from the store."""
     ports = free_ports(2)
     other = make_version(seed=12)
     with (
@@ -65,10 +65,10 @@ def test_prefetch_reads_from_peers_first(tmp_path: Path, tier: str) -> None:
         one.acquire(VERSION).close()
         before = len(first.ranges)
         two.prefetch(VERSION, tier)
-        state = two.wait_for("it is here", lambda now: now.prefetches.done == 1)
+        state = two.wait_for("the version is loaded", lambda now: now.prefetches.done == 1)
         assert (second.ranges, state.chunk_reads) == ([], {"peer": COUNT})
         two.prefetch(other, tier)
-        state = two.wait_for("so is the other", lambda now: now.prefetches.done == 2)
+        state = two.wait_for("the other version is loaded", lambda now: now.prefetches.done == 2)
         assert state.chunk_reads == {"peer": COUNT, "store": len(other.digests)}
         assert len(first.ranges) == before
         with two.acquire(VERSION) as lease:
@@ -77,7 +77,7 @@ def test_prefetch_reads_from_peers_first(tmp_path: Path, tier: str) -> None:
 
 
 def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
-    """A deploy names a version on all nodes at the same time: over a slow store each range leaves it once, for all."""
+    """A deploy prefetches a version on all nodes at once. From a slow store each range is read about once in all."""
     ports = free_ports(3)
     with ExitStack() as stack:
         nodes = [
@@ -96,16 +96,16 @@ def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
         for _, store in nodes:
             store.gate.set()
         for agent, _ in nodes:
-            agent.wait_for("it is here", lambda now: now.prefetches.done == 1)
+            agent.wait_for("the version is loaded", lambda now: now.prefetches.done == 1)
         ranges = [each for _, store in nodes for each in store.ranges]
-        assert COUNT == len(set(ranges)) <= len(ranges) <= COUNT + COUNT // 2, "about once"
+        assert COUNT == len(set(ranges)) <= len(ranges) <= COUNT + COUNT // 2, "ranges are read about once"
         for agent, _ in nodes:
             with agent.acquire(VERSION) as lease:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear
 
 
 def test_peer_serves_chunks_from_nvme(tmp_path: Path) -> None:
-    """What has left a node's memory is given from its NVMe tier, as often as it is asked for."""
+    """Chunks that only the NVMe tier of a peer has are sent from there, and take no place in the peer's memory."""
     ports = free_ports(2)
     stock(tmp_path / "a", tmp_path / "store")
     with (
@@ -116,11 +116,11 @@ def test_peer_serves_chunks_from_nvme(tmp_path: Path) -> None:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
             assert lease.chunks_by_tier["peer"] == COUNT
         assert second.ranges == []
-        assert one.state().host.chunks == 0, "giving something away takes no place in memory"
+        assert one.state().host.chunks == 0, "a chunk that is sent takes a place in memory"
 
 
-def test_a_list_of_all(tmp_path: Path) -> None:
-    """The list of peers may be the same everywhere: a node recognises itself."""
+def test_node_recognises_its_own_url(tmp_path: Path) -> None:
+    """The list of peers may be the same on all nodes: a node recognises its own URL."""
     ports = free_ports(2)
     with node(tmp_path / "a", ports[0], ports, store=tmp_path / "store") as (one, store):
         one.publish(VERSION)
@@ -129,8 +129,8 @@ def test_a_list_of_all(tmp_path: Path) -> None:
         assert [fact.url for fact in one.state().peers.nodes] == [f"https://{HOST}:{ports[1]}"]
 
 
-def test_a_peer_that_is_away(tmp_path: Path) -> None:
-    """Nobody listens there: the store gives it, and the node is left alone for a while."""
+def test_unreachable_peer_is_replaced_by_the_store(tmp_path: Path) -> None:
+    """If no agent listens at a peer's address, chunks come from the store, and the peer is not asked for a while."""
     ports = free_ports(2)
     with node(tmp_path / "a", ports[0], [ports[1]], store=tmp_path / "store") as (one, store):
         one.publish(VERSION)
@@ -140,8 +140,8 @@ def test_a_peer_that_is_away(tmp_path: Path) -> None:
         assert not one.state().peers.nodes[0].answers
 
 
-def test_a_wrong_file_is_not_given(tmp_path: Path) -> None:
-    """A node whose own copy has rotted finds that out, sets it aside, and says that it has none."""
+def test_damaged_file_is_not_sent(tmp_path: Path) -> None:
+    """A node whose own copy is damaged finds that out, sets the file aside, and reports that it has none."""
     ports = free_ports(2)
     stock(tmp_path / "a", tmp_path / "store")
     with (
@@ -159,9 +159,7 @@ def test_a_wrong_file_is_not_given(tmp_path: Path) -> None:
 
 
 def test_wrong_bytes(tmp_path: Path) -> None:
-    """A node that sends wrong bytes is found out where they arrive: each is counted, the store's are taken, and it is
-    not asked again.
-    """
+    """Wrong bytes from a peer are counted and replaced by the store's, and the peer is not asked again."""
     ports = free_ports(2)
     stock(tmp_path / "a", tmp_path / "store")
     with (
@@ -188,14 +186,14 @@ def has_all(request_body: bytes) -> web.Response:
 
 
 @pytest.mark.parametrize("kind", ["cut", "cut at once", "busy", "longer", "error", "nonsense"])
-def test_a_peer_that_fails(tmp_path: Path, kind: str) -> None:
-    """It says that it has all, and then cuts its answers, is busy, or talks nonsense: the store gives the bytes."""
-    asked: list[str] = []
+def test_failing_peer_is_replaced_by_the_store(tmp_path: Path, kind: str) -> None:
+    """The peer claims to have all chunks, and then cuts answers, is busy, or sends nonsense. The store is used."""
+    ranges: list[str] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "POST":
             return web.Response(body=b"?") if kind == "nonsense" else has_all(await request.read())
-        asked.append(request.headers["range"])
+        ranges.append(request.headers["range"])
         chunk = dict(zip(VERSION.digests, VERSION.chunks, strict=True))[request.path.rsplit("/", 1)[1]]
         begin = int(request.headers["range"].removeprefix("bytes=").removesuffix("-"))
         if kind == "busy":
@@ -223,13 +221,13 @@ def test_a_peer_that_fails(tmp_path: Path, kind: str) -> None:
             assert lease.chunks_by_tier["store"] == COUNT
         assert len(second.ranges) == COUNT
         if kind == "cut":
-            assert "bytes=1000-" in asked, "it goes on from where it was cut, once"
+            assert "bytes=1000-" in ranges, "the read is not resumed where it was cut"
         if kind in ("cut", "error", "nonsense", "busy"):
             assert not two.state().peers.nodes[0].answers
 
 
 async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> None:
-    """A load that asks it for a chunk waits in vain. Each failure doubles the pause before the next."""
+    """A peer that claims to have a chunk and does not send it is paused. Every failure doubles the pause."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return has_all(await request.read()) if request.method == "POST" else web.Response(status=500)
@@ -249,9 +247,9 @@ async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> No
                 assert peer.answers
 
 
-def test_a_cut_answer_goes_on(tmp_path: Path) -> None:
-    """Where only the connection is lost, the rest of the chunk is asked for, and no byte twice."""
-    cut: set[str] = set()
+def test_interrupted_answer_is_resumed(tmp_path: Path) -> None:
+    """If only the connection is lost, the rest of the chunk is requested, and no byte twice."""
+    interrupted: set[str] = set()
     chunks = dict(zip(VERSION.digests, VERSION.chunks, strict=True))
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -259,15 +257,15 @@ def test_a_cut_answer_goes_on(tmp_path: Path) -> None:
             return has_all(await request.read())
         digest = request.path.rsplit("/", 1)[1]
         begin, chunk = int(request.headers["range"].removeprefix("bytes=").removesuffix("-")), chunks[digest]
-        assert begin == (1000 if digest in cut else 0)
+        assert begin == (1000 if digest in interrupted else 0)
         reply = web.StreamResponse(status=206)
         reply.headers["content-range"] = f"bytes {begin}-{len(chunk) - 1}/{len(chunk)}"
         reply.content_length = len(chunk) - begin
         await reply.prepare(request)
-        if digest in cut:
+        if digest in interrupted:
             await reply.write(chunk[begin:])
         else:
-            cut.add(digest)
+            interrupted.add(digest)
             await reply.write(chunk[:1000])
             assert request.transport is not None
             request.transport.close()
@@ -282,35 +280,35 @@ def test_a_cut_answer_goes_on(tmp_path: Path) -> None:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
             assert lease.chunks_by_tier["peer"] == COUNT
         assert second.ranges == []
-        assert cut == set(VERSION.digests)
+        assert interrupted == set(VERSION.digests)
 
 
 def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
-    """Without the secret there is no answer to any request: not without TLS, without a certificate, or with one of
-    another secret; and no node asks a server of another secret.
+    """Clients without the secret get no answer: without TLS, without a certificate, or with another secret's. No node
+    asks a server of another secret.
     """
     ports = free_ports(2)
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    without_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    without_certificate.check_hostname, without_certificate.verify_mode = False, ssl.CERT_NONE
     other = NodeTls([b"f" * 64]).client()
-    other.verify_mode = ssl.CERT_NONE  # one that would talk to anybody
-    wish = f"GET {chunk_path(TENANT, VERSION.digests[0])} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    other.verify_mode = ssl.CERT_NONE  # a client that accepts any server
+    request = f"GET {chunk_path(TENANT, VERSION.digests[0])} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     with (
         node(tmp_path / "a", ports[0], [], store=tmp_path / "store") as (one, _),
         node(tmp_path / "b", ports[1], [ports[0]], store=tmp_path / "store", secret=b"f" * 64) as (two, _),
     ):
         one.publish(VERSION)
         one.acquire(VERSION).close()
-        for context in (anybody, other):
-            assert ask(ports[0], wish, context) == b""
+        for context in (without_certificate, other):
+            assert ask(ports[0], request, context) == b""
         with socket.create_connection((HOST, ports[0]), 10) as plain:
-            plain.sendall(wish.encode())
+            plain.sendall(request.encode())
             assert b"HTTP" not in plain.recv(1000)
         with two.acquire(VERSION) as lease:
             assert lease.chunks_by_tier["store"] == COUNT
         state = one.wait_for("each is counted", lambda now: now.peers.strangers >= 4)
         assert state.peers.sent_bytes == 0
-        assert b"200 OK" in ask(ports[0], wish), "the control: a node is answered"
+        assert b"200 OK" in ask(ports[0], request), "the control: a node is refused"
 
 
 def body_of(answer: bytes) -> bytes:
@@ -318,7 +316,7 @@ def body_of(answer: bytes) -> bytes:
 
 
 def test_peer_port_serves_ranges_and_queries(tmp_path: Path) -> None:
-    """Ranges, what is here and what is not, bad questions; tenants' chunks are told apart, and nothing else is said."""
+    """The port serves ranges and queries, refuses bad requests, keeps tenants apart, and reveals no paths."""
     port = free_ports(1)[0]
     chunk, digest = VERSION.chunks[1], VERSION.digests[1]
 
@@ -353,21 +351,21 @@ def test_peer_port_serves_ranges_and_queries(tmp_path: Path) -> None:
             found, body = get(bad)
             assert (found, str(tmp_path).encode() in body) == (status, False), bad
         assert get(path, "range: pages=1-2")[0] == 400
-        wish = msgspec.json.encode(ChunkQuery(digests=(digest, "0" * 64)))
+        request = msgspec.json.encode(ChunkQuery(digests=(digest, "0" * 64)))
         for tenant, standings in ((TENANT, "r-"), ("other", "--")):
-            status, body = query_chunks(tenant, wish)
+            status, body = query_chunks(tenant, request)
             assert (status, msgspec.json.decode(body, type=ChunkStates).standings) == (200, standings)
         assert query_chunks(TENANT, b"{}")[0] == 400
         assert query_chunks(TENANT, msgspec.json.encode(ChunkQuery(digests=("0" * 64,) * 2049)))[0] == 400
         assert query_chunks(TENANT, b"[" * 100_000)[0] == 400
 
 
-def test_two_secrets(tmp_path: Path) -> None:
-    """While a new secret is handed out, nodes that use it and nodes that only know it talk to each other."""
+def test_secret_can_be_rotated(tmp_path: Path) -> None:
+    """During a rotation, nodes that use the new secret and nodes that know it can talk. Others can't."""
     ports = free_ports(1)
     with node(tmp_path, ports[0], [], store=tmp_path / "store") as (one, _):
         one.publish(VERSION)
         one.acquire(VERSION).close()
-        wish = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        assert b"404" in ask(ports[0], wish, NodeTls([SECRET, b"n" * 64]).client())
-        assert ask(ports[0], wish, NodeTls([b"n" * 64, SECRET]).client()) == b""
+        request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        assert b"404" in ask(ports[0], request, NodeTls([SECRET, b"n" * 64]).client())
+        assert ask(ports[0], request, NodeTls([b"n" * 64, SECRET]).client()) == b""

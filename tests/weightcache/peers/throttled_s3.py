@@ -1,6 +1,6 @@
-"""A bucket that gives its bytes no faster than told, to all readers together, and counts the ranges of packs.
+"""An S3 bucket that limits the rate of all readers together, and counts the range reads of packs.
 
-What it imitates of S3: ListObjectsV2 and ranged GetObject. It checks no signature and serves one bucket.
+It imitates ListObjectsV2 and ranged GetObject of S3. It checks no signature and serves one bucket.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PIECE_BYTES: Final = 16 << 10
 
 
 class ThrottledBucket:
-    """`objects` by key, prefix included. `reads` are ranges of packs; `rate` is bytes a second."""
+    """A bucket of `objects` by full key. `rate` is bytes a second. `reads` counts range reads of packs."""
 
     def __init__(self, objects: dict[str, bytes], rate: float) -> None:
         self.objects = objects
@@ -30,7 +30,7 @@ class ThrottledBucket:
 
     @property
     def url(self) -> str:
-        """As `KELVIN_STORE`."""
+        """The URL for `KELVIN_STORE`."""
         return f"s3://bucket/p?endpoint=http://{HOST}:{self.port}&region=us-east-1"
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -73,7 +73,7 @@ class ThrottledBucket:
 
 @contextmanager
 def throttled(objects: dict[str, bytes], rate: float) -> Iterator[ThrottledBucket]:
-    """Serves until the block ends, from a thread."""
+    """Serve the bucket from a thread until the block ends."""
     bucket = ThrottledBucket(objects, rate)
     with running_http_server(bucket.answer) as bucket.port:
         yield bucket

@@ -1,4 +1,4 @@
-"""Which chunk a source is asked for next: shares hold at every moment, nobody starves, order within a version holds."""
+"""Which chunk is read next from a source: shares are fair at all times, and no flow starves."""
 
 from collections.abc import Iterable
 
@@ -25,14 +25,14 @@ def key(name: str) -> Key:
 
 
 class World:
-    """One source, whose flows enter and leave as `Turns` lets them."""
+    """One source, whose flows enter and leave as in `ReadScheduler`."""
 
     def __init__(self) -> None:
         self.wants = WaiterIndex()
         self.sharing = FairReadQueue(self.wants)
 
     def enter(self, flow: Flow, names: Iterable[str], weight: float = 1.0) -> None:
-        """It wants these, in this order."""
+        """Enter a flow that wants these chunks in this order."""
         self.wants.enter(flow, {key(name): position for position, name in enumerate(names)})
         self.sharing.enter(flow, weight)
 
@@ -45,11 +45,11 @@ class World:
         return self.sharing.leave(flow)
 
     def begin(self, count: int) -> list[str]:
-        """The next ones, by name; they are under way from then on."""
+        """Return the names of the next chunks. Their reads have begun."""
         return [self.sharing.take()[1] for _ in range(count)]
 
     def drain(self, count: int | None = None) -> list[str]:
-        """Likewise, but each ends before the next begins."""
+        """Return the names of the next chunks. Each read ends before the next begins."""
         names = list[str]()
         for _ in range(len(self.sharing) if count is None else count):
             names += self.begin(1)
@@ -65,18 +65,18 @@ def named(prefix: str, count: int) -> list[str]:
     ("parts", "left", "want"),
     [
         pytest.param(0, 1, 1, id="a chunk is a part"),
-        pytest.param(3, 1 << 40, 1 << 40, id="however long"),
-        pytest.param(0, 0, 0, id="also an empty one"),
-        pytest.param(4, 1, None, id="no more than there may be"),
+        pytest.param(3, 1 << 40, 1 << 40, id="a part may be of any length"),
+        pytest.param(0, 0, 0, id="an empty chunk is a part"),
+        pytest.param(4, 1, None, id="no more parts than allowed"),
     ],
 )
 def test_limit(parts: int, left: int, want: int | None) -> None:
-    """What may begin at a source that gives four whole chunks at once."""
+    """A source with room for four chunks at once starts no fifth one, whatever their length."""
     assert ChunkCountLimit(4).part(parts, parts << 40, left) == want
 
 
 def test_earlier_flow_is_first_in_each_round() -> None:
-    """Two versions of equal weight take turns, the earlier one begins and ends first."""
+    """Two versions of equal weight take turns, and the earlier one begins and ends first."""
     world = World()
     world.enter("a", named("a", 3))
     world.enter("b", named("b", 3))
@@ -85,8 +85,8 @@ def test_earlier_flow_is_first_in_each_round() -> None:
     assert world.drain() == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_within_a_version_the_linear_space_is_the_order() -> None:
-    """Whenever its chunks were queued."""
+def test_chunks_of_a_version_are_read_in_order() -> None:
+    """The order in which chunks were queued does not matter."""
     world = World()
     world.enter("a", named("a", 3))
     world.queue(["a2", "a0", "a1"])
@@ -94,7 +94,7 @@ def test_within_a_version_the_linear_space_is_the_order() -> None:
 
 
 def test_weights() -> None:
-    """Three parts beside one."""
+    """A flow of weight 3 gets three chunks for each one of a flow of weight 1."""
     world = World()
     for flow, weight in (("a", 3.0), ("b", 1.0)):
         world.enter(flow, named(flow, 30), weight)
@@ -105,7 +105,7 @@ def test_weights() -> None:
 
 
 def test_bytes_count_not_chunks() -> None:
-    """Two chunks of half the length are worth one."""
+    """Two chunks of half the length count as one."""
     world = World()
     world.enter("a", named("a", 4))
     world.enter("b", named("b", 8))
@@ -115,7 +115,7 @@ def test_bytes_count_not_chunks() -> None:
 
 
 def test_late_flow_gets_a_share_without_credit() -> None:
-    """Of what was given away before it came nothing is made up for."""
+    """A flow that enters late gets half of the reads from then on, and no more."""
     world = World()
     world.enter("a", named("a", 20))
     world.queue(named("a", 20))
@@ -126,7 +126,7 @@ def test_late_flow_gets_a_share_without_credit() -> None:
 
 
 def test_blocked_flow_gets_credit() -> None:
-    """Whose memory came later than others': it is served alone until it has as much as they have, within bounds."""
+    """A flow whose chunks were queued late is served alone until it has caught up, within bounds."""
     world = World()
     for flow in "ab":
         world.enter(flow, named(flow, 20))
@@ -137,7 +137,7 @@ def test_blocked_flow_gets_credit() -> None:
 
 
 def test_credit_is_bounded() -> None:
-    """Who was idle for long keeps others waiting for so much, not for all that they had meanwhile."""
+    """After a long idle time a flow is served alone only up to `MAX_CREDIT_BYTES`."""
     world = World()
     for flow in "ab":
         world.enter(flow, named(flow, 40))
@@ -147,8 +147,8 @@ def test_credit_is_bounded() -> None:
     assert sum(name.startswith("b") for name in world.drain(20)) in (12, 13)
 
 
-def test_what_is_still_under_way_counts() -> None:
-    """The first took all turns that there were: whoever comes meanwhile has as many before it has another one."""
+def test_running_reads_count_as_received() -> None:
+    """One flow has four reads running. A new flow gets four before the first one gets another."""
     world = World()
     world.enter("a", named("a", 20))
     world.queue(named("a", 20))
@@ -159,8 +159,8 @@ def test_what_is_still_under_way_counts() -> None:
     assert world.drain(6) == ["b0", "b1", "b2", "b3", "a9", "b4"]
 
 
-def test_what_ends_while_nothing_may_begin() -> None:
-    """The first took all that there was, and then less may be under way: who waited since before has not lost that."""
+def test_reads_that_end_while_none_may_begin_still_count() -> None:
+    """Eight reads of one flow ended while the other waited, so the other gets eight reads first."""
     world = World()
     world.enter("a", named("a", 20))
     world.queue(named("a", 20))
@@ -172,8 +172,8 @@ def test_what_ends_while_nothing_may_begin() -> None:
     assert world.drain(10) == [*named("b", 8), "a8", "b8"]
 
 
-def test_in_parts() -> None:
-    """Chunks that are read in parts take turns part by part, each at its cost, the last as short as it is."""
+def test_parts_of_chunks_take_turns() -> None:
+    """Chunks that are read in parts alternate part by part, and each part counts its own bytes."""
     world = World()
     for flow in "ab":
         world.enter(flow, named(flow, 1))
@@ -192,8 +192,8 @@ def test_in_parts() -> None:
         world.sharing.end(key(name))
 
 
-def test_one_that_is_wanted_twice_is_queued_once() -> None:
-    """It comes in the turn of whoever is first, at that one's cost, and stays as long as anybody wants it."""
+def test_chunk_wanted_twice_is_queued_once() -> None:
+    """It counts for the flow that reaches it first, and stays queued while any flow wants it."""
     world = World()
     world.enter("a", ["a0", "both"])
     world.queue(["a0", "both"])
@@ -201,12 +201,12 @@ def test_one_that_is_wanted_twice_is_queued_once() -> None:
     world.queue(["b1"])
     assert world.leave("a") == (key("a0"),)
     assert world.drain() == ["both", "b1"]
-    world.enter("c", ["both"])  # it is not queued any more: nothing
+    world.enter("c", ["both"])  # the chunk is no longer queued, so the flow has nothing to read
     assert world.sharing.next() is None
 
 
 def test_unwanted_chunks_leave_the_queue() -> None:
-    """The chunks that only one wanted lose their places."""
+    """Chunks that only the leaving flow wanted are removed from the queue."""
     world = World()
     for flow, count in (("a", 2), ("b", 1)):
         world.enter(flow, named(flow, count))
@@ -215,8 +215,8 @@ def test_unwanted_chunks_leave_the_queue() -> None:
     assert world.drain() == ["b0"]
 
 
-def test_a_prefetch_that_is_waited_for() -> None:
-    """It lagged behind at a sixteenth; from the moment of its new weight it has an equal share."""
+def test_prefetch_with_a_waiter_gets_an_equal_share() -> None:
+    """At weight 1/16 the prefetch lags behind. After its weight is raised to 1, it gets an equal share."""
     world = World()
     for flow, weight in (("a", 1.0), ("prefetch", 1 / 16)):
         world.enter(flow, named(flow, 60), weight)
@@ -232,9 +232,7 @@ def test_a_prefetch_that_is_waited_for() -> None:
     sizes=st.lists(st.integers(1, 8), min_size=40, max_size=40),
 )
 def test_shares_are_within_a_chunk_of_each(weights: list[float], sizes: list[int]) -> None:
-    """Of any two that still wait: what each was given, by its weight, differs by at most a chunk of each, by theirs. So
-    nobody starves.
-    """
+    """The bytes per weight of any two waiting flows differ by at most one chunk of each, so no flow starves."""
     world = World()
     largest = max(sizes)
     left: dict[int, int] = {}
@@ -246,26 +244,26 @@ def test_shares_are_within_a_chunk_of_each(weights: list[float], sizes: list[int
         for name, size in zip(names, sizes, strict=True):
             length[key(name)] = size
             world.queue([name], size)
-    given_to = dict.fromkeys(left, 0)
+    received_bytes = dict.fromkeys(left, 0)
     while all(left.values()):
         begun = key(*world.drain(1))
         flow = int(begun[1].split(".")[0])
         left[flow] -= 1
-        given_to[flow] += length[begun]
+        received_bytes[flow] += length[begun]
         for one in left:
             for other in left:
-                apart = given_to[one] / weights[one] - given_to[other] / weights[other]
+                apart = received_bytes[one] / weights[one] - received_bytes[other] / weights[other]
                 assert apart <= largest / weights[one] + largest / weights[other] + 1e-9
 
 
 class SharingMachine(RuleBasedStateMachine):
-    """Versions that come, take, change their weight and leave, against a plain account of who wants what."""
+    """Flows that enter, read, change their weight and leave, compared with a simple model of the wanted chunks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
         self.sharing = self.world.sharing
-        self.wants: dict[int, list[Key]] = {}  # in order
+        self.wants: dict[int, list[Key]] = {}  # in order of position
         self.queued: set[Key] = set()
         self.running: set[Key] = set()
         self.flows = 0
@@ -290,9 +288,9 @@ class SharingMachine(RuleBasedStateMachine):
         taken = self.sharing.take()
         assert following is not None
         assert taken == following[0]
-        mine = [wants for wants in self.wants.values() if taken in wants]
-        assert any(taken == next(each for each in wants if each in self.queued) for wants in mine), (
-            "it is the first of a version that wants it"
+        wanting = [wants for wants in self.wants.values() if taken in wants]
+        assert any(taken == next(each for each in wants if each in self.queued) for wants in wanting), (
+            "it is not the first queued chunk of any flow that wants it"
         )
         self.queued.remove(taken)
         self.running.add(taken)
@@ -322,9 +320,9 @@ class SharingMachine(RuleBasedStateMachine):
         flow = data.draw(st.sampled_from(sorted(self.wants)))
         gone = set(self.world.leave(flow))
         del self.wants[flow]
-        alone = self.queued - self.wanted()
-        assert gone == alone
-        self.queued -= alone
+        abandoned = self.queued - self.wanted()
+        assert gone == abandoned
+        self.queued -= abandoned
 
     def wanted(self) -> set[Key]:
         return {each for wants in self.wants.values() for each in wants}
@@ -344,7 +342,7 @@ TestSharing.settings = settings(max_examples=40, stateful_step_count=30, deadlin
 
 
 def test_flows_keep_their_own_positions() -> None:
-    """Positions are each flow's own; what nobody wants any more is as if it never was."""
+    """Each flow has its own positions. Chunks that no flow wants any more are forgotten."""
     wants = WaiterIndex()
     wants.enter("v", {key("a"): 0, key("both"): 1})
     wants.enter("w", {key("both"): 0})
@@ -359,6 +357,6 @@ def test_flows_keep_their_own_positions() -> None:
     assert repr(wants) == "<WaiterIndex flows=0 chunks=0>"
 
 
-def test_by_position() -> None:
-    """The order of the linear space."""
+def test_chunks_are_ordered_by_position() -> None:
+    """Positions follow the order of the linear space."""
     assert by_position(["x", "y"], "acme") == {key("x"): 0, key("y"): 1}

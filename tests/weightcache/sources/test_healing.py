@@ -1,4 +1,4 @@
-"""Which source is asked next, and what a load ends with: every case of the policy in a table."""
+"""The healing policy as a table: which source is tried next, and how a load ends."""
 
 import pytest
 from hypothesis import given
@@ -38,18 +38,18 @@ def store(outcome: ReadOutcome) -> ReadAttempt:
 
 
 @pytest.mark.parametrize(
-    ("trials", "want"),
+    ("reads", "want"),
     [
         pytest.param((), TrySource(0), id="the first source first"),
         pytest.param((nvme(K.WHOLE),), Fetched("nvme"), id="whole is the end"),
-        pytest.param((nvme(K.VERIFIED),), Fetched("nvme"), id="so is what its source verified"),
-        pytest.param((nvme(K.ABSENT),), TrySource(1), id="the next where there is none"),
-        pytest.param((nvme(K.DIGEST),), TrySource(1), id="the next where it is wrong"),
-        pytest.param((nvme(K.LENGTH),), TrySource(1), id="the next where it has another length"),
-        pytest.param((nvme(K.SHORT),), TrySource(1), id="the next where it ends early"),
-        pytest.param((nvme(K.UNREADABLE),), TrySource(1), id="the next where it can't be read"),
-        pytest.param((nvme(K.MISSING),), TrySource(1), id="the next where it went missing"),
-        pytest.param((away("nvme"),), TrySource(1), id="the next where a source is away"),
+        pytest.param((nvme(K.VERIFIED),), Fetched("nvme"), id="bytes that the source verified are the end"),
+        pytest.param((nvme(K.ABSENT),), TrySource(1), id="the next if there is no copy"),
+        pytest.param((nvme(K.DIGEST),), TrySource(1), id="the next if the copy is wrong"),
+        pytest.param((nvme(K.LENGTH),), TrySource(1), id="the next if it has another length"),
+        pytest.param((nvme(K.SHORT),), TrySource(1), id="the next if it ends early"),
+        pytest.param((nvme(K.UNREADABLE),), TrySource(1), id="the next if it can't be read"),
+        pytest.param((nvme(K.MISSING),), TrySource(1), id="the next if it went missing"),
+        pytest.param((away("nvme"),), TrySource(1), id="the next if a source is unavailable"),
         pytest.param((nvme(K.DIGEST), peer(K.WHOLE)), Fetched("peer"), id="healed from a peer"),
         pytest.param((nvme(K.DIGEST), peer(K.DIGEST)), TrySource(2), id="a peer has one attempt"),
         pytest.param(
@@ -62,27 +62,27 @@ def store(outcome: ReadOutcome) -> ReadAttempt:
         pytest.param(
             (nvme(K.ABSENT), peer(K.ABSENT), store(K.SHORT), store(K.DIGEST)),
             Unrecoverable(store(K.DIGEST)),
-            id="twice is corrupt",
+            id="two bad reads mean corrupt",
         ),
         pytest.param(
             (nvme(K.DIGEST), peer(K.DIGEST), store(K.ABSENT)),
             Unrecoverable(store(K.ABSENT)),
-            id="what the store lacks is missing",
+            id="a chunk that the store lacks is missing",
         ),
         pytest.param(
             (away("nvme"), peer(K.ABSENT), store(K.ABSENT)),
             Unrecoverable(away("nvme")),
-            id="but a source that is away may have it",
+            id="but an unavailable source may have it",
         ),
         pytest.param(
             (away("nvme"), away("peer"), store(K.ABSENT)),
             Unrecoverable(away("peer")),
-            id="of several the last one's word",
+            id="of several unavailable sources the last one",
         ),
         pytest.param(
             (away("nvme"), peer(K.ABSENT), store(K.DIGEST), store(K.DIGEST)),
             Unrecoverable(store(K.DIGEST)),
-            id="the store is corrupt whoever is away",
+            id="corrupt in the store, whatever is unavailable",
         ),
         pytest.param(
             (nvme(K.DIGEST), peer(K.DIGEST), away("store")), Unrecoverable(away("store")), id="the store may have it"
@@ -90,32 +90,31 @@ def store(outcome: ReadOutcome) -> ReadAttempt:
         pytest.param(
             (nvme(K.ABSENT), peer(K.ABSENT), store(K.DIGEST), away("store")),
             Unrecoverable(away("store")),
-            id="away after a bad read, nothing is known",
+            id="unavailable after a bad read: nothing is known",
         ),
     ],
 )
-def test_choose_step(trials: tuple[ReadAttempt, ...], want: HealingStep) -> None:
-    """After these trials, that."""
-    assert choose_step(RULES, trials) == want
+def test_choose_step(reads: tuple[ReadAttempt, ...], want: HealingStep) -> None:
+    assert choose_step(RULES, reads) == want
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
 def test_healing_always_ends(attempts: list[int], data: st.DataObject) -> None:
-    """However the sources answer: in order, none more often than allowed, good bytes at once, and then an end."""
+    """Sources are tried in order and within their attempts, good bytes end the load, and every load ends."""
     rules = [SourceRule(f"tier{number}", count) for number, count in enumerate(attempts)]
-    trials: list[ReadAttempt] = []
-    while isinstance(step := choose_step(rules, trials), TrySource):
+    reads: list[ReadAttempt] = []
+    while isinstance(step := choose_step(rules, reads), TrySource):
         tier = rules[step.position].tier
-        assert not trials or trials[-1].tier <= tier
+        assert not reads or reads[-1].tier <= tier
         outcome = data.draw(st.sampled_from(ReadOutcome))
-        trials.append(away(tier) if outcome is K.AWAY else ReadAttempt(tier, outcome))
-        assert sum(trial.tier == tier for trial in trials) <= rules[step.position].attempts
-    good = [trial for trial in trials if trial.outcome in (K.WHOLE, K.VERIFIED)]
+        reads.append(away(tier) if outcome is K.AWAY else ReadAttempt(tier, outcome))
+        assert sum(trial.tier == tier for trial in reads) <= rules[step.position].attempts
+    good = [trial for trial in reads if trial.outcome in (K.WHOLE, K.VERIFIED)]
     if isinstance(step, Fetched):
-        assert good == [trials[-1]]
-        assert step.tier == trials[-1].tier
+        assert good == [reads[-1]]
+        assert step.tier == reads[-1].tier
     else:
         assert good == []
-        assert {trial.tier for trial in trials} == {rule.tier for rule in rules}
-        assert step.decisive in trials
-        assert step.decisive.outcome in FAULTS or step.decisive == trials[-1] or step.decisive.failure is not None
+        assert {trial.tier for trial in reads} == {rule.tier for rule in rules}
+        assert step.decisive in reads
+        assert step.decisive.outcome in FAULTS or step.decisive == reads[-1] or step.decisive.failure is not None

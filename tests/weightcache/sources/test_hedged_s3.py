@@ -1,4 +1,4 @@
-"""Hedges over a real S3 server behind a proxy: one slow connection is overtaken; a slow store is not asked twice."""
+"""Hedged reads from a real S3 server behind a proxy: a slow connection is overtaken, a slow store gets few hedges."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ BODY = random.Random(2).randbytes(600_000)
 
 @pytest.fixture(scope="module")
 def s3(buckets: Buckets) -> Iterator[World]:
-    """One proxy and one client for all."""
+    """One proxy and one client for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -33,7 +33,7 @@ def s3(buckets: Buckets) -> Iterator[World]:
 
 @pytest.fixture
 def world(s3: World) -> Iterator[World]:
-    """An empty bucket with one object, nothing seen, no fault."""
+    """An empty bucket with one object, without faults or recorded requests."""
     s3.begin()
     s3.plant("t/a", BODY)
     yield s3
@@ -41,7 +41,7 @@ def world(s3: World) -> Iterator[World]:
 
 
 def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
-    """Such that it has seen quick reads enough, and may ask the first late one again."""
+    """Return ranges that have seen enough quick reads to hedge the first late one."""
     hedging, counters = ReadHedging(HedgeRule(share=share)), Counters()
     for _ in range(MIN_SAMPLES):
         hedging.began(len(BODY))
@@ -51,13 +51,13 @@ def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
 
 @pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300_000)], ids=["no head", "half a body"])
 def test_one_slow_connection(world: World, fault: Fault) -> None:
-    """The second answer comes while the first one is still awaited, which then writes nothing any more."""
+    """The hedged read finishes while the first read still waits. The first one writes nothing afterwards."""
     ranges, counters = hedged(world, 0.1)
     into = bytearray(len(BODY))
 
     async def scenario() -> None:
         world.proxy.inject(fault, method="GET")
-        async with asyncio.timeout(30):  # the client alone would wait for a minute
+        async with asyncio.timeout(30):  # the client's own timeout is a minute
             await ranges.read("t/a", 0, memoryview(into), UNLIMITED_READ_SLOT)
 
     asyncio.run(scenario())
@@ -66,12 +66,12 @@ def test_one_slow_connection(world: World, fault: Fault) -> None:
     assert world.proxy.count("GET") == 2
     into[:] = bytes(len(into))
     world.proxy.lift()
-    world.end()  # waits for what was left
+    world.end()  # waits for the late answer to end
     assert not any(into)
 
 
-def test_all_are_slow(world: World) -> None:
-    """Of forty reads, one for each twenty is asked again, whatever is late."""
+def test_slow_store_gets_few_hedges(world: World) -> None:
+    """Of forty late reads, at most one in twenty is hedged, plus the saved budget."""
     ranges, counters = hedged(world, 0.05)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""A fresh agent reads the indexes that a version needs, and no unreadable one harms a version that does not need it."""
+"""A fresh agent reads only the indexes that a version needs, and an unreadable one affects no other version."""
 
 import pytest
 
@@ -17,7 +17,7 @@ VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
 
 
 class Sick(MemoryStore):
-    """Counts indexes that are read, and does not give out keys that contain one of `sick`."""
+    """A store that counts index reads, and fails reads of keys that contain one of `sick`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Sick(MemoryStore):
 
 
 async def store_of(packs: int = PACKS) -> tuple[Sick, str]:
-    """A store with so many packs of other versions, and the version's pack."""
+    """Return a store with `packs` packs of other versions, and the version's pack."""
     store = Sick()
     for number in range(packs):
         await publish(store, describe([number.to_bytes(4, "big") * (PAGE_BYTES // 4)], PAGE_BYTES))
@@ -54,7 +54,7 @@ def expecting(store: MemoryStore) -> StoreTier:
 
 
 async def test_only_the_indexes_of_the_version_are_read() -> None:
-    """One of a thousand, as the pack list says."""
+    """The pack list names one of a thousand packs, and only its index is read."""
 
     store, pack = await store_of()
     await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
@@ -74,7 +74,7 @@ async def test_only_the_indexes_of_the_version_are_read() -> None:
     ],
 )
 async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> None:
-    """It is a hint: a version of an early store, or one whose list is damaged or stale, is served all the same."""
+    """The pack list is a hint. A version without one, or with a damaged or stale one, is served all the same."""
 
     store, pack = await store_of(2 * BATCH)
     if raw is not None:
@@ -84,7 +84,7 @@ async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> Non
 
 
 async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
-    """Also without a pack list the rest is not read before it is needed; no index is read twice."""
+    """Without a pack list, further indexes are read only when needed, and no index is read twice."""
 
     store, pack = await store_of(4 * BATCH)
     tier = tier_of(store)
@@ -95,8 +95,8 @@ async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
 
 
-async def test_unreadable_index_harms_nobody() -> None:
-    """The footer of its pack tells the same. Where that can't be read either, only versions of that pack wait."""
+async def test_unreadable_index_is_replaced_by_the_footer() -> None:
+    """The footer of a pack has the same content. If it can't be read either, only versions in that pack fail."""
 
     store, pack = await store_of(BATCH)
     store.sick = (f"/index/{pack}",)
@@ -106,14 +106,14 @@ async def test_unreadable_index_harms_nobody() -> None:
     await check_served(tier_of(store))
     store.sick = (f"/index/{pack}", f"/packs/{pack}")
     tier = tier_of(store)
-    with pytest.raises(BlobUnavailable):  # nothing is known of it, which is not the same as missing
+    with pytest.raises(BlobUnavailable):  # an unknown location is not a missing chunk
         await fetched(tier, VERSION.digests[0])
     store.sick = ()
     await check_served(tier)
 
 
 async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None:
-    """It has no footer: its version may be there later, and is not said to be missing."""
+    """A kept file has no footer. Its load fails as unavailable, not as missing, until the index can be read."""
 
     store, _ = await store_of(1)
     kept, pack = await publish_kept(store, 7)
@@ -126,8 +126,8 @@ async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None
     await check_served(tier, kept)
 
 
-async def test_store_that_reads_nothing_is_given_up_soon() -> None:
-    """It is not asked for each of a thousand packs."""
+async def test_unavailable_store_is_given_up_soon() -> None:
+    """A load does not try each of a thousand packs."""
 
     store, _ = await store_of()
     store.sick = ("/",)
@@ -136,8 +136,8 @@ async def test_store_that_reads_nothing_is_given_up_soon() -> None:
     assert len(store.read_indexes) <= OUT_OF_REACH + 16
 
 
-async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
-    """The pack list names one pack. Its copy is wrong, so every other pack is looked at for another one."""
+async def test_wrong_copy_is_replaced_from_an_unlisted_pack() -> None:
+    """The pack list names one pack, whose copy is wrong. The indexes of all other packs are read for another copy."""
 
     store, pack = await store_of(BATCH)
     await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
@@ -151,8 +151,8 @@ async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
     assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
-async def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:
-    """Two versions share a chunk. While the list of one is read, so many are asked for that the other is forgotten."""
+async def test_version_forgotten_during_a_list_read_fails_no_load() -> None:
+    """Two versions share a chunk. While one's list is read, the other is forgotten in favour of newer ones."""
 
     class Busy(Sick):
         tier: StoreTier | None = None

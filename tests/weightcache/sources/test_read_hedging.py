@@ -1,4 +1,4 @@
-"""When a read is late, and the budget of second ones: tables, properties, and a store of made-up times."""
+"""When a read is late, and how many may be hedged: tables, properties, and simulated read times."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MIB = 1 << 20
 RULE = HedgeRule()
 
 
-def seen(*seconds: float, nbytes: int = MIB, rule: HedgeRule = RULE) -> ReadHedging:
+def after_reads(*seconds: float, nbytes: int = MIB, rule: HedgeRule = RULE) -> ReadHedging:
     hedging = ReadHedging(rule)
     for each in seconds:
         hedging.record_read(nbytes, each)
@@ -23,24 +23,24 @@ def seen(*seconds: float, nbytes: int = MIB, rule: HedgeRule = RULE) -> ReadHedg
 @pytest.mark.parametrize(
     ("hedging", "nbytes", "want"),
     [
-        pytest.param(seen(), MIB, None, id="nothing is known at the start"),
-        pytest.param(seen(*[1.0] * (MIN_SAMPLES - 1)), MIB, None, id="nor from a few"),
-        pytest.param(seen(*[1.0] * MIN_SAMPLES), MIB, 2.0, id="twice of what they take"),
-        pytest.param(seen(*[1.0] * MIN_SAMPLES), MIB + 1, 2.0, id="those of nearly the same size"),
-        pytest.param(seen(*[1.0] * MIN_SAMPLES), 4 * MIB, None, id="not those of another"),
-        pytest.param(seen(*[0.001] * MIN_SAMPLES), MIB, 0.1, id="never at once"),
-        pytest.param(seen(*[0.1] * 96, *[9.0] * 4), MIB, 0.2, id="a few slow ones are no rule"),
-        pytest.param(seen(*[0.1] * 90, *[9.0] * 10), MIB, 18.0, id="a tenth is"),
-        pytest.param(seen(*[9.0] * WINDOW, *[0.1] * WINDOW), MIB, 0.2, id="what is long ago is forgotten"),
+        pytest.param(after_reads(), MIB, None, id="no limit without reads"),
+        pytest.param(after_reads(*[1.0] * (MIN_SAMPLES - 1)), MIB, None, id="no limit after few reads"),
+        pytest.param(after_reads(*[1.0] * MIN_SAMPLES), MIB, 2.0, id="twice the usual time"),
+        pytest.param(after_reads(*[1.0] * MIN_SAMPLES), MIB + 1, 2.0, id="reads of nearly the same size count"),
+        pytest.param(after_reads(*[1.0] * MIN_SAMPLES), 4 * MIB, None, id="reads of another size do not count"),
+        pytest.param(after_reads(*[0.001] * MIN_SAMPLES), MIB, 0.1, id="at least the floor"),
+        pytest.param(after_reads(*[0.1] * 96, *[9.0] * 4), MIB, 0.2, id="a few slow reads do not count"),
+        pytest.param(after_reads(*[0.1] * 90, *[9.0] * 10), MIB, 18.0, id="a tenth of slow reads counts"),
+        pytest.param(after_reads(*[9.0] * WINDOW, *[0.1] * WINDOW), MIB, 0.2, id="old reads are forgotten"),
     ],
 )
 def test_late_read_threshold(hedging: ReadHedging, nbytes: int, want: float | None) -> None:
-    """After how long a read is asked again."""
+    """A read is late after twice the usual time for its size, if enough reads of that size were seen."""
     assert hedging.began(nbytes) == (None if want is None else pytest.approx(want))
 
 
 def test_hedge_budget_is_bounded() -> None:
-    """A twentieth of the reads, eight saved up, four at once."""
+    """A twentieth of the reads may be hedged, eight hedges may be saved up, and four may run at once."""
     hedging = ReadHedging(RULE)
     assert not hedging.try_hedge()
     for _ in range(21):
@@ -60,7 +60,6 @@ def test_hedge_budget_is_bounded() -> None:
 
 
 def test_zero_share_never_hedges() -> None:
-    """A share of nothing asks nothing twice."""
     hedging = ReadHedging(HedgeRule(share=0.0))
     for _ in range(1000):
         hedging.began(MIB)
@@ -70,8 +69,8 @@ def test_zero_share_never_hedges() -> None:
 @given(
     share=st.floats(0.0, 0.5), steps=st.lists(st.sampled_from(["began", "hedge", "ended"]), min_size=1, max_size=300)
 )
-def test_never_more_than_the_share(share: float, steps: list[str]) -> None:
-    """At any moment: of all reads so far, and of those under way."""
+def test_hedges_never_exceed_their_share(share: float, steps: list[str]) -> None:
+    """At any moment, hedges stay within the share of all reads so far and within the concurrency limit."""
     hedging = ReadHedging(HedgeRule(share=share))
     reads = hedges = running = 0
     for step in steps:
@@ -89,10 +88,8 @@ def test_never_more_than_the_share(share: float, steps: list[str]) -> None:
 
 
 def simulate(hedging: ReadHedging, seconds: Callable[[int], float], reads: int) -> tuple[list[float], int]:
-    """One read after the other, each taking so long, a second one 0.05 s: how long each took, and how many second ones
-    there were. Times are made up.
-    """
-    record_read, hedges = [], 0
+    """Simulate sequential reads of these durations, with hedges of 0.05 s. Return durations and number of hedges."""
+    durations, hedges = [], 0
     for number in range(reads):
         late, alone = hedging.began(MIB), seconds(number)
         if late is not None and alone > late and hedging.try_hedge():
@@ -100,23 +97,23 @@ def simulate(hedging: ReadHedging, seconds: Callable[[int], float], reads: int) 
             alone = min(alone, late + 0.05)
             hedging.end_hedge()
         hedging.record_read(MIB, alone)
-        record_read.append(alone)
-    return record_read, hedges
+        durations.append(alone)
+    return durations, hedges
 
 
-def test_the_slowest_are_cut_off() -> None:
-    """One in a hundred takes 5 s: with hedges hardly any does; without them, all of those do."""
+def test_hedges_cut_off_the_slowest_reads() -> None:
+    """One read in a hundred takes 5 s. With hedges none takes a second, and without hedges all of them take 5 s."""
     source = random.Random(5)
     slow = {n for n in range(100, 2000) if source.random() < 0.01}
-    record_read, hedges = simulate(ReadHedging(RULE), lambda n: 5.0 if n in slow else 0.05, 2000)
+    durations, hedges = simulate(ReadHedging(RULE), lambda n: 5.0 if n in slow else 0.05, 2000)
     assert len(slow) > 10
     assert hedges == len(slow)
-    assert max(record_read) < 1.0
-    record_read, _ = simulate(ReadHedging(HedgeRule(share=0.0)), lambda n: 5.0 if n in slow else 0.05, 2000)
-    assert sum(each == 5.0 for each in record_read) == len(slow)
+    assert max(durations) < 1.0
+    durations, _ = simulate(ReadHedging(HedgeRule(share=0.0)), lambda n: 5.0 if n in slow else 0.05, 2000)
+    assert sum(each == 5.0 for each in durations) == len(slow)
 
 
-def test_a_store_that_becomes_slow_altogether() -> None:
-    """The limit follows, and few are asked twice; never more than the share."""
+def test_slow_store_raises_the_limit() -> None:
+    """When all reads become slow, the lateness limit follows, and few are hedged."""
     _, hedges = simulate(ReadHedging(RULE), lambda n: 0.05 if n < 500 else 5.0, 2000)
     assert hedges <= 40

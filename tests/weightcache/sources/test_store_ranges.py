@@ -1,4 +1,4 @@
-"""Reads of the store: in ranges, hedged; whatever is cancelled or fails, nothing writes to the chunk's memory later."""
+"""Reads of the store in hedged ranges. After a cancellation or failure, nothing writes to the chunk's memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,18 +15,18 @@ from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
 from weightcache.sources.store_ranges import StoreRanges
 
 NBYTES = 1000
-EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a millisecond: what is held back is late
+EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a floor of one millisecond, so that a held read is late
 BODY = bytes(range(250)) * 40
 
 
 class Held:
-    """A store whose reads wait until they are told how to end. `writing` counts those that may still write."""
+    """A store whose reads wait until the test ends them. `writing` counts reads that may still write."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[int, asyncio.Future[None]]] = []
         self.writing = 0
         self.body = BODY
-        self.stubborn = False  # what is cancelled takes its time to end
+        self.stubborn = False  # whether a cancelled read writes before it ends
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -54,7 +54,7 @@ class Held:
 
 
 class World:
-    """Ranges over a held store, with enough reads seen that the next one can be late."""
+    """Ranges over a held store, with enough reads recorded that the next one can be late."""
 
     def __init__(self, rule: HedgeRule = EAGER, turn: ReadSlot = UNLIMITED_READ_SLOT) -> None:
         self.store = Held()
@@ -82,15 +82,15 @@ class World:
 
 @asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """No task of the block's outlives it."""
+    """Assert that no task of the block outlives it."""
     before = asyncio.all_tasks()
     yield
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("winner", [0, 1], ids=["the first answers first", "the second answers first"])
-async def test_the_first_right_answer_counts(winner: int) -> None:
-    """The other one is ended before the read is."""
+@pytest.mark.parametrize("winner", [0, 1], ids=["the primary read wins", "the hedge wins"])
+async def test_first_successful_read_wins(winner: int) -> None:
+    """The losing read has ended before the call returns."""
 
     async with nothing_left():
         world = World()
@@ -103,8 +103,8 @@ async def test_the_first_right_answer_counts(winner: int) -> None:
         assert world.counted == (1, winner)
 
 
-async def test_the_loser_writes_nothing_afterwards() -> None:
-    """One that goes on writing after it was cancelled is waited for before the bytes are put there."""
+async def test_loser_writes_nothing_afterwards() -> None:
+    """A loser that writes after its cancellation is waited for before the winner's bytes are stored."""
 
     async with nothing_left():
         world = World()
@@ -118,11 +118,9 @@ async def test_the_loser_writes_nothing_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "well"), [pytest.param(0, 1, id="the first fails"), pytest.param(1, 0, id="the second fails")]
+    ("failing", "well"), [pytest.param(0, 1, id="the primary read fails"), pytest.param(1, 0, id="the hedge fails")]
 )
-async def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
-    """A wrong answer is none."""
-
+async def test_failed_read_leaves_the_other_running(failing: int, well: int) -> None:
     async with nothing_left():
         world = World()
         read = world.read()
@@ -135,9 +133,7 @@ async def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
         assert bytes(world.into) == BODY[:NBYTES]
 
 
-async def test_both_fail() -> None:
-    """It is told once."""
-
+async def test_two_failed_reads_fail_once() -> None:
     async with nothing_left():
         world = World()
         read = world.read()
@@ -148,25 +144,25 @@ async def test_both_fail() -> None:
             await read
 
 
-@pytest.mark.parametrize("asked", [1, 2], ids=["alone", "beside a second one"])
-async def test_cancelled(asked: int) -> None:
-    """Both are ended, and a slot for a second one is free again."""
+@pytest.mark.parametrize("reads_before_cancel", [1, 2], ids=["without a hedge", "with a hedge"])
+async def test_cancellation_ends_both_reads(reads_before_cancel: int) -> None:
+    """All reads end before the call does, and the hedge's place is free again."""
 
     async with nothing_left():
-        world = World() if asked == 2 else World(HedgeRule(share=0.0))
+        world = World() if reads_before_cancel == 2 else World(HedgeRule(share=0.0))
         world.store.stubborn = True
         for _ in range(5):
             reads = len(world.store.reads)
             read = world.read()
-            await world.store.asked(reads + asked)
+            await world.store.asked(reads + reads_before_cancel)
             read.cancel()
             await asyncio.wait({read})
             assert read.cancelled()
             assert world.store.writing == 0
 
 
-async def test_a_store_that_is_slow_for_all() -> None:
-    """Second ones stay within the budget."""
+async def test_hedges_stay_within_their_budget() -> None:
+    """Two hedges run at once at most, and all stay within the share."""
 
     async with nothing_left():
         world = World(HedgeRule(share=0.05, floor_s=0.001, at_once=2))
@@ -181,7 +177,7 @@ async def test_a_store_that_is_slow_for_all() -> None:
 
 
 class InParts:
-    """A turn of three hundred bytes a part. Of those that are to wait all do until `go`."""
+    """A read slot that grants 300 bytes a part. With `waiting`, grants wait until `go` is set."""
 
     def __init__(self, *, waiting: bool = False) -> None:
         self.came_bytes = 0
@@ -197,8 +193,8 @@ class InParts:
         self.came_bytes += nbytes
 
 
-async def test_ranges_side_by_side() -> None:
-    """A chunk is several reads at once, as its turn has it; the first that fails ends the others."""
+async def test_ranges_are_read_concurrently() -> None:
+    """A chunk is read in concurrent ranges, as its slot grants them. The first that fails cancels the others."""
 
     async with nothing_left():
         turn = InParts()
@@ -217,11 +213,11 @@ async def test_ranges_side_by_side() -> None:
         with pytest.raises(BlobUnavailable):
             await read
         assert world.store.writing == 0
-        assert turn.came_bytes == NBYTES, "of a read that failed nothing came"
+        assert turn.came_bytes == NBYTES, "a failed read counted bytes"
 
 
-async def test_the_line_hears_of_reads() -> None:
-    """How many there are at once, and what they brought; a turn that is waited for is no read."""
+async def test_reads_are_measured() -> None:
+    """The window measures successful reads only. A read that waits for its slot is none."""
 
     async with nothing_left():
         world = World(HedgeRule(share=0.0), InParts(waiting=True))

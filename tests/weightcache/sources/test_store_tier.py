@@ -1,4 +1,4 @@
-"""Where chunks lie in the store is learned from indexes, else from footers; damage there harms only who needs it."""
+"""Chunk locations come from indexes, else from footers. Damage there affects only the chunks in that pack."""
 
 import asyncio
 import mmap
@@ -43,8 +43,8 @@ def tier(store: MemoryStore) -> StoreTier:
     return tier_of(store)
 
 
-async def test_index(store: MemoryStore, tier: StoreTier) -> None:
-    """Each chunk comes from its place in its pack; another tenant's, and an unknown one, are absent."""
+async def test_chunk_is_read_from_its_place_in_the_pack(store: MemoryStore, tier: StoreTier) -> None:
+    """Each chunk comes from its place in its pack. Another tenant's chunk and an unknown one are absent."""
     await publish(store, VERSION)
     for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
         assert await fetched(tier, digest) == (ReadOutcome.WHOLE, body)
@@ -60,8 +60,8 @@ async def test_index(store: MemoryStore, tier: StoreTier) -> None:
         pytest.param(b"", id="an empty index"),
     ],
 )
-async def test_footer(store: MemoryStore, tier: StoreTier, index: bytes | None) -> None:
-    """Without a good index object the pack's footer tells the same."""
+async def test_footer_replaces_a_bad_index(store: MemoryStore, tier: StoreTier, index: bytes | None) -> None:
+    """Without a valid index object, the pack's footer is read."""
     pack = await publish(store, VERSION)
     await store.delete(f"{TENANT}/index/{pack}")
     if index is not None:
@@ -71,21 +71,21 @@ async def test_footer(store: MemoryStore, tier: StoreTier, index: bytes | None) 
 
 
 @pytest.mark.parametrize(
-    "rest", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE_BYTES, id="without a footer")]
+    "content", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE_BYTES, id="without a footer")]
 )
-async def test_unreadable_pack(store: MemoryStore, tier: StoreTier, rest: bytes) -> None:
-    """A pack without index and footer is counted and left out; chunks of other packs are served."""
+async def test_unreadable_pack_does_not_affect_others(store: MemoryStore, tier: StoreTier, content: bytes) -> None:
+    """A pack without a valid index and footer is counted and skipped. Chunks of other packs are served."""
     pack = await publish(store, VERSION)
     await store.delete(f"{TENANT}/index/{pack}")
-    await replaced(store, f"{TENANT}/packs/{pack}", rest)
+    await replaced(store, f"{TENANT}/packs/{pack}", content)
     await publish(store, OTHER)
     assert await fetched(tier, OTHER.digests[0]) == (ReadOutcome.WHOLE, OTHER.chunks[0])
     assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.ABSENT
     assert tier.unreadable_packs > 0
 
 
-async def test_moved_chunk(store: MemoryStore, tier: StoreTier) -> None:
-    """A chunk whose pack was collected is found in the pack that holds it now; one that is nowhere is absent."""
+async def test_chunk_is_found_in_its_new_pack(store: MemoryStore, tier: StoreTier) -> None:
+    """A chunk whose pack was collected is found in the pack that has it now. A chunk in no pack is absent."""
     pack = await publish(store, VERSION)
     await fetched(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{pack}")
@@ -94,8 +94,8 @@ async def test_moved_chunk(store: MemoryStore, tier: StoreTier) -> None:
     assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.ABSENT
 
 
-async def test_torn(store: MemoryStore, tier: StoreTier) -> None:
-    """A chunk that its table gives another length, or whose pack ends before it does, is told."""
+async def test_wrong_length_and_short_pack_are_reported(store: MemoryStore, tier: StoreTier) -> None:
+    """A chunk with another length in its index, and a chunk beyond the end of its pack, are reported as such."""
     pack = await publish(store, VERSION)
     assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE_BYTES))) is ReadOutcome.LENGTH
     whole = await store.read(f"{TENANT}/packs/{pack}")
@@ -112,8 +112,8 @@ class Failing(MemoryStore):
         raise BlobUnavailable("down")
 
 
-async def test_store_down() -> None:
-    """A store that does not answer says nothing about its chunks: the failure is retryable, not a missing chunk."""
+async def test_unavailable_store_is_retryable() -> None:
+    """The failure is retryable, not a missing chunk: nothing is known about the chunk."""
 
     store = Failing()
     await publish(store, VERSION)
@@ -122,8 +122,8 @@ async def test_store_down() -> None:
     assert refused.value.failure.retryable
 
 
-async def test_learned_once() -> None:
-    """Many who ask at once read each index once."""
+async def test_concurrent_reads_load_each_index_once() -> None:
+    """Fifty concurrent reads load the index once."""
 
     class Counting(MemoryStore):
         reads = 0
@@ -141,7 +141,7 @@ async def test_learned_once() -> None:
 
 
 async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
-    """Chunks of a file that is kept as it is are put together from where tensors lie in it, with zeros between."""
+    """Chunks of a kept file are assembled from its tensors, with zeros between them."""
     version, pack = await publish_kept(store, 7)
     for digest, body in zip(version.digests, version.chunks, strict=True):
         into = memoryview(bytearray(b"x" * len(body)))
@@ -149,12 +149,12 @@ async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
         assert bytes(into) == body
     whole = await store.read(f"{TENANT}/packs/{pack}")
     await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
-    into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
+    into = memoryview(bytearray(len(version.chunks[0])))  # its tensors are at the end of the file
     assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.SHORT
 
 
 async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -> None:
-    """It has no footer: not there yet is absent, damaged is told once it is asked for; with its index it is served."""
+    """Without a valid index the chunks are absent, since a kept file has no footer. A damaged index is counted."""
     version, pack = await publish_kept(store, 7)
     key = f"{TENANT}/index/{pack}"
     index = await store.read(key)
@@ -170,7 +170,7 @@ async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -
 
 
 async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore, tier: StoreTier) -> None:
-    """The last bytes of a pushed file are whatever its maker wrote. The control: the same bytes as a pack of ours."""
+    """A kept file's last bytes are never read as a footer. The control: the same bytes as a pack."""
     digest = blake3(VERSION.chunks[0]).hexdigest()
     body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE_BYTES)]))
     pack = file_pack(blake3(body).hexdigest())
@@ -181,8 +181,8 @@ async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore,
     assert await fetched(tier, digest) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
-async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTier) -> None:
-    """A kept file's index, taken away and made again of another layout, is read again."""
+async def test_replaced_index_is_read_again(store: MemoryStore, tier: StoreTier) -> None:
+    """A kept file's index that was replaced by one of another layout is read again."""
     version, pack = await publish_kept(store, 7)
     index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
     less = FileIndex(chunks=index.chunks[:1], size=index.size)
@@ -194,21 +194,20 @@ async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTie
 
 
 async def two_packs(store: MemoryStore) -> tuple[str, str]:
-    """The version in two packs, in the order in which they are asked."""
+    """Put the version into two packs. Return them in the order in which they are tried."""
     first, second = sorted([await put_pack(store, chunks) for chunks in (VERSION.chunks, VERSION.chunks[:2])])
     return first, second
 
 
-async def test_a_copy_that_is_gone(store: MemoryStore, tier: StoreTier) -> None:
-    """The other pack's is read at once."""
+async def test_missing_copy_is_replaced_from_another_pack(store: MemoryStore, tier: StoreTier) -> None:
     first, _ = await two_packs(store)
     await fetched(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{first}")
     assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
-async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None:
-    """Said to be faulty, it is asked after the other pack's; a chunk that has one place is read there again."""
+async def test_wrong_copy_is_tried_last(store: MemoryStore, tier: StoreTier) -> None:
+    """A copy reported as wrong is tried after the other pack's. A chunk with only one place is read there again."""
     first, second = await two_packs(store)
     for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
         whole = await store.read(f"{TENANT}/packs/{pack}")
@@ -226,7 +225,7 @@ async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None
 
 
 class Sick(MemoryStore):
-    """Packs whose names have `sick` in them can't be read."""
+    """A store in which packs whose names contain `sick` can't be read."""
 
     sick = ""
 
@@ -236,8 +235,8 @@ class Sick(MemoryStore):
         await super().read_into(key, offset, into)
 
 
-async def test_a_wrong_copy_beside_one_out_of_reach() -> None:
-    """A pack is unavailable for a moment, and the copy that is found instead is wrong. Then the first one is read."""
+async def test_unreadable_copy_is_tried_again_after_a_wrong_one() -> None:
+    """A pack is unavailable for a moment, and the other copy is wrong. Then the first pack is read again."""
     store = Sick()
     first = await put_pack(store, VERSION.chunks)
     store.sick, tier = "no pack", tier_of(store)
@@ -252,8 +251,8 @@ async def test_a_wrong_copy_beside_one_out_of_reach() -> None:
     assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
-async def test_a_copy_out_of_reach() -> None:
-    """A pack that the store can't read is no reason to wait, where another one holds the chunk."""
+async def test_unreadable_copy_is_replaced_from_another_pack() -> None:
+    """The chunk is served if another pack has it. If no pack can be read, the read fails."""
     store = Sick()
     store.sick, _ = await two_packs(store)
     tier = tier_of(store)
@@ -264,8 +263,8 @@ async def test_a_copy_out_of_reach() -> None:
         await fetched(tier, VERSION.digests[0])
 
 
-async def test_indexes_are_read_abreast() -> None:
-    """Many packs take few round trips, and no more calls at once than are good for a store."""
+async def test_indexes_are_read_concurrently() -> None:
+    """Many indexes need few round trips, with at most 16 reads at once."""
 
     class Slow(MemoryStore):
         running = most = 0
@@ -286,8 +285,8 @@ async def test_indexes_are_read_abreast() -> None:
     assert 2 < store.most <= 16
 
 
-async def test_tables_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTier) -> None:
-    """An agent that lives long has loaded versions of many tenants. What it forgot it learns again."""
+async def test_indexes_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTier) -> None:
+    """Only the last `TENANTS_KEPT` tenants' indexes are kept. Forgotten indexes are read again."""
     await publish(store, VERSION)
     for number in range(TENANTS_KEPT + 10):
         assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT

@@ -1,4 +1,4 @@
-"""What a read is worth: bytes are compared where nobody did, and a faulty copy is counted and set aside once."""
+"""The verdict on a read: unverified bytes are compared, and a faulty copy is counted and quarantined once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +20,8 @@ TAGS = Tags()
 NAME, OTHER = "0f" * 32, "f0" * 32
 
 
-class Shelved:
-    """A source that is not read here, and remembers what it must not offer again."""
+class QuarantiningSource:
+    """A source that is never read, and records quarantined chunks."""
 
     tier = "nvme"
     attempts = 1
@@ -36,7 +36,7 @@ class Shelved:
     async def fetch(
         self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        raise AssertionError("only what was read is judged")
+        raise AssertionError("the verifier reads no source")
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         self.aside.append((tenant, digest))
@@ -47,15 +47,15 @@ class Shelved:
     [
         pytest.param(ReadOutcome.WHOLE, RIGHT, ReadOutcome.WHOLE, id="the digest's bytes"),
         pytest.param(ReadOutcome.WHOLE, RIGHT[:-1] + b"!", ReadOutcome.DIGEST, id="other bytes"),
-        pytest.param(ReadOutcome.VERIFIED, b"not looked at", ReadOutcome.VERIFIED, id="compared by who read them"),
+        pytest.param(ReadOutcome.VERIFIED, b"not looked at", ReadOutcome.VERIFIED, id="compared by the reader"),
         pytest.param(ReadOutcome.ABSENT, b"", ReadOutcome.ABSENT, id="no copy is no fault"),
         pytest.param(ReadOutcome.AWAY, b"", ReadOutcome.AWAY, id="no answer is no fault"),
         *(pytest.param(fault, RIGHT, fault, id=f"a fault of the read: {fault}") for fault in sorted(FAULTS)),
     ],
 )
 def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
-    """What it came to; a fault leaves its count and a copy that is not offered again, anything else nothing."""
-    source, counters = Shelved(), Counters()
+    """A fault is counted and its copy quarantined once. Other outcomes are neither."""
+    source, counters = QuarantiningSource(), Counters()
 
     async def main() -> ReadOutcome:
         with ThreadPoolExecutor(1) as threads:
@@ -69,7 +69,7 @@ def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
 
 @given(st.binary(min_size=1, max_size=4096), st.data())
 def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
-    """Any bit, a shorter end, a longer one, and the same bytes under another name are told apart."""
+    """A flipped bit, a shorter or longer end, or another name makes the tag differ."""
     tag = TAGS.compute_tag(memoryview(data), NAME)
     assert len(tag) == 16
     assert TAGS.matches(memoryview(bytes(data)), NAME, tag)
@@ -82,7 +82,7 @@ def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
     assert not TAGS.matches(memoryview(data), OTHER, tag)
 
 
-def test_another_process_has_another_key() -> None:
-    """A tag that was written down somewhere would be worth nothing."""
+def test_tags_of_another_key_do_not_match() -> None:
+    """Each process has its own key, so a stored tag would be worthless."""
     data = memoryview(b"weights")
     assert not Tags().matches(data, NAME, TAGS.compute_tag(data, NAME))
