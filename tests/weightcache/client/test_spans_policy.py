@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import added_spans
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weightcache.client.spans_policy import Span, Spans, completed, merged, spans_of
@@ -11,9 +11,9 @@ from weightcache.client.spans_policy import Span, Spans, completed, merged, span
 TOTAL = 100
 
 
-def spans(*added_spans: Span) -> Spans:
+def spans(*given: Span) -> Spans:
     found = Spans(TOTAL)
-    for span in added_spans:
+    for span in given:
         found.add(*span)
     return found
 
@@ -70,7 +70,7 @@ def pieces(lengths: list[int]) -> list[Span]:
     return list(pairwise(edges))
 
 
-@added_spans(lengths=st.lists(st.integers(1, 9), max_size=12), data=st.data(), piece=st.integers(1, 12))
+@given(lengths=st.lists(st.integers(1, 9), max_size=12), data=st.data(), piece=st.integers(1, 12))
 def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject, piece: int) -> None:
     """Compared with a set of bytes after each step. Each piece is reported once, with its last byte."""
     order = data.draw(st.permutations(pieces(lengths)))
@@ -92,7 +92,7 @@ def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject
     assert sorted(found_pieces) == pieces([piece] * (found.total // piece) + [rest] * (rest > 0))
 
 
-@added_spans(lengths=st.lists(st.integers(1, 5), max_size=12), data=st.data())
+@given(lengths=st.lists(st.integers(1, 5), max_size=12), data=st.data())
 def test_merged(lengths: list[int], data: st.DataObject) -> None:
     """The merged spans have the same bytes, and no two of them touch."""
     chosen = [span for span in data.draw(st.permutations(pieces(lengths))) if data.draw(st.booleans())]

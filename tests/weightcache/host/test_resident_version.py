@@ -10,7 +10,7 @@ CHUNKS = [("a", 4), ("b", 2), ("a", 4), ("c", 1)]
 
 
 def place() -> ResidentVersion:
-    return ResidentVersion((0,), {}, SealedFile((b"manifest",)), 6, 0, frozenset(), TierTally({}, {}))
+    return ResidentVersion((0,), {}, SealedFile((b"papers",)), 6, 0, frozenset(), TierTally({}, {}))
 
 
 async def wait_until_idle() -> None:

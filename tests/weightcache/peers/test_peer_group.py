@@ -330,7 +330,7 @@ def test_query_of_an_older_agent_is_answered() -> None:
 
 
 def _without_turns(me: str, digest: str, others: Mapping[str, ChunkState], busy: object) -> str | None:
-    return next((node for node, answer in others.items() if answer is ChunkState.READY), None)
+    return next((node for node, state in others.items() if state is ChunkState.READY), None)
 
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
