@@ -48,7 +48,7 @@ def test_graph_alone_gives_the_signature() -> None:
 
 
 def test_signature_file_adds_columns_and_examples() -> None:
-    """It adds column names and examples, and fixes extents that the graph leaves open."""
+    """`signature.json` adds column names and examples, and fixes extents that the graph leaves open."""
     spec = {"name": "x", "datatype": "FP32", "shape": [-1, 4], "columns": list("abcd"), "examples": [1, 2.5]}
     (found,) = signature_of(LINEAR, signature_file(spec)).inputs
     assert (found.columns, found.examples) == (("a", "b", "c", "d"), (1, 2.5))

@@ -201,7 +201,7 @@ async def test_unread_answers_give_way() -> None:
 
 @pytest.mark.virtual_time
 async def test_waiting_plans_give_way_to_a_third_tenant() -> None:
-    """They fill the memory with complete plans that are slow to judge, and send the next one at once.
+    """Two tenants fill the memory with complete plans that are slow to judge, and send the next one at once.
 
     A plan that waits for its turn gives way, and the third tenant gets the next turn.
     """

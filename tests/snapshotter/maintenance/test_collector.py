@@ -205,7 +205,7 @@ def test_object_that_cannot_be_read_stops_no_collection(tmp_path: Path, monkeypa
 
 
 def test_pack_deleted_meanwhile_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its index is missing, and the pack is deleted between the listing and the read of its footer."""
+    """A pack without an index is deleted between the listing and the read of its footer."""
     bench, named, _ = store_of(tmp_path)
     index = min(path for path in (tmp_path / "store" / TENANT / "index").iterdir() if not path.suffix)
     pack = tmp_path / "store" / TENANT / "packs" / index.name

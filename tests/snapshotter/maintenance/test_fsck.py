@@ -174,7 +174,7 @@ async def test_concurrent_collection_is_no_fault(tmp_path: Path, store: Store) -
 
 
 def test_damaged_manifest_is_one_fault(tmp_path: Path, store: Store) -> None:
-    """It is reported as a damaged manifest, not as a chunk, and objects that refer to its version are not reported."""
+    """The finding names the manifest, not a chunk, and objects that refer to its version are not reported."""
     manifest = store.first("manifests")
     manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
     (finding,), _ = check(tmp_path, named=(store.version,))
@@ -295,7 +295,7 @@ async def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: S
 
 
 async def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Store) -> None:
-    """Its chunks were verified, but its pinned files can't be read: the version is named, and the check continues."""
+    """The chunks were verified, but the pinned files can't be read: the version is named, and the check goes on."""
 
     class Failing(FileStore):
         fails = False

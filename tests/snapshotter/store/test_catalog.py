@@ -90,7 +90,7 @@ async def test_catalog_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
-    """That pack's chunks count as missing, and its bytes count. An unavailable store fails the call."""
+    """The pack's chunks count as missing, and its bytes count. An unavailable store fails the call."""
 
     class Sick(FileStore):
         away = False

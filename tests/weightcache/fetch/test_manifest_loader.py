@@ -139,7 +139,7 @@ def test_damaged_manifest_in_the_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_with_two_lengths_of_a_chunk_is_refused(tmp_path: Path) -> None:
-    """It is refused although its digest is right."""
+    """The lease is refused although the manifest's digest is right."""
     good = describe([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
     (chunk,) = good.manifest.chunks
     chunks = (chunk, Chunk(chunk.digest, PAGE_BYTES))

@@ -78,7 +78,7 @@ def test_prefetch_shares_one_load_with_leases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("urgent", [False, True])
 def test_prefetch_yields_to_a_lease(tmp_path: Path, urgent: bool) -> None:
-    """Its queued reads wait until another version's lease is done. An urgent prefetch does not yield."""
+    """Queued reads wait until another version's lease is done. An urgent prefetch does not yield."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
@@ -116,7 +116,7 @@ def test_lease_after_an_urgent_prefetch_reports_its_tiers(tmp_path: Path) -> Non
 
 
 def test_nvme_prefetch_uses_no_memory(tmp_path: Path) -> None:
-    """Its chunks are on NVMe only, and a lease reads them from there."""
+    """The prefetched chunks are only on NVMe, and a lease reads them from there."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.prefetch(VERSION, "nvme")

@@ -188,7 +188,7 @@ async def test_scrub_ignores_tags(tmp_path: Path) -> None:
 async def test_missing_o_direct_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says why the tier is slower than its disk, and the state counts the bytes read so."""
+    """The log says why the tier is slower than its disk, and the state counts the bytes read this way."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
     refuse_direct(monkeypatch)
 
@@ -374,7 +374,7 @@ async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monke
 
 
 async def test_chunk_is_admitted_after_its_old_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not reported as unindexed, and not admitted before the removal ends: the new file would be removed."""
+    """Until then the chunk is neither admitted, since the new file would be removed, nor reported as unindexed."""
     remove, may_go = ChunkFiles.remove, threading.Event()
 
     def late(files: ChunkFiles, paths: Iterable[Path]) -> None:

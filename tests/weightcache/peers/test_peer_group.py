@@ -71,7 +71,7 @@ def test_nodes_that_begin_later_read_from_peers(begins_s: tuple[float, ...]) -> 
 
 
 def test_node_with_idle_peers_is_hardly_delayed() -> None:
-    """It reads the whole version, and loses no more than the time of one query."""
+    """The node reads the whole version itself, and loses no more than the time of one query."""
     nodes, store, took_s = play(_first_alone)
     assert nodes[0].here == set(DIGESTS)
     assert store.reads.total() == COUNT
@@ -211,7 +211,7 @@ class Hasty(Wire):
 
 
 def test_owner_that_answers_at_once_is_polled_slowly() -> None:
-    """It is asked ten times a second for each chunk at most, until it is given up."""
+    """The owner is asked at most ten times a second for each chunk, until it is given up."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         nodes[0].meet([Hasty(nodes[1])])
@@ -230,7 +230,7 @@ def test_owner_that_answers_at_once_is_polled_slowly() -> None:
     ],
 )
 def test_owner_that_never_has_the_chunk_is_given_up(kind: type[Wire], at_most_s: float) -> None:
-    """It delays the load for a bounded time, once for all chunks. Then the store is read."""
+    """The owner delays the load for a bounded time, once for all chunks. Then the store is read."""
 
     async def story(nodes: list[Node], store: Store) -> None:
         nodes[0].meet([kind(nodes[1])])

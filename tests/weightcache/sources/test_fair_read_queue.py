@@ -193,7 +193,7 @@ def test_parts_of_chunks_take_turns() -> None:
 
 
 def test_chunk_wanted_twice_is_queued_once() -> None:
-    """It counts for the flow that reaches it first, and stays queued while any flow wants it."""
+    """The chunk counts for the flow that reaches it first, and stays queued while any flow wants it."""
     world = World()
     world.enter("a", ["a0", "both"])
     world.queue(["a0", "both"])
