@@ -30,7 +30,7 @@ def test_a_process_of_another_pid_namespace_is_refused(tmp_path: Path, monkeypat
 
 
 def test_an_agent_of_one_tenant_lends_nothing_of_others(tmp_path: Path) -> None:
-    """Such an agent leases, prefetches and reports only its tenant's versions. The control: without a tenant it serves all."""
+    """Such an agent serves and reports only its tenant's versions. The control: without a tenant it serves all."""
     settings = settings_of(tmp_path)
     for tenant in ("acme", None):
         with running(replace(settings, tenant=tenant)) as agent:
