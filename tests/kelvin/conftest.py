@@ -1,4 +1,4 @@
-"""Fixtures that several test files use: a sealed version for pods, a house for commands that push."""
+"""Fixtures that several test files share: a sealed version for pods, and a snapshotter for push commands."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from tests.weightcache.kit import Version
 
 @pytest.fixture(scope="session")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version. Pods have directories of their own, and change nothing of it."""
+    """A store with one sealed version. Each pod has a data directory of its own and doesn't change the store."""
     with sealed_version(tmp_path_factory.mktemp("store") / "data") as found:
         yield found
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    """A house with default settings. Some test files have one of their own."""
+    """A snapshotter installation with default settings. Some test files define their own."""
     with open_house(settings_for(tmp_path / "data")) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""What a command of the command line finds in its context: a house of the tests, or fixed answers."""
+"""Context objects for CLI commands: one over a test snapshotter, one with fixed responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from tests.snapshotter.unix import unix_transport
 
 @dataclass
 class Doors:
-    """The context object of the command line."""
+    """The CLI's context object, connected to a test snapshotter."""
 
     house: House
 
@@ -30,7 +30,7 @@ class Doors:
 
 @dataclass(frozen=True)
 class Installation(Target):
-    """An installation that gives `answers` in turn: responses, or what is encoded as one. The last one stays."""
+    """An installation that returns `answers` in turn, then the last one again: responses, or values to encode."""
 
     data: Path = Path("/nowhere")
     answers: Sequence[object] = ()
@@ -47,10 +47,9 @@ class Installation(Target):
 
 
 def answering(*answers: object) -> Installation:
-    """Return an installation that gives these answers."""
     return Installation(answers=answers)
 
 
 def push(directory: Path, model: str, door: httpx.Client, progress: Progress) -> Committed:
-    """Push `directory` as a version of `model`; what the installation says of it. Raises `Refused`."""
+    """Push `directory` as a version of `model` and return the commit response. Raises `Refused`."""
     return push_directory(directory, model, door, progress).committed

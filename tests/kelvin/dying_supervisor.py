@@ -1,4 +1,4 @@
-"""A supervisor's part that buries, and is killed at a point: `python -m tests.kelvin.dying_supervisor DATA POINT`."""
+"""Record a replica's exit and die at POINT: `python -m tests.kelvin.dying_supervisor DATA POINT`."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from kelvin.supervisor.exit_recorder import ExitRecorder
 
 SOURCE: Final = "supervisor-1"
 POINTS: Final = ("before the record", "half a record", "written", "synced", "page removed")
-PID: Final = 4_000_000  # beyond any that the kernel gives
+PID: Final = 4_000_000  # larger than any process id that the kernel assigns
 
 
 def _die() -> None:
@@ -23,7 +23,7 @@ def _die() -> None:
 
 
 class DyingDisk(SegmentDisk):
-    """The real one, up to the point."""
+    """The real disk, except that the process dies at `point`."""
 
     def __init__(self, point: str) -> None:
         self._point = point
@@ -43,7 +43,7 @@ class DyingDisk(SegmentDisk):
 
 
 def main(data: Path, point: str) -> None:
-    """Bury the replica of PID."""
+    """Record the exit of the replica with process id PID."""
     spool = Spool.open(data / "spool", SOURCE, disk=DyingDisk(point))
     graves = ExitRecorder(data / "run" / "meters", spool, SOURCE)
     unlink = Path.unlink

@@ -1,4 +1,4 @@
-"""What a test's parked pod is told over mutual TLS, in any role."""
+"""Send bind and release commands to a parked pod over mutual TLS, with the certificate of any role."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ from tests.weightcache.kit import TENANT, Version
 
 
 def take_of(house: Installation, version: Version, weight_bytes: int = 1000) -> BindPodRequest:
-    """That version, for a pod on `cpu-1` over the same store."""
+    """Return a bind request for `version` on `cpu-1`, with the installation's store."""
     store = (house.data / "store").as_uri()
     return BindPodRequest(
         tenant=TENANT, model="m", version=version.id, device_class="cpu-1", store=store, weight_bytes=weight_bytes
@@ -26,7 +26,7 @@ def take_of(house: Installation, version: Version, weight_bytes: int = 1000) -> 
 
 @dataclass(frozen=True)
 class Orders:
-    """To the pod at `port`, as `role`."""
+    """A client for the pod at `port`, which authenticates as `role`."""
 
     inner: Path
     port: int
@@ -35,7 +35,7 @@ class Orders:
 
     @classmethod
     def made(cls, place: Path) -> "Orders":
-        """With certificates of its own for all roles."""
+        """Return a client with new certificates for all roles and a free port."""
         inner, authority = place / "inner", Authority()
         for role in Role:
             write(inner / role, authority.of(role), authority)
@@ -43,31 +43,31 @@ class Orders:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The pod's, without their prefix."""
+        """The pod's settings, without the `KELVIN_` prefix."""
         return {"STANDBY_LISTEN": f"{self.host}:{self.port}", "INNER_TLS": str(self.inner)}
 
     def by(self, role: Role) -> "Orders":
         return replace(self, role=role)
 
     def state(self) -> dict[str, Any] | None:
-        """None while nobody listens."""
+        """Return the pod's state, or None while nothing listens on the port."""
         try:
             return self.ask("GET", "/control/state")[1]
         except OSError:
             return None
 
     def parked(self, other_than: str = "") -> str | None:
-        """The name of the runtime that waits there now, which is not that one."""
+        """Return the runtime id of the parked runtime, or None if there is none or it is `other_than`."""
         if (state := self.state()) is None or state["state"] != "standby" or state["runtime_id"] == other_than:
             return None
         return str(state["runtime_id"])
 
     def tell(self, what: str, take: BindPodRequest) -> tuple[int, dict[str, Any]]:
-        """To bind or release it."""
+        """Send a bind or release command (`what`) and return status and body."""
         return self.ask("POST", f"/control/{what}", encode(take))
 
     def open(self, what: str, take: BindPodRequest) -> http.client.HTTPSConnection:
-        """The same, sent whole and not waited for."""
+        """Send a bind or release command and return the connection without waiting for the response."""
         connection = self._connection()
         connection.request("POST", f"/control/{what}", encode(take))
         return connection

@@ -1,4 +1,4 @@
-"""A `kelvin runtime`, `cache` or `engine` of a test's: its command line, its port, its processes."""
+"""Run `kelvin runtime`, `cache` or `engine` as processes: command line, port and child processes."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ from tests.runtime.processes import DEADLINE_S, Installation, installation
 from tests.unclean_exit import find_unclean_exit
 from tests.weightcache.kit import TENANT, Version
 
-LONG: Final = 16_384  # tokens: seconds of steps on any machine
+LONG: Final = 16_384  # tokens: this many steps take seconds on any machine
 PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
 
 
@@ -29,14 +29,14 @@ PROBED_S: Final = PROBE_INTERVAL_S + 2 * PROBE_TIMEOUT_S  # from a process's sta
 
 
 def was_probed(pid: int) -> bool:
-    """Return whether the watchdog has probed a process that serves. Before that it has longer to answer."""
+    """Return whether the watchdog has probed this process. Until the first probe, a reply may take longer."""
     return time.time() - psutil.Process(pid).create_time() > PROBED_S
 
 
 @contextmanager
 def sealed_version(data: Path) -> Iterator[tuple[Installation, Version]]:
-    """A store with a sealed version, of which an answer may take long."""
-    from tests.runtime.versions import make_llama  # it brings torch
+    """Yield an installation with a sealed version. Its context is long enough for completions of seconds."""
+    from tests.runtime.versions import make_llama  # imported here because it imports torch
 
     with installation(data) as house:
         version = house.publish(make_llama(seed=5, max_position_embeddings=LONG, limits=Limits(400, LONG, 8)))
@@ -48,8 +48,6 @@ def sealed_version(data: Path) -> Iterator[tuple[Installation, Version]]:
 
 @dataclass
 class Pod:
-    """A running `kelvin runtime`."""
-
     process: "subprocess.Popen[bytes]"
     port: int
     data: Path
@@ -61,7 +59,7 @@ class Pod:
         return self._ask("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r1"})
 
     def open(self, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """An answer whose head was read."""
+        """Send a completion request and return the connection and the response, with only its headers read."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"x-kelvin-request-id": "r2"})
         return connection, connection.getresponse()
@@ -74,13 +72,13 @@ class Pod:
             return None
 
     def child(self, module: str) -> int:
-        """The process id of one of its processes."""
+        """Return the process id of the pod's child that runs `module`."""
         found = self.find_child(module)
         assert found is not None, f"{module} is not there"
         return found
 
     def find_child(self, module: str) -> int | None:
-        """Return the process id of one of its processes, or None while that is down."""
+        """Return the process id of the pod's child that runs `module`, or None while it is down."""
         return child_of(self.process, module)
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -97,14 +95,14 @@ class Pod:
 def pod(
     house: Installation, version: str, data: Path, *options: str, tenant: str = TENANT, **more: str
 ) -> Iterator[Pod]:
-    """One that serves this version. See `kelvin` for its end."""
+    """Run a pod that serves this version. `kelvin` below describes how it ends."""
     with _running(house, data, (version, "--tenant", tenant, "--model", "m", *options), more) as each:
         yield each
 
 
 @contextmanager
 def standby(house: Installation, data: Path, *options: str, **more: str) -> Iterator[Pod]:
-    """One that waits on `cpu-1`. See `kelvin` for its end."""
+    """Run a standby pod on `cpu-1`. `kelvin` below describes how it ends."""
     with _running(house, data, ("--standby", "cpu-1", "--threads", "1", *options), more) as each:
         yield each
 
@@ -122,9 +120,8 @@ def _running(house: Installation, data: Path, what: tuple[str, ...], more: dict[
 def kelvin(
     house: Installation, *words: str, settings: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command over the house's store. Nothing of it lives on, and where it ended by itself with 0 its log has
-    nothing that tells of a disorderly end.
-    """
+    """Run a `kelvin` command over the installation's store and kill it at the end of the block. If it had exited with 0
+    by then, its log must show no unclean exit."""
     env = os.environ | {
         "KELVIN_HOST_BYTES": str(16 << 20),
         "KELVIN_SLAB_BYTES": str(4 << 20),
@@ -138,7 +135,7 @@ def kelvin(
         yield process
     finally:
         status = process.poll()
-        process.kill()  # its children see the end of their lifeline
+        process.kill()  # its children exit when their lifeline closes
         _, lines = process.communicate(timeout=DEADLINE_S)
         if status == 0:
             left = find_unclean_exit((lines or b"").decode())
@@ -146,9 +143,9 @@ def kelvin(
 
 
 def child_of(process: "subprocess.Popen[bytes]", module: str) -> int | None:
-    """Return the process id of its child that runs this module, or None while that is down."""
+    """Return the process id of the child that runs `module`, or None while it is down."""
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the child may have exited meanwhile
             if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
                 return int(pid)
     return None

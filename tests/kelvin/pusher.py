@@ -1,6 +1,6 @@
-"""`kelvin push` as a process of its own, whose door is a snapshotter's socket: what the tests kill.
+"""`kelvin push` as a process that tests can kill. It talks to a snapshotter's socket.
 
-Arguments: the directory of the socket, then those of the command. Says on standard error when it begins.
+Arguments: the directory of the socket, then those of the command. It prints `begins` to standard error when it starts.
 """
 
 import sys
@@ -16,7 +16,7 @@ from tests.snapshotter.unix import unix_transport
 
 
 class Door:
-    """The context object of the command line."""
+    """The CLI's context object, connected to the snapshotter's socket."""
 
     def __init__(self, directory: SocketDirectory) -> None:
         self._address = directory.address("snapshotter.sock")

@@ -1,9 +1,9 @@
-"""Chunks out of an S3 endpoint, by the store and by the CRT's client: GB/s, and processor seconds of ours per GB.
+"""Benchmark reads of chunks from an S3 endpoint with `S3Store` and with the CRT client: GB/s and CPU seconds per GB.
 
 `python -m tests.kelvin.blobstore.bench_s3 'http://127.0.0.1:9000' BUCKET KEY MIB`: any server of ranges will do, such
-as nginx over a directory with a file BUCKET/KEY of at least MIB; signatures are sent and need not be checked.
-Credentials by the usual chain. Rows alternate, so that neighbours disturb all of them alike. `awscrt` and `s3transfer`
-where installed.
+as nginx over a directory with a file BUCKET/KEY of at least MIB. Requests are signed with the usual credential chain;
+the server need not check signatures. Rows alternate, so that other load disturbs all of them alike. `awscrt` and
+`s3transfer` are measured if they are installed.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ ROUNDS: Final = 5
 
 
 class Bench:
-    """One object, read into the same memory again and again."""
+    """One object that is read into the same memory again and again."""
 
     def __init__(self, endpoint: str, bucket: str, key: str, mib: int) -> None:
         self.place = S3Location(bucket, endpoint=endpoint, region="us-east-1", path_style=True)
         self.key = key
         self.memory = mmap.mmap(-1, mib << 20)
-        self.memory.write(bytes(mib << 20))  # touched: pages are not part of it
+        self.memory.write(bytes(mib << 20))  # touch the pages now, so that page faults are not measured
         self.view = memoryview(self.memory)
         self.store = S3Store(self.place, make_client(self.place))
 
     async def by_store(self, at_once: int) -> None:
-        """As the cache does: chunks, so many at once."""
+        """Read as the cache does: in chunks, `at_once` of them in parallel."""
         free = asyncio.Semaphore(at_once)
 
         async def chunk(offset: int) -> None:
@@ -46,7 +46,7 @@ class Bench:
         await asyncio.gather(*(chunk(offset) for offset in range(0, len(self.view), CHUNK)))
 
     def crt_client(self) -> Any:
-        """With parts of a chunk's size and a target beyond this machine."""
+        """Return a CRT client with parts of one chunk and a throughput target above what this machine reaches."""
         from awscrt import auth, s3
         from awscrt import io as crt_io
 
@@ -64,7 +64,7 @@ class Bench:
         )
 
     def by_transfer(self, client: Any) -> Callable[[], Awaitable[None]]:
-        """boto3's CRT transfer client: the whole object, into something that looks like a file."""
+        """Return a run of boto3's CRT transfer client, which writes the whole object to a file-like object."""
         import botocore.session
         from botocore.config import Config
         from s3transfer.crt import BotocoreCRTRequestSerializer, CRTTransferManager
@@ -82,7 +82,7 @@ class Bench:
         return run
 
     def by_crt(self, client: Any, at_once: int) -> Callable[[], Awaitable[None]]:
-        """The CRT's own client below that, which takes ranges."""
+        """Return a run of the lower-level CRT client, which reads ranges."""
         from awscrt.http import HttpHeaders, HttpRequest
         from awscrt.s3 import S3RequestType
 
@@ -110,7 +110,7 @@ class Bench:
 
 
 class _Sink(io.RawIOBase):
-    """Writes into memory, one piece after another."""
+    """A file that writes each piece into memory after the previous one."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -142,7 +142,7 @@ async def measure(bench: Bench) -> None:
         for name, run in rows.items():
             began, cpu = time.perf_counter(), time.process_time()
             await run()
-            if number:  # the first opens connections
+            if number:  # the first round opens connections and isn't counted
                 found[name].append((size / (time.perf_counter() - began), (time.process_time() - cpu) / size))
     for name, rates in found.items():
         median = statistics.median(rate for rate, _ in rates)

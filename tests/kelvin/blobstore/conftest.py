@@ -1,4 +1,4 @@
-"""S3 behind a proxy, with one client for all tests of a module: to make one costs more than a test."""
+"""S3 behind a fault proxy. All tests of a module share one client, because creating it takes longer than a test."""
 
 from collections.abc import Iterator
 
@@ -18,14 +18,14 @@ def _credentials() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def s3(buckets: Buckets) -> Iterator[World]:
-    """The world of a module; faults are lifted and stores closed after each test that uses `world`."""
+    """A `World` shared by the module. `world` lifts faults and closes stores after each test."""
     with worlds(buckets) as world:
         yield world
 
 
 @pytest.fixture
 def world(s3: World) -> Iterator[World]:
-    """An empty bucket, nothing seen, no fault."""
+    """A `World` with an empty bucket, no recorded requests and no fault."""
     s3.begin()
     yield s3
     s3.end()

@@ -1,4 +1,4 @@
-"""The conformance suite of `BlobStore`: every implementation and wrapper subclasses it and says how it is opened."""
+"""The conformance suite of `BlobStore`. Each implementation and wrapper subclasses it and defines `open`."""
 
 import asyncio
 import time
@@ -29,18 +29,18 @@ async def keys_of(store: BlobStore, prefix: str = "") -> list[str]:
 
 
 class BlobStoreSuite(ABC):
-    """Each test's docstring is one sentence of the protocol."""
+    """The protocol of `BlobStore`: each test's docstring states one of its rules."""
 
     @abstractmethod
     def open(self, path: Path) -> BlobStore:
-        """An empty store; `path` is an empty directory that it may use."""
+        """Return an empty store. It may use the empty directory `path`."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> BlobStore:
         return self.open(tmp_path / "store")
 
     async def test_round_trip(self, store: BlobStore) -> None:
-        """What was put is read back, whole, by range and into memory; its size is known."""
+        """A put object can be read whole, by range and into memory. `stat` returns its size."""
 
         assert await store.put_if_absent("t/a", BODY)
         assert await store.read("t/a") == BODY
@@ -53,31 +53,29 @@ class BlobStoreSuite(ABC):
         assert (await store.stat("t/a")).size == len(BODY)
 
     async def test_stat_tells_the_time_of_the_put(self, store: BlobStore) -> None:
-        """An object has the time of its put; a second put, which changes nothing, doesn't renew it."""
+        """`stat` returns the time of the put. A second put changes nothing, so it doesn't change the time either."""
 
         before = time.time()
         assert await store.put_if_absent("t/a", BODY)
         found = (await store.stat("t/a")).modified_s
-        assert before - 2 <= found <= time.time() + 2  # a store's clock may count whole seconds
+        assert before - 2 <= found <= time.time() + 2  # a store's clock may count in whole seconds
         assert not await store.put_if_absent("t/a", BODY)
         assert (await store.stat("t/a")).modified_s == found
 
     async def test_empty_object(self, store: BlobStore) -> None:
-        """An object may be empty."""
-
         assert await store.put_if_absent("t/empty", b"")
         assert await store.read("t/empty") == b""
         assert await store.put_if_absent("t/empty-stream", pieces(b""))
         assert (await store.stat("t/empty-stream")).size == 0
 
     async def test_put_of_pieces(self, store: BlobStore) -> None:
-        """An iterator's pieces make one object."""
+        """The pieces of an iterator become one object."""
 
         assert await store.put_if_absent("t/a", pieces())
         assert await store.read("t/a") == BODY
 
     async def test_first_put_wins(self, store: BlobStore) -> None:
-        """A second put of a key reports False and changes nothing, in either form."""
+        """A second put of a key, as bytes or as an iterator, returns False and changes nothing."""
 
         assert await store.put_if_absent("t/a", b"first")
         assert not await store.put_if_absent("t/a", b"second")
@@ -85,7 +83,7 @@ class BlobStoreSuite(ABC):
         assert await store.read("t/a") == b"first"
 
     async def test_one_winner(self, store: BlobStore) -> None:
-        """Of many puts at once exactly one wins, and its bytes are the object."""
+        """Exactly one of many concurrent puts wins, and the object has its bytes."""
 
         bodies = [bytes([n]) * 5000 for n in range(16)]
         puts = [store.put_if_absent("t/a", body if n % 2 else pieces(body)) for n, body in enumerate(bodies)]
@@ -94,7 +92,7 @@ class BlobStoreSuite(ABC):
         assert await store.read("t/a") == bodies[won.index(True)]
 
     async def test_broken_put_leaves_nothing(self, store: BlobStore) -> None:
-        """A put whose iterator raises leaves nothing, and the key may be put afterwards."""
+        """A put whose iterator raises leaves nothing, and the key can be put afterwards."""
 
         with pytest.raises(ConnectionResetError):
             await store.put_if_absent("t/a", breaking(after=3))
@@ -121,7 +119,7 @@ class BlobStoreSuite(ABC):
         assert await keys_of(store) == []
 
     async def test_missing(self, store: BlobStore) -> None:
-        """A key that was never put, or only its beginning as a directory, is not found."""
+        """A key that was never put is not found, even if it is a prefix of other keys."""
 
         await store.put_if_absent("t/dir/a", b"x")
         for key in ("t/b", "t/dir", "nobody/a"):
@@ -143,7 +141,7 @@ class BlobStoreSuite(ABC):
         ],
     )
     async def test_short(self, store: BlobStore, offset: int, length: int | None) -> None:
-        """A range that the object doesn't cover is an error, never fewer bytes."""
+        """A range that the object doesn't cover is an error. The store never returns fewer bytes."""
 
         await store.put_if_absent("t/a", BODY)
         with pytest.raises(BlobShort):
@@ -153,7 +151,7 @@ class BlobStoreSuite(ABC):
                 await store.read_into("t/a", offset, memoryview(bytearray(length)))
 
     async def test_list(self, store: BlobStore) -> None:
-        """Keys come in order of their code points, for any prefix, whole segments or not."""
+        """Keys are listed in code point order. A prefix need not end at a segment."""
 
         keys = ["a.b/1", "a/b/1", "a/b/2", "a/b0", "a/b-1/x", "a/c", "a0", "b/1"]
         for key in reversed(keys):
@@ -163,7 +161,7 @@ class BlobStoreSuite(ABC):
             assert await keys_of(store, prefix) == sorted(key for key in keys if key.startswith(prefix)), prefix
 
     async def test_delete(self, store: BlobStore) -> None:
-        """A deleted object is gone, its neighbours stay, its key may be put again; deleting nothing is fine."""
+        """A deleted object is gone, others stay, and the key can be put again. Deleting a missing key does nothing."""
 
         await store.put_if_absent("t/a", b"1")
         await store.put_if_absent("t/b", b"2")
@@ -195,7 +193,7 @@ class BlobStoreSuite(ABC):
         ],
     )
     async def test_bad_keys(self, store: BlobStore, key: str) -> None:
-        """A key outside the rules is refused by every call, and nothing is made."""
+        """Every call refuses an invalid key, and no object is created."""
 
         with pytest.raises(BadKey):
             await store.put_if_absent(key, b"x")

@@ -1,4 +1,4 @@
-"""Many calls at once, within their limit: results in order, the first failure ends the rest, nothing runs on."""
+"""`bounded_gather` limits concurrency, keeps results in order, and cancels the other calls at the first failure."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from kelvin.blobstore.bounded_gather import bounded_gather
 
 
 class Calls:
-    """Counts what runs."""
+    """A callable that counts its running and started calls, and fails for one item."""
 
     def __init__(self, failing: int | None = None) -> None:
         self.running = self.most = self.begun = 0
@@ -29,14 +29,14 @@ class Calls:
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 100])
 def test_bounded_gather_keeps_order(count: int) -> None:
-    """In order, however many there are; never more at once than the limit."""
+    """Results are in the order of the items. The limit is reached but never exceeded."""
     calls = Calls()
     assert asyncio.run(bounded_gather(calls, range(count), 4)) == [2 * n for n in range(count)]
     assert calls.most == min(4, count)
 
 
 async def test_first_failure_ends_the_others() -> None:
-    """Is raised as it was; nothing new begins, nothing runs on."""
+    """The first exception is raised unchanged. The running calls end and few others are started."""
     calls, tasks = Calls(failing=5), asyncio.all_tasks()
     with pytest.raises(KeyError):
         await bounded_gather(calls, range(100), 4)
@@ -46,7 +46,7 @@ async def test_first_failure_ends_the_others() -> None:
 
 
 async def test_cancelled() -> None:
-    """Who waits leaves nothing behind."""
+    """A cancelled gather ends its running calls."""
     running = 0
 
     async def hang(item: int) -> None:

@@ -1,4 +1,4 @@
-"""A kept file's index round-trips, a wrong one is refused; chunks are read out of the file wherever their bytes lie."""
+"""The index of a kept file round-trips, an invalid index is refused, and chunks are read from any spans of the file."""
 
 import asyncio
 
@@ -40,14 +40,14 @@ GOOD = FileIndex(
 
 
 def test_names() -> None:
-    """A kept file's pack is told from others by its name alone."""
+    """The name of a pack shows whether it is a kept file."""
     assert digest_of_file_pack(PACK) == F
     for other in (F, f"{F}.safetensors", f"{F[1:]}.tensors", f"x{F}.tensors", ".tensors"):
         assert digest_of_file_pack(other) is None
 
 
 def test_round_trip() -> None:
-    """What was written is read, with lengths in whole pages; a chunk that occurs again has its first place."""
+    """A decoded index equals the encoded one. Lengths are whole pages, and a repeated chunk has its first location."""
     raw = encode_file_index(GOOD)
     assert decode_file_index(raw, PACK) == GOOD
     assert GOOD.lengths == {A: 3 * PAGE_BYTES, B: PAGE_BYTES}
@@ -75,7 +75,7 @@ def test_round_trip() -> None:
     ],
 )
 def test_refused(chunks: list[FileChunk], size: int, fault: str) -> None:
-    """Named, before any byte is read by it; and none is written."""
+    """Decoding an invalid index names the fault before any byte of the file is read. Encoding it is refused too."""
     index = FileIndex(chunks=tuple(chunks), size=size)
     with pytest.raises(Refused, match=fault or "pack") as refused:
         decode_file_index(msgspec.json.encode(index, order="sorted"), PACK)
@@ -87,7 +87,7 @@ def test_refused(chunks: list[FileChunk], size: int, fault: str) -> None:
 
 @given(st.data())
 def test_any_flipped_bit(data: st.DataObject) -> None:
-    """Is refused, or says something else: never a crash, never the same."""
+    """A flipped bit makes the index invalid or different. It never crashes and never decodes to the same index."""
     raw = bytearray(encode_file_index(GOOD))
     at = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[at // 8] ^= 1 << at % 8
@@ -117,7 +117,7 @@ class Counting(MemoryStore):
     run_bytes=st.sampled_from([1, 9000, 1 << 20]),
 )
 def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: int, run_bytes: int) -> None:
-    """Spans in any order, near or far from one another: the same bytes, padded by zeros, whatever is read together."""
+    """A chunk is its spans in order, each padded with zeros to a page, however reads are merged."""
     body = bytes((n * 7 + n // 256) % 251 + 1 for n in range(sum(lengths) + sum(gaps)))
     spans, at = [], 0
     for length, gap in zip(lengths, gaps, strict=False):
@@ -140,7 +140,7 @@ def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: 
 
 
 async def test_neighbours_are_one_read() -> None:
-    """Small tensors with their headers between cost one round trip, not one each; a file that is cut is told."""
+    """Nearby small tensors cost one read instead of one each. A truncated file raises `BlobShort`."""
     store = Counting()
     await store.put_if_absent("t/packs/p", bytes(50_000))
     near = ChunkLocation("p", tuple((n * 150, 32) for n in range(300)))

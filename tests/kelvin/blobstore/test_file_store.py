@@ -1,4 +1,4 @@
-"""The file store is a `BlobStore`, and what a crash or a full disk leaves behind is never an object."""
+"""The file store is a `BlobStore`. A crash or a full disk never leaves a partial object."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ def files_under(root: Path) -> list[str]:
 
 
 async def test_puts_leave_no_staged_file(tmp_path: Path) -> None:
-    """Whether a put wins, loses or breaks, the staging directory is empty afterwards."""
+    """The staging directory is empty after a put, whether the put wins, loses or is raced by others."""
     store = FileStore(tmp_path)
 
     await store.put_if_absent("t/a", BODY)
@@ -38,7 +38,7 @@ async def test_puts_leave_no_staged_file(tmp_path: Path) -> None:
 
 
 async def test_foreign_entries_do_not_stop_a_store(tmp_path: Path) -> None:
-    """A directory in staging is none of ours; files whose names no key can have are not listed."""
+    """A directory in staging is left alone. Files whose names are not valid keys are not listed."""
     foreign = tmp_path / STAGING / "lost+found"
     foreign.mkdir(parents=True)
     os.utime(foreign, (1, 1))
@@ -92,7 +92,7 @@ def test_crash(tmp_path: Path, point: str, when: str, visible: bool) -> None:
 
 
 def test_crash_control(tmp_path: Path) -> None:
-    """Negative control: a store that writes under the key's own name fails the same scenario."""
+    """Negative control: a store that writes directly to the key's file fails the same scenario."""
     careless = CRASH.replace(
         "setattr(os, point, dying)",
         "files.FileStore._stage = lambda self: "
@@ -104,7 +104,7 @@ def test_crash_control(tmp_path: Path) -> None:
 
 
 def test_stale_staging_is_swept(tmp_path: Path) -> None:
-    """Opening removes what a crash left a day ago and keeps what another process is writing now."""
+    """Opening a store removes staged files older than a day. Recent ones may belong to another process and stay."""
     staging = tmp_path / STAGING
     staging.mkdir()
     (staging / "old").write_bytes(b"x")
@@ -127,22 +127,20 @@ sys.exit(asyncio.run(store.put_if_absent("t/a", sys.argv[2].encode() * 300_000))
 
 
 def test_one_winner_over_processes(tmp_path: Path) -> None:
-    """Of several processes that put one key at once exactly one wins, and its bytes are the object."""
+    """Of several processes that put one key at once, exactly one wins, and the object has its bytes."""
     marks = "abcd"
     command = [sys.executable, "-c", RACER, str(tmp_path)]
     racers = [subprocess.Popen([*command, mark], stdin=subprocess.PIPE) for mark in marks]
     for racer in racers:
         assert racer.stdin is not None
-        racer.stdin.close()  # go
+        racer.stdin.close()  # start the put
     won = [racer.wait(60) for racer in racers]
     assert sorted(won) == [0, 0, 0, 1]
     assert asyncio.run(FileStore(tmp_path).read("t/a")) == marks[won.index(1)].encode() * 300_000
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write for which there is no room is `StoreFull`, which is not tried again. It leaves nothing, and works once
-    there is room.
-    """
+    """A put on a full disk raises `StoreFull` without a retry and leaves nothing. Later it succeeds."""
     store = FileStore(tmp_path)
     with monkeypatch.context() as patch:
 
@@ -159,7 +157,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_key_and_parent(tmp_path: Path) -> None:
-    """A key that is a parent of another is refused here, either way round, and harms neither."""
+    """The file store refuses a key that is a parent or a child of an existing key. The existing object stays."""
     store = FileStore(tmp_path)
 
     await store.put_if_absent("t/a/b", b"x")
@@ -171,7 +169,7 @@ async def test_key_and_parent(tmp_path: Path) -> None:
 
 
 async def test_cancelled_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled `read_into` ends only when its thread does, so that the memory is the caller's again."""
+    """A cancelled `read_into` returns only after its thread has finished, so that the caller may reuse the memory."""
     store = FileStore(tmp_path)
     await store.put_if_absent("t/a", BODY)
     reading, proceed = threading.Event(), threading.Event()
@@ -198,7 +196,7 @@ async def test_cancelled_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("where", ["", "t", "t/packs"])
 def test_link_to_itself_stops_no_listing(tmp_path: Path, where: str) -> None:
-    """It is no directory. What a directory that is linked from elsewhere holds is listed."""
+    """A symbolic link to itself is ignored by listings. A linked directory is listed."""
     store = FileStore(tmp_path / "store")
     asyncio.run(store.put_if_absent("t/packs/a", BODY))
     (tmp_path / "store" / where / "loop").symlink_to("loop")
@@ -223,7 +221,7 @@ def test_disk_that_keeps_leftovers_stops_no_start(tmp_path: Path, monkeypatch: p
 
 
 def test_object_that_cannot_be_opened_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that were restored for another user end no listing of sizes; who reads them is told."""
+    """`stat` works without permission to open the object, for listings of sizes. A read raises `BlobUnavailable`."""
     store = FileStore(tmp_path)
     asyncio.run(store.put_if_absent("t/a", BODY))
     opened = os.open

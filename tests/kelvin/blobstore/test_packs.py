@@ -1,4 +1,4 @@
-"""A pack's footer round-trips, and a damaged one is refused whatever the damage."""
+"""The footer of a pack round-trips, and a damaged footer is refused."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ BODY_BYTES = 8 * PAGE_BYTES
 
 @given(st.lists(st.integers(1, 2048), max_size=40))
 def test_round_trip(pages: list[int]) -> None:
-    """Any run of chunks comes back as it was placed, from the footer and from the index object."""
+    """A placed sequence of chunks round-trips through the footer and through the index object."""
     entries = place((digest(n), count * PAGE_BYTES) for n, count in enumerate(pages))
     footer = encode_footer(entries)
     size = sum(pages) * PAGE_BYTES + len(footer)
@@ -50,7 +50,7 @@ def test_round_trip(pages: list[int]) -> None:
 
 @given(st.data())
 def test_any_flipped_bit(data: st.DataObject) -> None:
-    """One flipped bit of the trailer or of the table's punctuation is refused, or names other chunks: never a crash."""
+    """A flipped bit in the footer is refused or gives different entries. It never crashes."""
     footer = bytearray(encode_footer(place(CHUNKS)))
     at = data.draw(st.integers(0, len(footer) * 8 - 1))
     footer[at // 8] ^= 1 << at % 8
@@ -59,7 +59,7 @@ def test_any_flipped_bit(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=400))
 def test_any_bytes(tail: bytes) -> None:
-    """Arbitrary bytes raise `PackCorrupt` and nothing else."""
+    """Arbitrary bytes decode or raise `PackCorrupt`, and nothing else."""
     for raw in (tail, tail + MAGIC, tail + len(tail).to_bytes(8, "little") + MAGIC):
         assert isinstance(outcome(raw, len(raw)), PackCorrupt | tuple)
 
@@ -78,7 +78,7 @@ FOOTER = encode_footer(place(CHUNKS))
     ],
 )
 def test_truncated_pack_is_refused(tail: bytes, size: int, reason: str) -> None:
-    """Truncation is named."""
+    """The refusal of a truncated pack says what was cut."""
     with pytest.raises(Refused, match=reason):
         decode_footer(tail, size, "p")
 
@@ -101,7 +101,7 @@ def test_truncated_pack_is_refused(tail: bytes, size: int, reason: str) -> None:
     ],
 )
 def test_bad_entries(entries: list[PackEntry]) -> None:
-    """Entries that break a rule are neither written nor read."""
+    """Entries that break a rule are refused by the encoder and by the decoder."""
     with pytest.raises(ValueError, match="chunk"):
         encode_table(entries)
     table = str([[entry.digest, entry.offset, entry.length] for entry in entries]).replace("'", '"').replace(" ", "")
@@ -122,6 +122,6 @@ def test_bad_entries(entries: list[PackEntry]) -> None:
     ],
 )
 def test_not_canonical(table: bytes) -> None:
-    """Only the canonical form is a table: one set of entries has one spelling."""
+    """Only the canonical encoding is accepted, so each set of entries has exactly one."""
     with pytest.raises(Refused):
         decode_table(table, "p")

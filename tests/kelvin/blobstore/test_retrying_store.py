@@ -1,4 +1,4 @@
-"""The retrying wrapper is a `BlobStore`; it repeats what may succeed later, within its budget, and nothing else."""
+"""The retrying wrapper is a `BlobStore`. It retries only temporary failures, within its budget."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.kelvin.blobstore.suite import BlobStoreSuite, keys_of, pieces
 
 
 class FlakyStore(MemoryStore):
-    """Each call fails `failures` times before it is let through; a listing breaks after every second key."""
+    """A store whose first `failures` calls fail. A listing also breaks after two keys while failures remain."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class FlakyStore(MemoryStore):
 
 
 class SilentStore(MemoryStore):
-    """Never answers a read."""
+    """A store whose reads never return."""
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         await asyncio.Event().wait()
@@ -68,7 +68,7 @@ class TestRetryingStore(BlobStoreSuite):
     ],
 )
 def test_attempts(failures: int, calls: int, succeeds: bool) -> None:
-    """Attempts are bounded; pauses grow up to their cap."""
+    """Attempts are bounded, and pauses grow up to their cap."""
     inner, pauses = FlakyStore(failures), Pauses()
     store = RetryingStore(inner, RetryBudget(base_s=1.0, cap_s=3.0), sleep=pauses, chance=lambda: 0.5)
     asyncio.run(inner.put_if_absent("t/a", b"x"))
@@ -82,7 +82,7 @@ def test_attempts(failures: int, calls: int, succeeds: bool) -> None:
 
 
 def test_attempt_has_a_deadline() -> None:
-    """A store that never answers is unavailable, not waited for."""
+    """A store that never replies is unavailable after the deadline of an attempt."""
     inner = SilentStore()
     asyncio.run(inner.put_if_absent("t/a", b"x"))
     store = RetryingStore(inner, RetryBudget(attempts=2, attempt_s=0.01), sleep=Pauses())
@@ -91,7 +91,7 @@ def test_attempt_has_a_deadline() -> None:
 
 
 def test_facts_are_not_retried() -> None:
-    """What a retry can't change is reported at once."""
+    """A failure that a retry can't change is raised at once."""
     inner, pauses = FlakyStore(0), Pauses()
     with pytest.raises(BlobNotFound):
         asyncio.run(RetryingStore(inner, sleep=pauses).read("t/missing"))
@@ -100,7 +100,7 @@ def test_facts_are_not_retried() -> None:
 
 
 async def test_broken_listing() -> None:
-    """A listing that breaks again and again yields each key once, in order, as long as it gets on."""
+    """A listing that breaks several times yields each key once, in order, as long as each attempt makes progress."""
     inner = FlakyStore(failures=3)
     keys = [f"t/{n}" for n in range(8)]
 
@@ -111,7 +111,7 @@ async def test_broken_listing() -> None:
 
 
 def test_iterators_are_not_repeated() -> None:
-    """A put of an iterator is tried once: its pieces would be gone at the second attempt."""
+    """A put of an iterator is tried once, because its pieces can't be read again."""
 
     class Refusing(MemoryStore):
         calls = 0
@@ -128,10 +128,10 @@ def test_iterators_are_not_repeated() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_listing_has_a_deadline() -> None:
-    """A disk that hangs breaks a listing. Where it answers the next time, each key is yielded once."""
+    """A hanging listing is retried and yields each key once. If it hangs each time, it is unavailable."""
 
     class Hanging(MemoryStore):
-        hangs = 2  # listings
+        hangs = 2  # number of listings that hang
 
         async def list(self, prefix: str) -> AsyncIterator[str]:
             yield "t/a"
@@ -150,7 +150,7 @@ async def test_a_listing_has_a_deadline() -> None:
 
 @pytest.mark.virtual_time
 async def test_an_object_whose_size_is_not_known_has_time_for_its_bytes() -> None:
-    """An object that is read whole over a slow line comes, as one does whose length the caller knows."""
+    """An attempt to read a whole object gets as much time for a slow link as one with a known length."""
 
     class Slow(MemoryStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:

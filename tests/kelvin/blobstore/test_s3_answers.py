@@ -1,4 +1,4 @@
-"""Answers that other endpoints than the tests' server give, and that mean something else than they say."""
+"""Responses that other S3 endpoints than the test server give, and whose literal meaning misleads."""
 
 import asyncio
 import io
@@ -23,7 +23,7 @@ def refused(code: str, status: int) -> ClientError:
 
 
 class Endpoint:
-    """Knows one object of `size` bytes by its head, and refuses all else."""
+    """A client with one object of `size` bytes. Every call but `head_object` raises `refusal`."""
 
     def __init__(self, size: int, refusal: ClientError) -> None:
         self._size, self._refusal = size, refusal
@@ -41,7 +41,7 @@ class Endpoint:
         raise self._refusal
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
@@ -56,14 +56,14 @@ def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
 
 
 def test_what_was_not_there_is_deleted_all_the_same() -> None:
-    """Amazon answers 204 for it, others 404."""
+    """Deleting a missing key succeeds. Amazon replies 204, other endpoints 404."""
     ask(Endpoint(0, refused("NoSuchKey", 404)), "delete")
     with pytest.raises(BlobUnavailable):
         ask(Endpoint(0, refused("SlowDown", 503)), "delete")
 
 
 def test_an_object_with_bytes_is_never_read_as_empty() -> None:
-    """416 is believed where nothing is: not where the object's own head says otherwise."""
+    """A 416 response is read as an empty rest only if the object's size confirms it."""
     nothing_begins = refused("InvalidRange", 416)
     assert ask(Endpoint(0, nothing_begins), "read") == b""
     assert ask(Endpoint(7, nothing_begins), "read", 7) == b""
@@ -79,7 +79,7 @@ def test_an_object_with_bytes_is_never_read_as_empty() -> None:
     ("code", "status"), [("XMinioStorageFull", 507), ("InsufficientStorage", 507), ("QuotaExceeded", 403)]
 )
 def test_full_store_is_told_as_such(code: str, status: int) -> None:
-    """It is not tried again as one that is away is."""
+    """A full store raises `StoreFull`, not `BlobUnavailable`, so it isn't retried."""
     endpoint = Endpoint(0, refused(code, status))
     with pytest.raises(StoreFull) as full:
         ask(endpoint, "put_if_absent", b"x")
@@ -87,7 +87,7 @@ def test_full_store_is_told_as_such(code: str, status: int) -> None:
 
 
 class Standstill(Endpoint):
-    """Names the same next page on every page of a listing."""
+    """A client whose listings repeat the same page forever."""
 
     def __init__(self) -> None:
         super().__init__(0, refused("SlowDown", 503))
@@ -100,7 +100,7 @@ class Standstill(Endpoint):
 
 
 async def test_listing_that_repeats_a_page_ends() -> None:
-    """Otherwise the same page would be requested for ever."""
+    """A listing whose next page is the same page again is unavailable instead of endless."""
     store = S3Store(PLACE, Standstill(), retry=Retry(RetryBudget(attempts=1)))
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Reads of S3 that are cut go on where they were, of the same object. Reads and listings given up end at once."""
+"""An interrupted S3 read resumes at its offset in the same object. Cancelled reads and listings end at once."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ LARGE = random.Random(1).randbytes(1200 * KIB)
 
 
 def ranges(world: World) -> list[tuple[int, str | None]]:
-    """Where each GET began, and of which object it had to be."""
+    """Return the first byte of each GET and the ETag that it required."""
     gets = [seen.request.headers for seen in world.proxy.seen if seen.request.method == "GET"]
     return [(int(head["range"].removeprefix("bytes=").split("-")[0]), head.get("if-match")) for head in gets]
 
@@ -31,7 +31,7 @@ def read(store: S3Store, count: int = len(LARGE)) -> bytes:
 
 
 def test_a_cut_goes_on(world: World) -> None:
-    """Each time after what had come, of the object that was begun; nobody above hears of it."""
+    """Each retry starts after the received bytes and requires the same object. The caller sees no error."""
     world.plant("t/a", LARGE)
     world.proxy.inject(TruncatedBody(700 * KIB), method="GET")
     world.proxy.inject(TruncatedBody(300 * KIB), method="GET")
@@ -44,7 +44,7 @@ def test_a_cut_goes_on(world: World) -> None:
 
 
 def test_a_cut_that_brought_nothing_is_an_error(world: World) -> None:
-    """As before: whoever retries counts it."""
+    """A read whose retry would make no progress is an error after one request."""
     world.plant("t/a", LARGE)
     with world.proxy.faulty(TruncatedBody(200 * KIB), method="GET"), pytest.raises(BlobUnavailable):
         read(world.store())
@@ -52,7 +52,7 @@ def test_a_cut_that_brought_nothing_is_an_error(world: World) -> None:
 
 
 def _while(change: Callable[[], None], after: int) -> Fault:
-    """Cut, and something happens meanwhile."""
+    """Return a fault that calls `change` and then truncates the response."""
 
     def fault(exchange: Exchange) -> None:
         answer = exchange.ask()
@@ -63,7 +63,7 @@ def _while(change: Callable[[], None], after: int) -> Fault:
 
 
 def test_it_does_not_go_on_in_another_object(world: World) -> None:
-    """One that was replaced meanwhile is refused, and read anew by the next try."""
+    """An object that was replaced during a read makes that read unavailable. The next read returns the new object."""
     world.plant("t/a", LARGE)
     other = LARGE[::-1]
     world.proxy.inject(_while(lambda: world.plant("t/a", other), 700 * KIB), method="GET")
@@ -74,7 +74,7 @@ def test_it_does_not_go_on_in_another_object(world: World) -> None:
 
 
 async def give_up(world: World, store: S3Store, into: bytearray, limit_s: float) -> bool:
-    """Whether a read ends in time that is cancelled while its answer's head is late."""
+    """Cancel a read while its response headers are late, and return whether it ended in time."""
     world.proxy.inject(DelayedAnswer(), method="GET")
     reading = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
     await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
@@ -87,24 +87,24 @@ async def give_up(world: World, store: S3Store, into: bytearray, limit_s: float)
 
 
 def test_given_up_before_the_head(world: World) -> None:
-    """It ends although nobody can wake its thread; when the answer comes, it goes nowhere."""
+    """The read ends although its thread can't be interrupted. The late response is discarded."""
     world.plant("t/a", LARGE)
     store, into = world.store(), bytearray(len(LARGE))
     assert asyncio.run(give_up(world, store, into, 30))
     assert read(store) == LARGE
-    asyncio.run(store.close())  # waits for the thread that was left
+    asyncio.run(store.close())  # waits for the abandoned thread
     assert not any(into)
 
 
 def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread may be left to itself, it waits for as long as the endpoint is silent."""
+    """Negative control: if no thread may be abandoned, the read waits as long as the endpoint is silent."""
     monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 0)
     world.plant("t/a", LARGE)
     assert not asyncio.run(give_up(world, world.store(), bytearray(len(LARGE)), 0.2))
 
 
 async def test_a_listing_that_is_given_up(world: World) -> None:
-    """It ends at once, however long the endpoint is silent."""
+    """A cancelled listing ends at once, even if the endpoint is silent."""
     store = world.store()
     world.proxy.inject(DelayedAnswer(), method="GET")
     listing = asyncio.ensure_future(anext(store.list("t/"), None))

@@ -1,4 +1,4 @@
-"""What a network or an endpoint does to the S3 store is tried again or told as what it is; never are bytes short."""
+"""Faults of network and endpoint are retried or raised as the right error. A read never returns too few bytes."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ TABLE = [pytest.param(CALLS[call], fault, id=f"{call}: {name}") for call in CALL
 def test_a_fault_is_told_and_the_next_try_succeeds(
     world: World, call: Callable[[BlobStore], Coroutine[None, None, None]], fault: Fault
 ) -> None:
-    """Alone, the store says unavailable, for as long as it lasts; with retries nobody notices a single one."""
+    """The bare store raises `BlobUnavailable` while a fault lasts. With retries, one fault goes unnoticed."""
     for key in KEYS:
         world.plant(key)
     alone = world.store(read_bytes=700)
@@ -109,7 +109,7 @@ def test_a_fault_is_told_and_the_next_try_succeeds(
 
 
 def test_tries_are_counted_once(world: World) -> None:
-    """Four in all, whatever boto3 would do by itself."""
+    """There are four attempts in all: boto3 adds no retries of its own."""
     world.plant("t/a")
     store = world.retrying(world.store())
     with world.proxy.faulty(SLOW_DOWN), pytest.raises(BlobUnavailable):
@@ -118,7 +118,7 @@ def test_tries_are_counted_once(world: World) -> None:
 
 
 def test_what_no_retry_mends_is_asked_once(world: World) -> None:
-    """A key that is missing, and a range that is."""
+    """A missing key and a missing range cost one request each."""
     world.plant("t/a")
     store = world.retrying(world.store())
     with pytest.raises(BlobNotFound):
@@ -131,7 +131,7 @@ def test_what_no_retry_mends_is_asked_once(world: World) -> None:
 
 
 def test_a_small_object_is_one_round_trip(world: World) -> None:
-    """Manifests and indexes are on the path of a cold start; an empty rest costs a second one."""
+    """A small object takes one GET, because manifests are read at a cold start. An empty rest takes another request."""
     world.plant("t/a")
     store = world.store()
     assert asyncio.run(store.read("t/a")) == BODY
@@ -141,21 +141,21 @@ def test_a_small_object_is_one_round_trip(world: World) -> None:
 
 
 def test_a_put_whose_answer_was_lost(world: World) -> None:
-    """It is there, whole; that this call made it is not known any more."""
+    """The retry finds the object complete and returns False, because it can't know that it created the object."""
     world.proxy.inject(LostAnswer(), method="PUT")
     assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is False
     assert world.fetch("t/a") == BODY
 
 
 def test_a_conflict_is_asked_again(world: World) -> None:
-    """409 is neither won nor lost."""
+    """A 409 means neither won nor lost, so the put is retried."""
     world.proxy.inject(CONFLICT, method="PUT", times=2)
     assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is True
     assert world.proxy.count("PUT") == 3
 
 
 def _without(header: str) -> Fault:
-    """A server that does not know a header."""
+    """Return a fault that removes a header from the request, as for a server that doesn't support it."""
 
     def fault(exchange: Exchange) -> None:
         rest = {name: value for name, value in exchange.request.headers.items() if name != header}
@@ -165,7 +165,7 @@ def _without(header: str) -> Fault:
 
 
 def _saying(header: str, value: str) -> Fault:
-    """An answer with another header."""
+    """Return a fault that replaces a header of the response."""
 
     def fault(exchange: Exchange) -> None:
         answer = exchange.ask()
@@ -186,7 +186,7 @@ def _saying(header: str, value: str) -> Fault:
     ],
 )
 def test_another_range_than_was_asked_for(world: World, fault: Fault) -> None:
-    """It is never taken for the right one."""
+    """A response with the wrong range is unavailable, and its bytes are not used."""
     world.plant("t/a")
     store = world.store()
     world.proxy.inject(fault, method="GET")
@@ -206,7 +206,7 @@ def test_another_range_than_was_asked_for(world: World, fault: Fault) -> None:
     ],
 )
 def test_a_listing_that_makes_no_sense(world: World, change: Callable[[bytes], bytes]) -> None:
-    """It is tried again, and is not a shorter listing."""
+    """An invalid page is retried. It never makes the listing shorter."""
     for key in KEYS:
         world.plant(key)
     store = world.store()
@@ -217,7 +217,7 @@ def test_a_listing_that_makes_no_sense(world: World, change: Callable[[bytes], b
 
 
 def test_ranges_are_of_one_object(world: World) -> None:
-    """Once its ETag is known, every range asks for it; an object that was replaced is read anew, not mixed."""
+    """All ranges after the first require the same ETag. A replaced object is read again from its start, not mixed."""
     world.plant("t/a")
     store = world.store(read_bytes=PART)
     assert asyncio.run(store.read("t/a")) == BODY
@@ -233,7 +233,7 @@ def test_ranges_are_of_one_object(world: World) -> None:
 
 
 def test_an_endpoint_without_if_match(world: World) -> None:
-    """Its answers are compared all the same."""
+    """ETags are compared even if the endpoint ignores `If-Match`."""
     world.plant("t/a")
     store = world.store(read_bytes=PART)
     asyncio.run(store.stat("t/a"))
@@ -243,7 +243,7 @@ def test_an_endpoint_without_if_match(world: World) -> None:
 
 
 def test_stale_reads(world: World) -> None:
-    """What was not there a moment ago may be missing still, and is found when the endpoint has caught up."""
+    """A new object may still be missing for a moment. It is found once the endpoint is consistent."""
     store = world.store()
     with pytest.raises(BlobNotFound):
         asyncio.run(store.stat("t/a"))
@@ -255,7 +255,7 @@ def test_stale_reads(world: World) -> None:
 
 
 def test_wrong_bytes_are_for_the_layer_above(world: World) -> None:
-    """The store hands them on; by their digest they are refused. The control is the first half."""
+    """The S3 store returns wrong bytes (negative control). `VerifyingStore` refuses them by their digest."""
     key = f"t/manifests/{blake3(BODY).hexdigest()}"
     world.plant(key)
     store = world.store()
@@ -268,7 +268,7 @@ def test_wrong_bytes_are_for_the_layer_above(world: World) -> None:
 
 @pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300)], ids=["no answer", "no more of it"])
 def test_silent_endpoint_is_unavailable(world: World, fault: Fault) -> None:
-    """An endpoint that says nothing is unavailable after `read_s`."""
+    """A silent endpoint is unavailable after `read_s`."""
     world.plant("t/a")
     store = world.store(read_s=0.3)
     with world.proxy.faulty(fault), pytest.raises(BlobUnavailable):
@@ -276,12 +276,12 @@ def test_silent_endpoint_is_unavailable(world: World, fault: Fault) -> None:
 
 
 async def test_a_cancelled_read_ends_at_once(world: World) -> None:
-    """Its connections are shut although the client would wait for a minute; nothing writes to the memory any more."""
+    """The connections are closed, although the read timeout is a minute. The memory isn't written to any more."""
     world.plant("t/a")
     store = world.store(read_bytes=2500)
     into = bytearray(10_000)
 
-    await store.stat("t/a")  # the ETag: all ranges at once
+    await store.stat("t/a")  # learn the ETag, so that all ranges start at once
     world.proxy.inject(StalledBody(300), method="GET", times=None)
     read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
     await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
@@ -295,7 +295,7 @@ async def test_a_cancelled_read_ends_at_once(world: World) -> None:
 
 
 async def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same read waits for as long as the client does."""
+    """Negative control: without the cancel token, the read waits as long as the client does."""
     monkeypatch.setattr(CancelToken, "set", lambda halt: None)
     world.plant("t/a")
     store = world.store()
@@ -312,7 +312,7 @@ async def test_control_without_the_halt(world: World, monkeypatch: pytest.Monkey
 
 
 async def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
-    """One range is refused while the others stall: the error comes at once."""
+    """If one range is refused while the others stall, the error is raised at once."""
     world.plant("t/a")
     store = world.store(read_bytes=2500)
     await store.stat("t/a")
@@ -324,7 +324,7 @@ async def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
 
 
 async def test_no_connection_is_left(world: World) -> None:
-    """After cuts, failures and retries as many are open as there are threads at most, after `close` none."""
+    """After faults and retries, at most as many connections as threads are open. After `close`, none is."""
     world.plant("t/a")
     with FaultProxy(*world.proxy.upstream) as proxy:
         store = world.store(endpoint=proxy.url, connections=3, read_bytes=500)
@@ -342,7 +342,7 @@ async def test_no_connection_is_left(world: World) -> None:
 
 
 async def test_a_connection_is_used_again(world: World) -> None:
-    """Many calls one after another are one connection."""
+    """Sequential calls share one connection."""
     world.plant("t/a")
     with FaultProxy(*world.proxy.upstream) as proxy:
         store = world.store(endpoint=proxy.url, connections=3)

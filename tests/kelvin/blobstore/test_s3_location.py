@@ -1,4 +1,4 @@
-"""A place in S3 from a URL, or a refusal that repeats no secret."""
+"""Parsing of S3 store URLs. A refusal never repeats a secret."""
 
 import pytest
 
@@ -32,7 +32,6 @@ from kelvin.contracts.setting_parser import BadSetting
     ],
 )
 def test_places(url: str, place: S3Location) -> None:
-    """What a URL means."""
     assert parse_s3_url(url) == place
 
 
@@ -58,7 +57,7 @@ def test_places(url: str, place: S3Location) -> None:
     ],
 )
 def test_refused(url: str, said: str) -> None:
-    """One line with setting and rule."""
+    """A refusal is one line with the setting and the rule."""
     with pytest.raises(BadSetting) as bad:
         parse_s3_url(url)
     assert str(bad.value).startswith("KELVIN_STORE=s3://")
@@ -76,7 +75,7 @@ def test_refused(url: str, said: str) -> None:
     ],
 )
 def test_no_secret_is_repeated(url: str) -> None:
-    """Whoever puts one where it does not belong is not betrayed by the refusal."""
+    """A refusal doesn't repeat a secret that was put into the URL."""
     with pytest.raises(BadSetting) as bad:
         parse_s3_url(url)
     assert "sesame" not in str(bad.value)

@@ -1,4 +1,4 @@
-"""Reads that are given up: who may still write is waited for, who can't write any more is left to his thread."""
+"""A cancelled read waits for a thread that may still write to its memory, and abandons a thread that can't."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from kelvin.blobstore.s3_reads import CancelToken, RangeCalls, ReadCancelled
 
 
 class Endpoint:
-    """Answers when it is told to: first the head, then the body. `written` is what the caller's memory has seen."""
+    """An endpoint that sends headers and body when the test allows. `written` records writes to the caller's memory."""
 
     def __init__(self, cancel_token: CancelToken) -> None:
         self.cancel_token = cancel_token
@@ -21,7 +21,7 @@ class Endpoint:
         self.written: list[str] = []
 
     def get(self) -> str:
-        """As `get_range` does it."""
+        """Read as `get_range` does."""
         self.asked.set()
         assert self.head.wait(30)
         with self.cancel_token.read_body(self):
@@ -38,7 +38,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 async def given_up(calls: RangeCalls, endpoint: Endpoint, moment: threading.Event) -> asyncio.Task[list[str]]:
-    """Cancelled once it is there."""
+    """Start a read and cancel it once `moment` is set."""
     task = asyncio.create_task(calls.run([endpoint.get], endpoint.cancel_token))
     await asyncio.to_thread(moment.wait, 30)
     task.cancel()
@@ -47,7 +47,7 @@ async def given_up(calls: RangeCalls, endpoint: Endpoint, moment: threading.Even
 
 
 async def test_results_and_errors(threads: ThreadPoolExecutor) -> None:
-    """In order; the first error is raised, and halts the others."""
+    """Results are in order. The first error is raised and cancels the other calls."""
 
     calls = RangeCalls(threads)
     assert await calls.run([lambda: 1, lambda: 2], CancelToken()) == [1, 2]
@@ -65,7 +65,7 @@ async def test_results_and_errors(threads: ThreadPoolExecutor) -> None:
 
 
 async def test_cancel_before_the_head_ends_at_once(threads: ThreadPoolExecutor) -> None:
-    """It ends at once, and the answer that comes later is not read."""
+    """The read ends at once. The response that arrives later is not read."""
 
     endpoint = Endpoint(CancelToken())
     task = await given_up(RangeCalls(threads), endpoint, endpoint.asked)
@@ -79,7 +79,7 @@ async def test_cancel_before_the_head_ends_at_once(threads: ThreadPoolExecutor) 
 
 
 async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
-    """It ends when the reading has."""
+    """A read that is cancelled during its body ends when the body has been read."""
 
     endpoint = Endpoint(CancelToken())
     endpoint.head.set()
@@ -93,7 +93,7 @@ async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
 
 
 async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a body that is read were left as well, its memory would change behind the caller's back."""
+    """Negative control: if such a read didn't wait, its memory would be written to after it ended."""
     monkeypatch.setattr(CancelToken, "is_quiet", True)
 
     endpoint = Endpoint(CancelToken())
@@ -106,7 +106,7 @@ async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch:
 
 
 async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take up threads: the next one waits, until one of them has ended."""
+    """Abandoned reads occupy threads. Above the limit, a cancelled read waits for its own call or an abandoned one."""
     monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 1)
 
     calls = RangeCalls(threads)

@@ -1,4 +1,4 @@
-"""What an operator sees at the start of a process whose store is in S3, and what other processes don't pay for it."""
+"""Startup with a store in S3: errors and warnings. Processes with other stores don't import boto3."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from tests.kelvin.blobstore.suite import keys_of
 
 
 def start(url: str, *, writes: bool = True) -> None:
-    """Open and close, as a process does."""
+    """Open and close a checked store, as a process does."""
 
     async def scenario() -> None:
         async with open_checked_store(url, writes=writes):
@@ -48,7 +48,7 @@ def _overwriting(exchange: Exchange) -> None:
     ],
 )
 def test_unusable_store_is_named_at_once(world: World, fault: Fault, method: str, said: str) -> None:
-    """One line: setting, place, rule. Nothing is tried for long."""
+    """The refusal is one line with setting, location and reason, after three requests at most."""
     with world.proxy.faulty(fault, method=method), pytest.raises(BadSetting) as bad:
         start(world.url())
     assert str(bad.value).startswith(f"KELVIN_STORE=s3://{world.bucket}/p/ at {world.proxy.url}: ")
@@ -57,7 +57,7 @@ def test_unusable_store_is_named_at_once(world: World, fault: Fault, method: str
 
 
 def test_no_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither key nor profile nor role: nothing is asked."""
+    """A start without any credentials is refused without a request."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(BadSetting, match="no credentials: set AWS_ACCESS_KEY_ID"):
@@ -66,7 +66,7 @@ def test_no_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_such_profile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named."""
+    """The refusal names the unknown profile."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(BadSetting, match="nobody"):
         start(world.url())
@@ -74,7 +74,7 @@ def test_no_such_profile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [ClosedConnection(), SLOW_DOWN], ids=["closed", "slow down"])
 async def test_store_that_is_away_is_retried(world: World, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that is away is handed out, with a warning, and works when it is back."""
+    """An unreachable store is opened with a warning and works once it is reachable."""
     world.proxy.inject(fault, times=None)
     async with open_checked_store(world.url(), writes=False) as store:
         with pytest.raises(BlobUnavailable):
@@ -85,12 +85,12 @@ async def test_store_that_is_away_is_retried(world: World, fault: Fault, caplog:
 
 
 def test_the_probe_is_nobodys_object(world: World) -> None:
-    """A writer's start leaves it, once, and no listing shows it; a reader puts nothing."""
+    """A writer's start creates the probe object once, and no listing shows it. A reader's start puts nothing."""
     start(world.url(), writes=False)
     assert world.proxy.count("PUT") == 0
     start(world.url())
     start(world.url())
-    assert world.proxy.count("PUT") == 3  # twice at first, then once
+    assert world.proxy.count("PUT") == 3  # the first start puts twice, the second once
 
     async def keys() -> list[str]:
         async with open_checked_store(world.url(), writes=False) as store:
@@ -100,7 +100,7 @@ def test_the_probe_is_nobodys_object(world: World) -> None:
 
 
 def test_a_writer_clears_leftovers(world: World) -> None:
-    """At its start, beside its work; a reader leaves them."""
+    """A writer's start aborts old uploads in the background. A reader's start keeps them."""
     world.begin_upload("t/a")
 
     async def scenario(*, writes: bool) -> AsyncIterator[None]:
@@ -120,7 +120,7 @@ def test_a_writer_clears_leftovers(world: World) -> None:
 
 
 async def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk may refuse to abort uploads: that is logged, and ends nothing."""
+    """If a full disk refuses to abort uploads, the failure is logged and the store stays usable."""
     world.begin_upload("t/a")
 
     world.proxy.inject(S3Error(507, "XMinioStorageFull"), method="DELETE")
@@ -130,7 +130,7 @@ async def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: 
 
 
 def test_no_secret_is_logged(world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Not even with every logger at its most talkative."""
+    """No secret is logged, even with all loggers at DEBUG."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-indeed")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "tell-nobody-of-this")
     with caplog.at_level(logging.DEBUG):
@@ -148,7 +148,7 @@ def _python(script: str) -> str:
 
 @pytest.mark.deep
 def test_processes_with_files_do_not_import_boto3() -> None:
-    """Neither the services nor the command line; the control is a URL of S3."""
+    """The services and the CLI import boto3 only for an S3 URL, which is the control."""
     imports = (
         "import sys, weightcache.app.app, snapshotter.app.app, kelvin.cli.main, kelvin.blobstore.store_factory as f\n"
     )
@@ -157,7 +157,7 @@ def test_processes_with_files_do_not_import_boto3() -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation without boto3 says what to install."""
+    """Without boto3, the refusal says what to install."""
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "kelvin.blobstore.s3_store", raising=False)
     monkeypatch.delitem(sys.modules, "kelvin.blobstore.s3_client", raising=False)
@@ -166,7 +166,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_store_asks_nobody(world: World) -> None:
-    """It is opened at once, and retried around."""
+    """`open_store` makes no request and adds retries."""
     store: BlobStore = open_store(world.url())
     assert world.proxy.seen == []
     assert "RetryingStore" in repr(store)

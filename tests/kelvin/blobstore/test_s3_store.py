@@ -1,4 +1,4 @@
-"""The S3 store is a `BlobStore`: as it is used, and where every object comes in many parts, ranges and pages."""
+"""The S3 store is a `BlobStore`, with default sizes and with objects of many parts, ranges and pages."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.kelvin.blobstore.suite import BlobStoreSuite
 
 
 class TestS3Store(BlobStoreSuite):
-    """In one piece."""
+    """Default sizes: each object is one part."""
 
     @pytest.fixture(autouse=True)
     def _place(self, world: World) -> None:
@@ -21,7 +21,7 @@ class TestS3Store(BlobStoreSuite):
 
 
 class TestS3StoreOfParts(TestS3Store):
-    """In many."""
+    """Small sizes: each object is many parts and ranges."""
 
     def open(self, path: Path) -> BlobStore:
         return self._world.store(part_bytes=PART, read_bytes=1000)

@@ -1,4 +1,4 @@
-"""An upload of many parts becomes an object by its last call, or leaves nothing, whatever happens on the way."""
+"""A multipart upload becomes an object with its last call, or leaves nothing, whatever fails in between."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ PARTS = len(BODY) // PART
 
 
 def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
-    """A part that is refused, and one whose answer is lost, go up again; the pieces came once."""
+    """A refused part and a part with a lost response are uploaded again. The source is read once."""
     world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
     world.proxy.inject(LostAnswer(), method="PUT", holding="partNumber=5")
     assert asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
@@ -51,7 +51,7 @@ def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
     ],
 )
 def test_failed_upload_is_aborted(world: World, method: str, holding: str) -> None:
-    """It is told, the upload is aborted, and the key may be put afterwards."""
+    """The failure is raised, the upload is aborted, and the key can be put afterwards."""
     store = world.store(part_bytes=PART)
     with world.proxy.faulty(SLOW_DOWN, method=method, holding=holding), pytest.raises(BlobUnavailable):
         asyncio.run(store.put_if_absent("t/a", pieces()))
@@ -61,7 +61,7 @@ def test_failed_upload_is_aborted(world: World, method: str, holding: str) -> No
 
 
 def test_a_source_that_breaks_leaves_no_upload(world: World) -> None:
-    """Its error is the caller's, and the parts are gone."""
+    """The source's exception is raised, and the upload is aborted."""
     with pytest.raises(ConnectionResetError):
         asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
     assert world.proxy.count("POST") == 1
@@ -69,7 +69,7 @@ def test_a_source_that_breaks_leaves_no_upload(world: World) -> None:
 
 
 async def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
-    """All of them end, and the upload with them."""
+    """A cancelled put waits for its parts and aborts the upload."""
     store = world.store(part_bytes=PART)
     world.proxy.inject(DelayedAnswer(), method="PUT", times=None)
 
@@ -85,7 +85,7 @@ async def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
 
 
 async def test_few_parts_are_in_memory(world: World) -> None:
-    """A source is asked no further than four parts ahead of what was taken."""
+    """The source is read at most six parts ahead of the uploaded ones."""
     store = world.store(part_bytes=PART)
     given = 0
 
@@ -98,7 +98,7 @@ async def test_few_parts_are_in_memory(world: World) -> None:
     world.proxy.inject(DelayedAnswer(), method="PUT", times=None)
     put = asyncio.create_task(store.put_if_absent("t/a", counted()))
     await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
-    for _ in range(100):  # were it to go on, it would now
+    for _ in range(100):  # give the put time to read more, if it would
         await asyncio.sleep(0)
     assert given <= 6
     world.proxy.lift()
@@ -107,7 +107,7 @@ async def test_few_parts_are_in_memory(world: World) -> None:
 
 
 def _first(act: Fault | None, world: World, body: bytes) -> Fault:
-    """Somebody else's object appears just before the upload is completed."""
+    """Return a fault that puts another object just before the upload is completed."""
 
     def fault(exchange: Exchange) -> None:
         world.plant("t/a", body)
@@ -121,7 +121,7 @@ def _first(act: Fault | None, world: World, body: bytes) -> Fault:
     [pytest.param(None, id="412"), pytest.param(CONFLICT, id="409"), pytest.param(LostAnswer(), id="a lost 412")],
 )
 def test_another_put_was_quicker(world: World, answer: Fault | None) -> None:
-    """However S3 says so: it is lost, the other object stays, and no upload is left."""
+    """A put that another one overtook returns False, in each form of the response. No upload is left."""
     world.proxy.inject(_first(answer, world, b"theirs"), method="POST", holding="uploadId")
     assert asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces())) is False
     assert world.fetch("t/a") == b"theirs"
@@ -129,7 +129,7 @@ def test_another_put_was_quicker(world: World, answer: Fault | None) -> None:
 
 
 def test_a_conflict_without_a_winner(world: World) -> None:
-    """The upload is over, the object is not there: unavailable, for the pieces have to come again."""
+    """After a conflict without an object, the put is unavailable, because its source must be read again."""
     world.proxy.inject(CONFLICT, method="POST", holding="uploadId")
     with pytest.raises(BlobUnavailable):
         asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
@@ -137,7 +137,7 @@ def test_a_conflict_without_a_winner(world: World) -> None:
 
 
 def test_a_completion_whose_answer_was_lost(world: World) -> None:
-    """The object is whole; whether this call made it, endpoints answer differently."""
+    """The object is complete. The result isn't asserted: endpoints differ in their reply to a repeated completion."""
     world.proxy.inject(LostAnswer(), method="POST", holding="uploadId")
     asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
     assert world.fetch("t/a") == BODY
@@ -145,7 +145,7 @@ def test_a_completion_whose_answer_was_lost(world: World) -> None:
 
 
 def test_a_large_payload_is_repeated_by_the_caller_alone(world: World) -> None:
-    """Its bytes can come again: one part that is refused ends the try, and the retry around makes the next."""
+    """The put fails at its first refused part. The retrying wrapper repeats the whole put, which is in memory."""
     store = world.store(part_bytes=PART)
     world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
     with pytest.raises(BlobUnavailable):
@@ -157,13 +157,13 @@ def test_a_large_payload_is_repeated_by_the_caller_alone(world: World) -> None:
 
 
 def _begun(when: datetime) -> Fault:
-    """A listing of uploads that began then; moto's all began in 2010."""
+    """Return a fault that sets the start time of listed uploads. In moto, all uploads start in 2010."""
     said = when.strftime("<Initiated>%Y-%m-%dT%H:%M:%S.000Z<").encode()
     return AlteredBody(lambda body: body.replace(b"<Initiated>2010-11-10T20:48:33.000Z<", said))
 
 
 def test_leftovers_are_aborted(world: World) -> None:
-    """Those older than a day below our prefix, and no others."""
+    """Only uploads below the store's prefix that are older than a day are aborted."""
     store = world.store()
     world.begin_upload("t/a")
     world.begin_upload("t/b")
@@ -177,7 +177,7 @@ def test_leftovers_are_aborted(world: World) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (507, "XMinioStorageFull")])
 def test_an_abort_that_fails_hides_nothing(world: World, status: int, code: str) -> None:
-    """The error is the upload's own; what stays is a leftover."""
+    """The raised error is the upload's, not the abort's. The upload stays as a leftover."""
     world.proxy.inject(S3Error(status, code), method="DELETE")
     with pytest.raises(ConnectionResetError):
         asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
@@ -188,7 +188,7 @@ PARTS_OF_S3 = 10_000
 
 
 class StrictS3:
-    """A client of S3 in memory, which takes as many parts as S3 does. From the part `held` on they wait for `free`."""
+    """An in-memory S3 client with S3's limit on the number of parts. Parts from number `held` on wait for `free`."""
 
     def __init__(self) -> None:
         self.parts: dict[int, bytes] = {}
@@ -209,7 +209,7 @@ class StrictS3:
         if number >= self.held:
             self.reached.set()
             assert self.free.wait(30)
-        self.parts[number] = call["Body"].read()  # as the library: what can't be read goes out in one call
+        self.parts[number] = call["Body"].read()  # like the library, one call reads the whole body
         return {"ETag": str(number)}
 
     def complete_multipart_upload(self, **call: Any) -> None:
@@ -235,7 +235,7 @@ async def _cut(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 def test_more_than_fits_ten_thousand_equal_parts(threads: ThreadPoolExecutor) -> None:
-    """Later parts are larger, so that S3 takes them all; the first half is equal."""
+    """Later parts grow, so that S3's limit on parts is kept. The first half has equal parts."""
     client = StrictS3()
     data = bytes(range(250)) * 800
     assert len(data) > 16 * PARTS_OF_S3
@@ -248,14 +248,14 @@ def test_more_than_fits_ten_thousand_equal_parts(threads: ThreadPoolExecutor) ->
 
 
 def test_the_largest_object_fits() -> None:
-    """Into as many parts as S3 takes, none of which is smaller or larger than it takes."""
+    """The largest object fits into the parts that S3 allows, and each part is within S3's size limits."""
     sizes = [bytes_of_part(PART_BYTES, number) for number in range(PARTS_OF_S3)]
     assert sum(sizes) >= OBJECT_BYTES
     assert (min(sizes), max(sizes)) == (8 << 20, 4 << 30)
 
 
 def test_too_large_for_s3(threads: ThreadPoolExecutor) -> None:
-    """It is refused by the limit, for good, and nothing stays; what is just as large goes."""
+    """An object above the limit is refused for good, and nothing stays. One of exactly the limit is accepted."""
     client = StrictS3()
     uploads = Uploads(client, S3Location("bucket"), threads, QUICK, part_bytes=16, object_bytes=100)
     with pytest.raises(Refused) as caught:
@@ -268,7 +268,7 @@ def test_too_large_for_s3(threads: ThreadPoolExecutor) -> None:
 
 
 async def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one goes up that is larger than all the memory of an upload, the next one is not gathered."""
+    """While a part larger than the upload's memory limit is uploaded, the next one isn't gathered."""
     monkeypatch.setattr(s3_upload, "EQUAL_PARTS", 2)
     monkeypatch.setattr(s3_upload, "DOUBLED_EVERY", 1)
     monkeypatch.setattr(s3_upload, "GATHERED_BYTES", 64)
@@ -285,9 +285,9 @@ async def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monk
     uploads = Uploads(client, S3Location("bucket"), threads, QUICK, part_bytes=16)
     put = asyncio.create_task(uploads.put("t/a", counted()))
     await asyncio.to_thread(client.reached.wait, 30)
-    for _ in range(100):  # were it to go on, it would now
+    for _ in range(100):  # give the put time to read more, if it would
         await asyncio.sleep(0)
-    assert given == 16 + 16 + 32 + 64 + 128 + 8  # the piece by which it is known that more comes
+    assert given == 16 + 16 + 32 + 64 + 128 + 8  # the last 8 bytes are the piece that shows that more follows
     client.free.set()
     assert await put
     assert client.object == data

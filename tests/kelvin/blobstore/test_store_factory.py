@@ -1,4 +1,4 @@
-"""A URL opens the store that it names, and nothing else."""
+"""`open_store` opens the store that a URL names, and refuses other URLs."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from kelvin.contracts.setting_parser import BadSetting
 
 
 def test_file_url(tmp_path: Path) -> None:
-    """Two openings of one file URL see the same objects, also where the path has characters that URLs escape."""
+    """Two stores of one file URL see the same objects. The path may have characters that URLs escape."""
     url = (tmp_path / "a b").as_uri()
     assert asyncio.run(open_store(url).put_if_absent("t/a", b"x"))
     assert asyncio.run(open_store(url).read("t/a")) == b"x"
@@ -21,7 +21,7 @@ def test_file_url(tmp_path: Path) -> None:
 
 
 def test_memory_url() -> None:
-    """Each opening of `memory:` is a store of its own."""
+    """Each `memory:` store is separate."""
     assert asyncio.run(open_store("memory:").put_if_absent("t/a", b"x"))
     assert asyncio.run(open_store("memory:").put_if_absent("t/a", b"x"))
 
@@ -30,20 +30,20 @@ def test_memory_url() -> None:
     "url", ["", "/tmp/x", "file:relative", "file://host/x", "gs://bucket", "file:///x?y", "memory", "file:///a%00b"]
 )
 def test_other_urls(url: str) -> None:
-    """Anything else is refused, with the name of the setting."""
+    """Any other URL is refused with the name of the setting."""
     with pytest.raises(BadSetting, match="KELVIN_STORE="):
         open_store(url)
 
 
 def test_a_file_where_the_store_should_be_is_refused(tmp_path: Path) -> None:
-    """Below a file there can be no directory: that is a bad setting, told in one line, and no defect."""
+    """A store path below a file is refused in one line as a bad setting."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(BadSetting, match=r"KELVIN_STORE=.*a file is in the way"):
         open_store((tmp_path / "file" / "store").as_uri())
 
 
 def test_a_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that this user may not write to is a bad setting. A disk that fails is none: it may come back."""
+    """A directory without write permission is a bad setting. A failing disk isn't one: it may recover."""
 
     def failing(number: int) -> Callable[[Path], None]:
         def mkdir(path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("url", ["https://key:sesame@host/bucket", "gs://sesame@bucket", "file:///x?token=sesame"])
 def test_no_secret_is_repeated(url: str) -> None:
-    """Whoever puts one into the URL of a store that there is not is not betrayed by the refusal."""
+    """A refusal doesn't repeat a secret that was put into an unsupported URL."""
     with pytest.raises(BadSetting) as bad:
         open_store(url)
     assert "sesame" not in str(bad.value)

@@ -1,4 +1,4 @@
-"""The verifying wrapper is a `BlobStore`; objects named by their digest neither enter nor leave it wrong."""
+"""The verifying wrapper is a `BlobStore`. Objects named by their digest can't be written or read with other bytes."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ class TestVerifyingStore(BlobStoreSuite):
 @pytest.mark.parametrize("streamed", [pytest.param(False, id="bytes"), pytest.param(True, id="pieces")])
 @pytest.mark.parametrize("key", [pytest.param(KEY, id="a pack"), pytest.param(FILE_KEY, id="a kept file")])
 def test_put(key: str, streamed: bool) -> None:
-    """A put that doesn't match its name is refused by digest and leaves nothing; one that matches is kept."""
+    """A put whose bytes don't match the key's digest is refused and leaves nothing. A matching put is kept."""
     store = VerifyingStore(MemoryStore())
     with pytest.raises(BlobCorrupt, match=DIGEST):
         asyncio.run(store.put_if_absent(key, pieces(FLIPPED) if streamed else FLIPPED))
@@ -34,7 +34,7 @@ def test_put(key: str, streamed: bool) -> None:
 
 
 def test_read() -> None:
-    """A whole read of flipped bytes returns nothing; without the wrapper they would be seen (negative control)."""
+    """A read of flipped bytes raises `BlobCorrupt`. The negative control reads them without the wrapper."""
     inner = MemoryStore()
     asyncio.run(inner.put_if_absent(KEY, FLIPPED))
     assert asyncio.run(inner.read(KEY)) == FLIPPED
@@ -43,7 +43,7 @@ def test_read() -> None:
 
 
 def test_other_objects_pass() -> None:
-    """Objects that are not named by their digest are none of its business."""
+    """Objects whose keys aren't digests are not verified."""
     store = VerifyingStore(MemoryStore())
     assert asyncio.run(store.put_if_absent(f"t/index/{DIGEST}", b"table"))
     assert asyncio.run(store.put_if_absent("t/packs/short", b"x"))

@@ -1,4 +1,4 @@
-"""Listings of the command line in a pipe: a row is one line with whole cells, whatever `COLUMNS` says."""
+"""CLI listings without a terminal: each row is one line with whole cells, whatever `COLUMNS` says."""
 
 import time
 from typing import Any
@@ -75,7 +75,7 @@ BILL = msgspec.structs.replace(
     ],
 )  # fmt: skip
 def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], answer: Any, cells: list[str]) -> None:
-    """So that `grep` finds it and the ids in it can be used."""
+    """`grep` finds the row, and the ids in it can be used."""
     done = CliRunner().invoke(command, words, obj=answering(answer), env={"COLUMNS": "40"})
     assert done.exit_code == 0, done.output
     assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
@@ -83,7 +83,7 @@ def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], ans
 
 
 def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in every other listing, whatever the zone of the terminal."""
+    """Times are in UTC as in every other listing, whatever the terminal's time zone."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:

@@ -1,4 +1,4 @@
-"""What a user gets wrong is answered in one sentence, and never by a traceback."""
+"""User errors: each gives one sentence and never a traceback."""
 
 import errno
 import os
@@ -18,14 +18,14 @@ NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\
 
 
 def _run(*words: str, **env: str) -> tuple[int, str]:
-    """Exit code and output; a traceback is raised here."""
+    """Return exit code and output. Unexpected exceptions are raised."""
     done = CliRunner().invoke(main, words, env=env, catch_exceptions=False)
     return done.exit_code, done.output
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory with a CA file that is none and a key file that is one."""
+    """A data directory with an invalid CA file and a valid key file."""
     (tmp_path / "ca.pem").write_text("no certificate\n")
     (tmp_path / "admin.key").write_text("kv_x\n")
     return tmp_path
@@ -39,7 +39,7 @@ def data(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_bad_url_is_named(data: Path, url: str) -> None:
-    """By option and by environment."""
+    """The error quotes a bad URL from the option or the environment."""
     for words, env in ((("--url", url), {}), ((), {"KELVIN_URL": url})):
         code, text = _run("status", "--data", str(data), *words, **env)
         assert code == 1
@@ -48,14 +48,14 @@ def test_bad_url_is_named(data: Path, url: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"k\xffy", bytes(24)])
 def test_damaged_file_of_the_address_is_named(data: Path, content: bytes) -> None:
-    """The data directory has it."""
+    """The URL comes from a file in the data directory."""
     (data / "url").write_bytes(content)
     code, text = _run("status", "--data", str(data))
     assert (code, "is no address of an installation" in text) == (1, True), text
 
 
 def test_environment_names_the_installation(data: Path) -> None:
-    """`KELVIN_URL`, `KELVIN_CA` and `KELVIN_KEY` stand for the options, which win."""
+    """`KELVIN_URL`, `KELVIN_CA` and `KELVIN_KEY` replace the options. An option wins over them."""
     code, text = _run("status", "--data", str(data), KELVIN_CA=str(data / "other.pem"))
     assert (code, f"CA file {data / 'other.pem'} does not exist" in text) == (1, True)
     code, text = _run("status", "--data", str(data), KELVIN_KEY=str(data / "other.key"))
@@ -65,7 +65,7 @@ def test_environment_names_the_installation(data: Path) -> None:
 
 
 def test_missing_ca_of_another_installation_names_the_option(data: Path) -> None:
-    """With `--url` nobody has to run `kelvin up` on this machine."""
+    """With `--url`, the hint is about `--ca` and not about running `kelvin up`."""
     code, text = _run("status", "--data", str(data / "none"), "--url", "https://x")
     assert (code, "CA file with --ca" in text, "kelvin up" in text) == (1, True, False)
 
@@ -78,7 +78,7 @@ def test_missing_ca_of_another_installation_names_the_option(data: Path) -> None
     ],
 )
 def test_unreachable_installation_is_named(data: Path, monkeypatch: pytest.MonkeyPatch, reason: str, hint: str) -> None:
-    """With its address, the reason, and what to do next."""
+    """The error has the URL, the reason and a hint."""
 
     def fail(_: object, request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError(reason, request=request)
@@ -104,7 +104,7 @@ def test_unreachable_installation_is_named(data: Path, monkeypatch: pytest.Monke
 def test_refusal_names_the_next_step(
     data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int, hint: str
 ) -> None:
-    """The API's sentence alone leaves a user without it."""
+    """The API's sentence alone doesn't tell a user what to do."""
     refusal = httpx.Response(status, json={"error": {"message": "no"}})
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: refusal)
     code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
@@ -122,7 +122,7 @@ def test_refusal_names_the_next_step(
     ],
 )
 def test_redirect_is_no_success(data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    """A login proxy at the URL sends every call elsewhere: nothing was done."""
+    """If a login proxy redirects the call, nothing was done and the command fails."""
     elsewhere = httpx.Response(302, headers={"location": "https://login"}, content=b"<html>")
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: elsewhere)
     code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
@@ -141,7 +141,7 @@ def test_redirect_is_no_success(data: Path, monkeypatch: pytest.MonkeyPatch, wor
     ],
 )
 def test_page_of_another_server_is_named(data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    """It answered with 200."""
+    """An HTML page with status 200 is an error."""
     page = httpx.Response(200, content=b"<html>")
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: page)
     code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
@@ -151,14 +151,14 @@ def test_page_of_another_server_is_named(data: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_logs_are_of_this_machine() -> None:
-    """They are files: another installation's can't be asked for."""
+    """Logs are local files, so the command has no `--url`."""
     code, text = _run("logs", "--url", "https://x")
     assert (code, "No such option" in text) == (2, True)
 
 
 @pytest.mark.parametrize("pem", [b"", b"no certificate\n", NO_CERTIFICATE, b"\xff"])
 def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
-    """A file that holds no certificate."""
+    """The file contains no valid certificate."""
     (data / "ca.pem").write_bytes(pem)
     code, text = _run("status", "--data", str(data))
     assert code == 1
@@ -167,7 +167,7 @@ def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
 
 @pytest.mark.parametrize("key", [b"", b"\n", b"two words", b"two\nlines", bytes(60), "k\u00e4y".encode(), b"k\xffy"])
 def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
-    """Its content is not shown."""
+    """The error doesn't show the file's content."""
     (data / "admin.key").write_bytes(key)
     code, text = _run("status", "--data", str(data), "--ca", certifi.where())
     assert code == 1
@@ -176,7 +176,7 @@ def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["admin.key", "url"])
 def test_file_whose_bytes_can_not_be_read_is_named(data: Path, name: str) -> None:
-    """As on a disk that fails: the kernel's error has no name of a file."""
+    """The kernel's error of a failing disk has no file name."""
     (data / name).unlink(missing_ok=True)
     (data / name).symlink_to("/proc/self/mem")
     code, text = _run("status", "--data", str(data), "--ca", certifi.where())
@@ -193,7 +193,7 @@ def test_file_whose_bytes_can_not_be_read_is_named(data: Path, name: str) -> Non
     ],
 )
 def test_odd_data_directory_is_named(command: str, place: str, why: str) -> None:
-    """Nothing is made in the current directory for an empty one."""
+    """An empty path doesn't create files in the current directory."""
     code, text = _run(command, "--data", place)
     assert code in (1, 2)
     assert why in text
@@ -205,7 +205,7 @@ def _is_full(code: int, text: str, data: Path, what: str) -> bool:
 
 
 def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation can't start without room for its spool. The error names that, and what may be removed."""
+    """An installation can't start without space for its spool. The error says so, and what may be deleted."""
 
     def write(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -215,7 +215,7 @@ def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_full_disk_without_room_for_the_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the first file that a start writes."""
+    """The lock is the first file that a start writes."""
 
     def write(fd: int, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -226,7 +226,7 @@ def test_full_disk_without_room_for_the_lock_is_named(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_partly_written_output_is_an_error(tmp_path: Path, unbuffered: str) -> None:
-    """The disk becomes full in the middle of the output. The exit code says that the rest is missing."""
+    """If the disk becomes full during the output, the exit code shows that the rest is missing."""
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))"
     program = f"{limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     with (tmp_path / "out").open("wb") as file:
@@ -245,7 +245,7 @@ def test_partly_written_output_is_an_error(tmp_path: Path, unbuffered: str) -> N
 @pytest.mark.parametrize("words", ["scale m --target", "scale m --window", "scale m --grace", "timeline r --floor-ms"])
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "one"])
 def test_number_is_finite(words: str, number: str) -> None:
-    """NaN is neither above nor below a bound, so that a range alone takes it."""
+    """NaN is neither below nor above a bound, so a range check alone accepts it."""
     code, text = _run(*words.split(), number)
     assert code == 2
     assert number in text
@@ -256,14 +256,14 @@ def test_number_is_finite(words: str, number: str) -> None:
 )
 @pytest.mark.parametrize("number", ["\u0663", "\uff13", "1_000", "9" * 5000, "-1", ""])
 def test_whole_number_is_of_ascii_digits(words: str, number: str) -> None:
-    """Digits of other scripts, signs and separators are not read as numbers."""
+    """Digits of other scripts, signs and separators are refused."""
     code, text = _run(*(word.replace("NUMBER", number) for word in words.split()))
     assert code == 2
     assert "must be" in text
 
 
 def test_early_interrupt_leaves_no_traceback() -> None:
-    """Ctrl-C while the command's modules are being imported."""
+    """Ctrl-C while modules are imported prints no traceback."""
     program = """
 import sys
 
@@ -282,7 +282,7 @@ main()
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[]", b"\xff", b"[" * 100_000])
 def test_answer_that_is_not_ours_is_named(body: bytes) -> None:
-    """A proxy or another server at the URL answered with 200."""
+    """A proxy or another server at the URL replied with 200."""
     answer = httpx.Response(200, content=body, request=httpx.Request("GET", "https://x/admin/v1/status?key=kv_1"))
     with pytest.raises(CommandFailed, match=r"^https://x/admin/v1/status answered with no JSON object: is the URL"):
         decode_json_object(answer)

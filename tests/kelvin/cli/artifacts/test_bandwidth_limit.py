@@ -1,4 +1,4 @@
-"""All senders together keep to the limit, in pieces, on a clock of the test's own."""
+"""The bandwidth limit is shared by all senders and paces pieces of a body. The clock is the test's own."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from kelvin.cli.artifacts.push_client import PIECE_BYTES, BandwidthLimit
 
 
 class Clock:
-    """Virtual time of several threads: nobody moves it, and what each was told to wait is kept."""
+    """A clock that stands still and records the sleeps of several threads."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -19,7 +19,7 @@ class Clock:
 
 
 def test_bandwidth_limit_sends_each_piece_when_due() -> None:
-    """A body in order, nothing lost; what is in the bucket goes at once, then each piece when it is due."""
+    """The body is complete and in order. The bucket's units are used at once, then each piece waits for its time."""
     clock = Clock()
     body = bytes(range(256)) * 1024
     assert b"".join(BandwidthLimit(PIECE_BYTES, lambda: 0.0, clock.sleep).pieces(body)) == body
@@ -28,7 +28,7 @@ def test_bandwidth_limit_sends_each_piece_when_due() -> None:
 
 
 def test_threads_share_one_bandwidth_limit() -> None:
-    """Four threads at once wait as long as one would: no two were given the same place."""
+    """Four threads wait as long as one would: no two share a slot."""
     clock = Clock()
     bandwidth_limit = BandwidthLimit(PIECE_BYTES, lambda: 0.0, clock.sleep)
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""`kelvin collect` through a real snapshotter on its socket: what is deleted is marked, freed after its grace, gone."""
+"""`kelvin collect` against a real snapshotter: an unnamed version is marked, then freed after the grace period."""
 
 import json
 import os
@@ -50,14 +50,14 @@ def objects(house: House) -> list[str]:
 
 
 def age(house: House) -> None:
-    """All objects are older than the grace period."""
+    """Make all objects older than the grace period."""
     for path in (house.store / TENANT).rglob("*"):
         found = path.stat()
         os.utime(path, (found.st_atime - 2 * GRACE_S, found.st_mtime - 2 * GRACE_S))
 
 
 def test_a_deleted_version_goes_after_its_grace(house: House, tmp_path: Path) -> None:
-    """Nothing, a mark, nothing before the grace is over, then all of it and only that; the store is whole each time."""
+    """A deleted version is first marked, stays until the grace period is over, and is then freed with nothing else."""
     kept = push_model(house, Model(), tmp_path / "a")
     before = objects(house)
     other = push_model(house, OTHER, tmp_path / "b")
@@ -82,9 +82,8 @@ def test_a_deleted_version_goes_after_its_grace(house: House, tmp_path: Path) ->
 
 
 def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) -> None:
-    """A tensorizer file stays for a single chunk that a version needs, then goes with its index; a file whose push
-    never came to its index goes by its age.
-    """
+    """A kept tensorizer file stays while a version needs one of its chunks, then is freed with its index. A file
+    without an index, from an interrupted push, is freed by age."""
     weights = default_weights() | {"model.extra": weight((9000,), 7)}
     model, path = Model(shards={"model.safetensors": weights}).write(tmp_path / "b"), tmp_path / "b" / "x.tensors"
     path.write_bytes(TensorsFile(weights).build())
@@ -109,7 +108,7 @@ def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) ->
 
 
 def test_version_pushed_again_during_grace_is_complete(house: House, tmp_path: Path) -> None:
-    """Before the grace is over nothing is sent again; after it everything is."""
+    """A push within the grace period removes the mark. A push after the version was freed sends everything."""
     push_model(house, Model(), tmp_path / "a")
     other = push_model(house, OTHER, tmp_path / "b")
     house.control.deleted.add(other)
@@ -130,7 +129,7 @@ def test_version_pushed_again_during_grace_is_complete(house: House, tmp_path: P
 
 
 def test_aborted_pushes_are_dropped(house: House, tmp_path: Path) -> None:
-    """What stood still for the grace period is gone from the staging directory; another tenant's is not."""
+    """A push that made no progress for the grace period is removed from staging. Another tenant's push is not."""
     for tenant in (TENANT, "umbrella"):
         plan = house.data / "staging" / tenant / ("0" * 32)
         (plan / "chunks").mkdir(parents=True)
@@ -142,7 +141,7 @@ def test_aborted_pushes_are_dropped(house: House, tmp_path: Path) -> None:
 
 
 def test_failed_collection_frees_nothing(house: House, tmp_path: Path) -> None:
-    """A missing manifest, a registry that is away: nothing is freed. A wish that is not said is wrong usage."""
+    """Nothing is freed if a manifest is missing or the registry is unavailable. `--run` or `--dry-run` is required."""
     version = push_model(house, Model(), tmp_path / "a")
     assert run(house).exit_code == 2
     house.control.failures["named"] = [Unavailable("the control plane")]
@@ -159,7 +158,7 @@ def test_failed_collection_frees_nothing(house: House, tmp_path: Path) -> None:
 
 
 def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None:
-    """Also of one that is deleted, which has no key any more; to who is no operator another tenant is as none."""
+    """An operator may collect another tenant's store, even if deleted. For other keys, other tenants don't exist."""
     with house.client("umbrella") as door:
         push(Model().write(tmp_path / "a"), "toy", door, Progress())
     house.control.deleted.update(registration.version for registration in house.control.registrations)
@@ -176,7 +175,7 @@ def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None
 
 
 def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
-    """Another tenant's collection frees nothing of this one."""
+    """A collection by another tenant frees nothing of this tenant."""
     push_model(house, Model(), tmp_path / "a")
     house.control.deleted.update(registration.version for registration in house.control.registrations)
     age(house)

@@ -1,4 +1,4 @@
-"""The exit code says whom to ask: the operator, the caller, the model's owner."""
+"""A push's exit code shows who can fix the failure: the operator, the caller or the model's owner."""
 
 import pytest
 
@@ -21,13 +21,13 @@ from kelvin.contracts.problem import from_wire, to_wire
     ],
 )
 def test_push_exit_code_follows_the_failure(failure: Failure, want: PushExitCode) -> None:
-    """The same for a failure that came over the wire."""
+    """A failure received over HTTP has the same exit code."""
     assert exit_code_of(failure) is want
     assert exit_code_of(from_wire(to_wire(failure))) is want
 
 
 def test_local_invalid_request_is_wrong_usage() -> None:
-    """Found here it is wrong usage; what the installation calls invalid is ours to mend, not the caller's."""
+    """The caller's invalid request is wrong usage. One that the installation reports was made by the CLI."""
     wrong = InvalidRequest("model", "No Label", "must be a DNS label")
     assert exit_code_of(wrong) is PushExitCode.USAGE
     assert exit_code_of(from_wire(to_wire(wrong))) is PushExitCode.FAILED

@@ -1,4 +1,4 @@
-"""A version comes back byte for byte: its small files, and its tensors as the libraries of both formats read them."""
+"""An exported version is bit-exact: small files, and tensors as the libraries of both formats read them."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def small(model: Model) -> dict[str, bytes]:
 
 
 def test_safetensors_export_has_bit_exact_tensors(house: House, tmp_path: Path) -> None:
-    """What was pushed in three files comes back in one, each tensor with its bits; pushed, it is the same version."""
+    """Three pushed shards are exported as one file with the same tensors. Its push gives the same version."""
     version = pushed(house, tmp_path)
     directory = exported(house, version, tmp_path / "out")
     raw = (directory / "model.safetensors").read_bytes()
@@ -73,7 +73,7 @@ def test_safetensors_export_has_bit_exact_tensors(house: House, tmp_path: Path) 
 
 
 def test_config_of_a_module_comes_back_in_its_directory(house: House, tmp_path: Path) -> None:
-    """As sentence-transformers lays it out."""
+    """A module's config keeps its directory, as sentence-transformers needs."""
     name, raw = "1_Pooling/config.json", b'{"pooling_mode_mean_tokens": true}'
     version = pushed(house, tmp_path, Model(more={name: raw}))
     with house.client() as door:
@@ -85,14 +85,14 @@ def test_config_of_a_module_comes_back_in_its_directory(house: House, tmp_path: 
 
 @pytest.mark.deep
 def test_tensorizer_export_is_read_by_its_library(house: House, tmp_path: Path) -> None:
-    """The library reads the same tensors, and finds its own hashes right; the safetensors file is gone."""
+    """The tensorizer library reads the same tensors, and its own hashes match. There is no safetensors file."""
     directory = exported(house, pushed(house, tmp_path), tmp_path / "out", "tensors")
     assert {path.name for path in directory.iterdir()} == {*small(SHARDED), "model.tensors"}
     assert read_by_library(directory / "model.tensors") == hashes(WEIGHTS)
 
 
 def read_by_library(path: Path) -> object:
-    """Shape and SHA-256 of each tensor, as tensorizer reads them, its own hashes checked."""
+    """Return shape and SHA-256 of each tensor as the tensorizer library reads them, with its own hash check on."""
     program = (
         "import hashlib, json, sys, tensorizer, torch\n"
         "found = tensorizer.TensorDeserializer(sys.argv[1], device='cpu', verify_hash=True)\n"
@@ -107,7 +107,7 @@ def read_by_library(path: Path) -> object:
 
 
 def test_export_refuses_an_existing_directory(house: House, tmp_path: Path) -> None:
-    """A directory that is there is left as it is, also an empty one."""
+    """An existing directory is left unchanged, even an empty one."""
     version = pushed(house, tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(Refused, match="exists already"):
@@ -125,7 +125,7 @@ def refusal(house: House, version: str, directory: Path, form: str = "safetensor
 
 
 def test_failed_export_leaves_no_directory(house: House, tmp_path: Path) -> None:
-    """A chunk that is wrong or gone at the last moment leaves no directory; mended, it comes."""
+    """A corrupt or missing chunk or manifest leaves no directory. After a repair, the export succeeds."""
     version = pushed(house, tmp_path)
     out = tmp_path / "out"
     pack = Store(house.store, version).files("packs")[-1]
@@ -149,9 +149,7 @@ def test_failed_export_leaves_no_directory(house: House, tmp_path: Path) -> None
 
 
 def test_lost_store_is_not_an_unknown_version(house: House, tmp_path: Path) -> None:
-    """A model names the version, and the store has nothing of it: `kelvin export` calls its manifest missing. A version
-    that no model names does not exist.
-    """
+    """A named version without a manifest in the store has lost it. A version that no model names doesn't exist."""
     version = pushed(house, tmp_path)
     shutil.rmtree(house.store / TENANT)
     assert refusal(house, version, tmp_path / "out") == ManifestMissing.code
@@ -159,19 +157,19 @@ def test_lost_store_is_not_an_unknown_version(house: House, tmp_path: Path) -> N
 
 
 def test_a_pack_that_was_written_anew_is_found(house: House, tmp_path: Path) -> None:
-    """Places are remembered between calls, and looked up again where they no longer hold."""
+    """Chunk locations are cached between calls, and looked up again when they no longer hold."""
     version = pushed(house, tmp_path)
     exported(house, version, tmp_path / "one")
     for kind in ("packs", "index"):
         for path in Store(house.store, version).files(kind):
             path.unlink()
-    pushed(house, tmp_path / "other", Model(more={}))  # other packs first
+    pushed(house, tmp_path / "other", Model(more={}))  # creates other packs first
     pushed(house, tmp_path)
     exported(house, version, tmp_path / "two")
 
 
 def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
-    """Another tenant's version and chunks do not exist."""
+    """Another tenant's version and chunks don't exist."""
     version = pushed(house, tmp_path)
     digest = json.loads((house.store / TENANT / "manifests" / version).read_bytes())["chunks"][0]["digest"]
     with house.client("umbrella") as door:
@@ -182,7 +180,7 @@ def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
 
 
 def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Path) -> None:
-    """The client compares what it is given itself."""
+    """The client checks the digests of what it receives."""
     version = pushed(house, tmp_path)
     out = tmp_path / "out"
 
@@ -203,7 +201,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
 
 
 def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its index has a fixed size: said before anything travels."""
+    """The tensorizer index has a fixed size, so the refusal comes before any download."""
     monkeypatch.setattr(subject, "INDEX_BYTES", 200)
     version = pushed(house, tmp_path)
     told = Told()
@@ -225,7 +223,7 @@ BROKEN = {
 def test_faulty_tensorizer_library_leaves_no_bad_file(
     house: House, tmp_path: Path, program: str, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it does, there is a whole file in the end, or no directory."""
+    """An export ends with a complete file or no directory, whatever the library does."""
     monkeypatch.setattr(subject, "WRITER", (sys.executable, "-c", program))
     version = pushed(house, tmp_path)
     with pytest.raises(Refused, match=want):

@@ -1,4 +1,4 @@
-"""Where the bytes of a version go in the file that it was pushed as."""
+"""Where the bytes of a version belong in the file that was pushed."""
 
 import msgspec
 import pytest
@@ -10,18 +10,18 @@ from kelvin.contracts.artifacts.push_api import Original
 from kelvin.contracts.errors import Refused
 
 ENGINE, LIMITS = Engine(1, "Toy", "float32"), Limits(1, 1)
-# A page of the configuration, then two tensors: one of a page and a half, one of half a page.
+# A page for the config, then two tensors: one of a page and a half, one of half a page.
 CHUNKS = tuple(Chunk(digest * 64, length) for digest, length in (("a", 4096), ("b", 8192), ("c", 4096)))
 CONFIG = PinnedFile("config.json", 0, 10, "d" * 64)
 TENSORS = (Tensor("one", "U8", (6144,), 4096), Tensor("two", "U8", (2048,), 12288))
 MANIFEST = Manifest(1, ENGINE, LIMITS, 8192, (CONFIG,), TENSORS, CHUNKS)
-# The file: 100 bytes of its own, tensor two, 50 bytes of its own, tensor one.
+# The pushed file: 100 other bytes, tensor two, 50 other bytes, tensor one.
 REST = b"h" * 100 + b"m" * 50
 FILE = Original("e" * 64, 8342, (((2198, 6144),), ((100, 2048),)), REST)
 
 
 def test_bytes_of_the_original_lie_where_they_were() -> None:
-    """The configuration beside it, as anywhere."""
+    """The bytes of a tensor go to their offset in the file. The config is a file of its own."""
     layout = plan_original_layout(MANIFEST, "v", FILE)
     assert layout.sizes == {"config.json": 10, TENSORS_FILE: 8342}
     assert layout.fixed == ((TENSORS_FILE, 0, b"h" * 100), (TENSORS_FILE, 2148, b"m" * 50))
@@ -33,13 +33,13 @@ def test_bytes_of_the_original_lie_where_they_were() -> None:
 
 
 def test_bytes_at_the_end_of_the_original() -> None:
-    """What belongs to no chunk may come last."""
+    """Bytes that belong to no chunk may come last."""
     layout = plan_original_layout(MANIFEST, "v", msgspec.structs.replace(FILE, size=8345, rest=REST + b"end"))
     assert layout.fixed[-1] == (TENSORS_FILE, 8342, b"end")
 
 
 def test_several_parts_of_a_chunk() -> None:
-    """Each begins on a page of the linear space."""
+    """A chunk may be several spans of the file. Each begins on a page of the linear space."""
     parts = (((0, 4000), (4000, 100)), ((4100, 4096),))
     layout = plan_original_layout(MANIFEST, "v", Original("e" * 64, 8196, parts, b""))
     assert layout.fixed == ()
@@ -61,7 +61,7 @@ def test_several_parts_of_a_chunk() -> None:
     ],
 )
 def test_original_that_is_not_the_versions_is_refused(changed: dict[str, object], why: str) -> None:
-    """Whatever the index said of the file."""
+    """The refusal names the contradiction, whatever the index says about the file."""
     with pytest.raises(Refused) as refused:
         plan_original_layout(MANIFEST, "v", msgspec.structs.replace(FILE, **changed))
     assert isinstance(refused.value.failure, ManifestCorrupt)
@@ -69,7 +69,7 @@ def test_original_that_is_not_the_versions_is_refused(changed: dict[str, object]
 
 
 def test_pieces_of_a_chunk() -> None:
-    """Padding goes nowhere. A range may begin and end within a file's bytes."""
+    """Padding is not written. A range may begin and end within a file."""
     layout = plan_original_layout(MANIFEST, "v", FILE)
     assert [*chunk_slices(layout, 0, 4096)] == [("config.json", 0, slice(0, 10))]
     assert [*chunk_slices(layout, 4096, 8192)] == [(TENSORS_FILE, 2198, slice(0, 6144))]

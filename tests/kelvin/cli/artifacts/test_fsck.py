@@ -1,4 +1,4 @@
-"""`kelvin fsck` says what is wrong and how to mend it, and its exit code says whether anything is."""
+"""`kelvin fsck` says what is wrong and how to repair it. Its exit code shows whether it found anything."""
 
 import json
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def flip(house: House) -> Path:
 
 
 def test_clean_store_exits_with_0(house: House) -> None:
-    """Exit code 0, and how much was looked at."""
+    """The exit code is 0, and the output has the numbers of checked objects."""
     result = run(house)
     assert result.exit_code == 0, result.output
     assert "1 versions, 2 packs" in result.stdout
@@ -48,7 +48,7 @@ def test_clean_store_exits_with_0(house: House) -> None:
 
 
 def test_fsck_finding_names_object_fault_and_mend(house: House) -> None:
-    """A flipped bit: exit code 1, the object, the fault and the mend."""
+    """A flipped bit gives exit code 1 and the object, the fault and the repair."""
     pack = flip(house)
     result = run(house)
     assert result.exit_code == 1
@@ -58,7 +58,7 @@ def test_fsck_finding_names_object_fault_and_mend(house: House) -> None:
 
 
 def test_fsck_json_has_the_same_facts(house: House) -> None:
-    """One object with the same facts and exit code."""
+    """The output is one JSON object with the same facts and exit code."""
     clean = run(house, "--json")
     assert clean.exit_code == 0
     assert json.loads(clean.stdout)["findings"] == []
@@ -70,7 +70,7 @@ def test_fsck_json_has_the_same_facts(house: House) -> None:
 
 
 def test_tenants_are_apart(house: House) -> None:
-    """Another tenant's check sees nothing of it."""
+    """Another tenant's check doesn't find it."""
     flip(house)
     with house.client("umbrella") as door:
         findings, summary = read_findings(stream_check(door), Progress())
@@ -78,7 +78,6 @@ def test_tenants_are_apart(house: House) -> None:
 
 
 def test_fsck_progress_ends_at_its_total(house: House) -> None:
-    """The bar ends at its total."""
     told = Told()
     with house.client() as door:
         _, summary = read_findings(stream_check(door), told)
@@ -107,7 +106,7 @@ BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
     ],
 )  # fmt: skip
 def test_check_without_summary_is_not_clean(answer: httpx.Response, want: str) -> None:
-    """A check without a summary is never taken for a clean one."""
+    """A response without a summary is an error."""
     transport = httpx.MockTransport(lambda request: answer)
     with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
         read_findings(stream_check(door), Progress())
@@ -115,7 +114,7 @@ def test_check_without_summary_is_not_clean(answer: httpx.Response, want: str) -
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
 def test_line_end_of_text_ends_no_line(end: str) -> None:
-    """What a finding quotes may hold what text calls a line's end. It comes in pieces, cut anywhere, too."""
+    """A finding may contain characters that Unicode counts as line ends. The response may arrive in any pieces."""
     finding = FsckFinding(key=f"acme/for{end}eign", fault="no object", mend="delete it")
     raw = encode(finding) + b"\n" + encode(SUMMARY) + b"\n"
 
@@ -127,7 +126,7 @@ def test_line_end_of_text_ends_no_line(end: str) -> None:
 
 
 def test_fsck_without_an_installation_is_a_refusal() -> None:
-    """Nobody there is a refusal too."""
+    """An unreachable installation is an error with a hint."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")

@@ -10,7 +10,7 @@ from kelvin.contracts.artifacts.push_api import CommitStep
 
 
 def test_each_stage_shows_one_progress_bar() -> None:
-    """On a terminal each stage has its bar, and only one is shown."""
+    """Each stage replaces the progress bar of the previous one."""
     out = io.StringIO()
     with RichProgress(console=Console(file=out, force_terminal=True, width=80)) as bar:
         shown = Bar(bar)

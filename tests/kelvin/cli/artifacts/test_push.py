@@ -1,4 +1,4 @@
-"""A whole push against a real snapshotter: what is sent, what is said, and what happens when something changes."""
+"""A push to a real snapshotter: what is sent and reported, and what happens if files or the server change meanwhile."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ FAST = TransferOptions(retry_policy=RetryPolicy(give_up_s=30, first_s=30, base_s
 
 @dataclass
 class Told(Progress):
-    """`Progress` that remembers, and may do something at the start of a stage."""
+    """A `Progress` that records its calls and may run a callback at the start of a stage."""
 
     at: dict[str, Callable[[], object]] = field(default_factory=dict)
     stages: list[tuple[str, int | None]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Told(Progress):
 
 
 def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) -> None:
-    """What was pushed is what the store holds, byte for byte; what is served is registered."""
+    """The store has the pushed bytes, and the version is registered."""
     model = Model()
     directory = model.write(tmp_path / "model")
     told = Told()
@@ -55,7 +55,7 @@ def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) ->
 
 
 def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
-    """The second push sends nothing, seals nothing, and says the same version."""
+    """A second push sends and seals nothing, and reports the same version."""
     directory = Model().write(tmp_path / "model")
     with house.client() as door:
         first = push_directory(directory, "toy", door, Progress())
@@ -68,7 +68,7 @@ def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
 
 
 def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
-    """One tensor changed: one chunk travels. Sharded otherwise: nothing does, and the version is the same."""
+    """One changed tensor sends one chunk. Other shards of the same tensors send nothing and give the same version."""
     weights = default_weights() | {"model.big.weight": weight((10_000,), 7)}
     with house.client() as door:
         first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Progress())
@@ -86,7 +86,7 @@ def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """Other bytes, with size and time as they were."""
+    """Change a byte and keep size and time."""
     before = path.stat()
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
@@ -113,7 +113,7 @@ def append(path: Path) -> None:
 def test_file_changed_during_a_push_is_refused(
     house: House, tmp_path: Path, stage: str, name: str, change: Callable[[Path], None]
 ) -> None:
-    """Refused, named, and nothing is published; pushed again when it is quiet, it is."""
+    """The refusal names the file and nothing is published. A later push of the unchanged directory succeeds."""
     directory = Model().write(tmp_path / "model")
     told = Told(at={stage: lambda: change(directory / name)})
     with house.client() as door:
@@ -127,7 +127,7 @@ def test_file_changed_during_a_push_is_refused(
 
 
 def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
-    """A pickle is refused before the first call."""
+    """A pickle is refused before the first request."""
 
     def never(request: httpx.Request) -> httpx.Response:
         raise AssertionError(f"{request.method} {request.url}")
@@ -141,7 +141,7 @@ def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
 
 
 def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
-    """Dropped while it was being sent (too old, or the disk was cleaned): it begins again by itself, and ends well."""
+    """A push whose staged data was removed starts again by itself and succeeds."""
     directory = Model().write(tmp_path / "model")
 
     def forget() -> None:
@@ -155,7 +155,7 @@ def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
 
 
 def test_lost_staged_chunk_is_sent_again(house: House, tmp_path: Path) -> None:
-    """Staged bytes gone before the commit: they are sent again."""
+    """Staged chunks that are lost before the commit are sent again."""
     directory = Model().write(tmp_path / "model")
     lost: list[Path] = []
 
@@ -175,7 +175,7 @@ def test_lost_staged_chunk_is_sent_again(house: House, tmp_path: Path) -> None:
 
 
 def test_push_waits_for_an_unavailable_control_plane(house: House, tmp_path: Path) -> None:
-    """Passing failures of gate, sealing and registration are waited out; a refusal is not."""
+    """Temporary failures of gate, seal and registration are retried."""
     directory = Model().write(tmp_path / "model")
     away = Unavailable("the control plane", 0.001)
     house.control.failures = {"gate": [away] * 2, "seal": [away] * 2, "versions": [away]}
@@ -185,7 +185,7 @@ def test_push_waits_for_an_unavailable_control_plane(house: House, tmp_path: Pat
 
 
 def test_push_holds_one_chunk_per_sender(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the model: no more chunks in memory at once than there are senders."""
+    """The number of chunks in memory is at most the number of senders, for a model of any size."""
     weights = {f"t{number}": weight((2048,), number) for number in range(60)}
     directory = Model(shards={"model.safetensors": weights}).write(tmp_path / "model")
     held, most = [0], [0]

@@ -1,4 +1,4 @@
-"""A call is repeated while that may help and its time lasts, and a failure reads the same whoever wrote it."""
+"""The push client retries what may succeed, within a time limit, and reads failures in all their forms."""
 
 import ssl
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Answer = httpx.Response | Exception
 
 
 class ScriptedDoor(httpx.Client):
-    """Answers in order; the last one stays."""
+    """A client with scripted responses. The last one repeats."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         super().__init__(transport=httpx.MockTransport(self._answer), base_url="https://door")
@@ -36,7 +36,7 @@ class ScriptedDoor(httpx.Client):
 
 @dataclass
 class Clock:
-    """Virtual time: sleeping is what moves it."""
+    """Virtual time that advances by sleeping."""
 
     now: float = 1000.0
     pauses: list[float] = field(default_factory=list)
@@ -75,7 +75,7 @@ def missing(calls: PushClient) -> Missing:
     ],
 )
 def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
-    """What passes is waited out."""
+    """A temporary failure is retried until it passes."""
     door, clock = ScriptedDoor([*before, GOOD]), Clock()
     assert missing(PushClient(door, clock.retry_policy())) == NOTHING
     assert door.calls == calls
@@ -91,7 +91,7 @@ def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
     ],
 )
 def test_lasting_failure_is_not_retried(failure: Failure) -> None:
-    """What stays is told at once, with its code and status."""
+    """A permanent failure is raised at once, with its code and status."""
     door = ScriptedDoor([problem(failure)])
     with pytest.raises(Refused) as caught:
         missing(PushClient(door, Clock().retry_policy()))
@@ -101,7 +101,7 @@ def test_lasting_failure_is_not_retried(failure: Failure) -> None:
 
 
 def test_redirect_is_no_success() -> None:
-    """A login proxy at the URL sends the chunk elsewhere: it was not stored."""
+    """If a login proxy redirects the upload, the chunk wasn't stored."""
     door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
     with pytest.raises(Refused, match=r"https://door/push/v1/plans/0+/chunks/f+ answered 302: is the URL Kelvin's\?"):
         PushClient(door, Clock().retry_policy()).put_chunk("0" * 32, "f" * 64, b"bytes")
@@ -109,7 +109,7 @@ def test_redirect_is_no_success() -> None:
 
 
 def test_retries_end_after_the_time_limit() -> None:
-    """Before the first answer soon, after it late; pauses grow to a cap."""
+    """The limit is 10 s before the first response and 120 s after it. Pauses grow up to 5 s."""
     clock = Clock()
     door = ScriptedDoor([CUT])
     with pytest.raises(Refused, match="the installation is not available"):
@@ -126,7 +126,7 @@ def test_retries_end_after_the_time_limit() -> None:
 
 
 def test_overloaded_answer_counts_as_the_first_answer() -> None:
-    """Its answer counts as its first: who is told to wait for a turn is as patient as later on."""
+    """A reply that asks the client to wait counts as the first response, so the longer limit applies."""
     clock = Clock()
     with pytest.raises(Refused, match="turn"):
         missing(PushClient(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.retry_policy()))
@@ -134,14 +134,14 @@ def test_overloaded_answer_counts_as_the_first_answer() -> None:
 
 
 def test_retry_after_is_respected() -> None:
-    """A time to wait that the answer names is kept, whatever chance says."""
+    """The pause is the one that the response requests, without jitter."""
     clock = Clock()
     missing(PushClient(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.retry_policy(chance=0.0)))
     assert clock.pauses == [7.0]
 
 
 def test_untrusted_certificate_is_not_retried() -> None:
-    """A certificate that does not verify won't verify by repeating."""
+    """A retry can't make a certificate valid."""
 
     def untrusted() -> Exception:
         try:
@@ -161,7 +161,7 @@ def test_untrusted_certificate_is_not_retried() -> None:
 
 
 def test_running_commit_is_polled() -> None:
-    """202 is not yet a version."""
+    """A 202 response means that the commit is still running."""
     running = httpx.Response(202, content=encode(Committing(step=CommitStep.SEALING)))
     calls = PushClient(ScriptedDoor([running]), Clock().retry_policy())
     assert calls.commit("0" * 32, ()) == Committing(step=CommitStep.SEALING)
@@ -177,7 +177,7 @@ def test_running_commit_is_polled() -> None:
     ],
 )
 def test_failure_is_decoded_from_every_form(content: Callable[[Failure], bytes], code: str, after_s: float) -> None:
-    """Code, retry and time to wait, from any of these forms."""
+    """Code, retry flag and pause are read from each form."""
     answer = httpx.Response(503, content=content(Overloaded("x", 1, 3.0)), headers={"retry-after": "4"})
     found = failure_of_response(answer)
     assert found.message
@@ -194,6 +194,6 @@ def test_failure_is_decoded_from_every_form(content: Callable[[Failure], bytes],
     ],
 )
 def test_foreign_error_text_is_passed_on(content: bytes) -> None:
-    """Are passed on, and the request may be repeated."""
+    """The text is passed on, and the request may be retried."""
     found = failure_of_response(httpx.Response(429, content=content))
     assert (found.message, found.remote_retryable) == ("slow down", True)

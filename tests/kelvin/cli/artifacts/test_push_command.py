@@ -1,4 +1,4 @@
-"""The command as a caller sees it: what it prints, in words and in JSON, and what it ends with."""
+"""`kelvin push` as a caller sees it: output in text and JSON, and exit codes."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def run(house: House, *arguments: str) -> Result:
 
 
 def test_push_prints_the_version_last(house: House, tmp_path: Path) -> None:
-    """The last line on standard output is the version; what was left out is told apart; no bar without a terminal."""
+    """The last line of standard output is the version. Files left out are on standard error, and there is no bar."""
     directory = Model().write(tmp_path / "model")
     first = run(house, str(directory), "--name", "toy")
     assert first.exit_code == 0, first.output
@@ -38,7 +38,7 @@ def test_push_prints_the_version_last(house: House, tmp_path: Path) -> None:
 
 
 def test_push_json_is_one_object(house: House, tmp_path: Path) -> None:
-    """One object, for a success and for a refusal; the exit code tells which."""
+    """Success and refusal each print one JSON object and have their own exit code."""
     directory = Model().write(tmp_path / "model")
     good = run(house, str(directory), "--name", "toy", "--json")
     assert good.exit_code == 0
@@ -53,9 +53,8 @@ def test_push_json_is_one_object(house: House, tmp_path: Path) -> None:
 
 
 def test_push_says_that_the_version_cannot_start_yet(house: House, tmp_path: Path) -> None:
-    """In the words of the control plane, beside the version in plain text and as a field in JSON. The push is made all
-    the same. Once nothing is missing, neither says anything.
-    """
+    """The control plane's reason is printed with the version, as text or as a JSON field. The push succeeds all the
+    same. Without a reason, nothing is printed."""
     directory, lacking = (
         str(Model().write(tmp_path / "model")),
         "the namespace kelvin-acme lacks the secret kelvin-store",
@@ -80,7 +79,7 @@ def in_json(house: House, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_json_is_complete(house: House, tmp_path: Path) -> None:
-    """Every field that `docs/api.md` names, and no other, of a dry run, a push, and the same again."""
+    """A dry run, a push and a repeated push print exactly the fields that `docs/api.md` names."""
     directory = str(Model().write(tmp_path / "model"))
     code, dry = in_json(house, directory, "--name", "toy", "--dry-run")
     assert code == 0
@@ -91,7 +90,7 @@ def test_json_is_complete(house: House, tmp_path: Path) -> None:
     missing = {"missing_chunks": first["sent_chunks"], "missing_bytes": first["sent_bytes"]}
     common = {"model": "toy", "version": version, "total_bytes": total, "ignored": ["README.md"]}
     assert dry == {"dry_run": True, "exists": False, **common, **missing}
-    assert 0 < first["sent_bytes"] < total  # small files go with the plan
+    assert 0 < first["sent_bytes"] < total  # small files are part of the plan request
     assert first == {
         "dry_run": False, "created": True, "new_chunks": first["new_chunks"], "sent_chunks": first["sent_chunks"],
         "sent_bytes": first["sent_bytes"], **common,
@@ -103,7 +102,7 @@ def test_json_is_complete(house: House, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_leaves_nothing(house: House, tmp_path: Path) -> None:
-    """Neither in the store nor among what is staged; what it says is in words, the version last."""
+    """A dry run changes neither store nor staging. It prints a sentence and then the version."""
     directory = Model().write(tmp_path / "model")
     done = run(house, str(directory), "--name", "toy", "--dry-run")
     assert done.exit_code == 0
@@ -116,7 +115,7 @@ def test_a_dry_run_leaves_nothing(house: House, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"plan_id": 3}'])
 def test_answer_that_is_not_ours_is_no_wrong_usage(tmp_path: Path, body: bytes) -> None:
-    """A proxy or an installation of another version answered with 200: the command may be right."""
+    """A proxy or an installation of another release replied with 200, so the exit code isn't that of wrong usage."""
     directory = Model().write(tmp_path / "model")
     answer = httpx.Response(200, content=body)
     done = CliRunner().invoke(push_command, [str(directory), "--name", "toy", "--json"], obj=answering(answer))
@@ -127,7 +126,7 @@ def test_answer_that_is_not_ours_is_no_wrong_usage(tmp_path: Path, body: bytes) 
 
 @pytest.mark.parametrize("what", ["ca", "key"])
 def test_file_that_can_not_be_read_is_an_object_too(tmp_path: Path, what: str) -> None:
-    """Here a directory."""
+    """The CA file or the key file is a directory."""
     (tmp_path / "admin.key").write_text("kv_x\n")
     ca, key = Path(certifi.where()), tmp_path / "admin.key"
     target = Target(tmp_path, ca=tmp_path, key=key) if what == "ca" else Target(tmp_path, ca=ca, key=tmp_path)
@@ -136,7 +135,7 @@ def test_file_that_can_not_be_read_is_an_object_too(tmp_path: Path, what: str) -
 
 
 def test_limits(house: House, tmp_path: Path) -> None:
-    """One sender, and a rate: the push is the same."""
+    """One sender and a rate limit give the same push."""
     directory = Model().write(tmp_path / "model")
     done = run(house, str(directory), "--name", "toy", "--parallel", "1", "--limit-rate", "10M")
     assert done.exit_code == 0, done.output
@@ -165,7 +164,7 @@ def test_limits(house: House, tmp_path: Path) -> None:
 def test_push_exit_codes_are_as_documented(
     tmp_path: Path, case: str, exit_code: int, code: str | None, as_json: bool
 ) -> None:
-    """As `docs/api.md` has them; with --json the failure is the object printed, but for what click itself refuses."""
+    """Exit codes are those of `docs/api.md`. With `--json` failures are objects, except for click's own errors."""
     quota = 0 if case == "quota" else 1 << 30
     with open_house(settings_for(tmp_path / "data", tenant_store_bytes=quota)) as house:
         model = Model(

@@ -1,6 +1,7 @@
-"""SIGKILL of the client and of the snapshotter at random moments of a push: nothing is torn, and a repeat completes it.
+"""The client and the snapshotter are killed at random moments of a push. Nothing is torn, and a repeated push
+completes.
 
-`KELVIN_TEST_KILLS` says how often (6 unless told).
+`KELVIN_TEST_KILLS` is the number of kills (default 6).
 """
 
 import json
@@ -31,14 +32,14 @@ PUSH_S = 120
 
 
 def many_chunks(seed: int) -> Model:
-    """Some forty chunks, none of which is another seed's."""
+    """Return a model of about forty chunks, none shared with another seed."""
     weights = default_weights(seed * 1000)
     weights |= {f"model.extra.{n}": weight((3000,), seed * 1000 + 500 + n) for n in range(25)}
     return Model(shards={"model.safetensors": weights})
 
 
 class Client:
-    """A push that runs in a process of its own."""
+    """A push that runs as a process."""
 
     def __init__(self, data: Path, directory: Path, *more: str) -> None:
         command = [sys.executable, "-m", "tests.kelvin.pusher", str(data / "run"), str(directory), "--name", "toy"]
@@ -59,7 +60,7 @@ class Client:
         self.process.communicate()
 
     def result(self) -> dict[str, Any]:
-        """What it printed at its end. It must end well."""
+        """Return the JSON that it printed. It must succeed."""
         out, err = self.process.communicate(timeout=PUSH_S)
         assert self.process.returncode == 0, (out, err)
         found: dict[str, Any] = json.loads(out)
@@ -76,7 +77,7 @@ def pushing(data: Path, directory: Path, *more: str) -> Iterator[Client]:
 
 
 def staged(data: Path) -> dict[str, bytes]:
-    """Chunks of weights in open pushes, by name; what the snapshotter forgets meanwhile is left out."""
+    """Return the staged chunks of weights by digest. Files that the snapshotter removes meanwhile are skipped."""
     found: dict[str, bytes] = {}
     for push in (data / "staging" / TENANT).glob("[!.]*/"):
         try:
@@ -90,7 +91,7 @@ def staged(data: Path) -> dict[str, bytes]:
 
 
 def assert_nothing_is_torn(data: Path) -> None:
-    """No version in part, no half chunk under a digest, and no more than a plan, a push, and what is being removed."""
+    """Check that no version or chunk is partial, and that staging holds at most four directories."""
     assert_whole(data / "store", TENANT)
     for name, chunk in staged(data).items():
         assert blake3(chunk).hexdigest() == name
@@ -104,7 +105,7 @@ def dry_run(data: Path, directory: Path) -> dict[str, Any]:
 
 @pytest.mark.timeout(120 + 20 * KILLS)
 def test_push_survives_kills_at_random_moments(tmp_path: Path) -> None:
-    """Either side, or both: each push ends with its version, by the client's own retries or by pushing again."""
+    """Whichever side is killed, each push ends with its version, by the client's retries or by a new push."""
     data, chance = tmp_path / "data", random.Random(KILLS)
     kills = {"client": 0, "snapshotter": 0, "both": 0}
     expected: dict[str, Model] = {}
@@ -129,7 +130,7 @@ def test_push_survives_kills_at_random_moments(tmp_path: Path) -> None:
 def push_under_fire(
     process: Process, directory: Path, chunks: int, kills: dict[str, int], chance: random.Random
 ) -> dict[str, Any]:
-    """Push until it is through, with a kill at a random moment of each attempt while there are kills left."""
+    """Push until it succeeds, with kills at random moments while there are kills left."""
     limit = ["--limit-rate", chance.choice(["256K", "1M", "100M"]), "--parallel", chance.choice(["1", "4"])]
     while True:
         had = len(staged(process.data))
@@ -153,7 +154,7 @@ def push_under_fire(
 
 
 def test_staged_chunks_are_not_sent_again(tmp_path: Path) -> None:
-    """A client dies with some of it sent; the next one sends the rest, to the chunk; without what is staged, all."""
+    """After a client dies, the next one sends only the remaining chunks, or all of them if staging is lost."""
     data = tmp_path / "data"
     directory = many_chunks(0).write(tmp_path / "model")
     with process_over(data) as process:
@@ -173,7 +174,7 @@ def test_staged_chunks_are_not_sent_again(tmp_path: Path) -> None:
 
 
 def killed_half_way(data: Path, directory: Path) -> None:
-    """A client that had sent five chunks, and not all."""
+    """Kill a client after at least five of its chunks are staged and before it ends."""
     with pushing(data, directory, "--limit-rate", "64K", "--parallel", "1") as client:
         while len(staged(data)) < 5:
             assert not client.is_over(0.02)

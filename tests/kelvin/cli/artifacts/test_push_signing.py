@@ -1,4 +1,4 @@
-"""A push is signed for what lies here, and for nothing else; what was said is shown, and by whom."""
+"""A push signs only the version of the local files. `kelvin show` prints the signed claims and the key."""
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ def run(house: House, command: Any, *arguments: str) -> Result:
 
 
 def signed_push(house: House, tmp_path: Path, model: Model = SHARDED, *more: str) -> str:
-    """Of the model, by the key and with the claims that are there. The version."""
+    """Push the model with a signature and return the version."""
     directory = str(model.write(tmp_path / "model"))
     done = run(house, push_command, directory, "--name", "toy", "--sign", str(tmp_path / "key.pem"), *more)
     assert done.exit_code == 0, done.output
@@ -85,7 +85,7 @@ def shown(house: House, version: str) -> dict[str, Any]:
 
 
 def test_show_prints_every_signed_claim(house: House, tmp_path: Path) -> None:
-    """Everything of a version: what it is, who vouches for it, what they claim; in JSON and in words."""
+    """`kelvin show` prints the whole version, its signatures and claims, as JSON and as text."""
     version = signed_push(house, tmp_path, SHARDED, "--claims", str(tmp_path / "claims.toml"))
     found = shown(house, version)
     (origin,), (seal,) = found["origins"], found["seals"]
@@ -116,7 +116,7 @@ def test_show_prints_every_signed_claim(house: House, tmp_path: Path) -> None:
 
 
 def test_untrusted_signature_is_marked(house: House, tmp_path: Path) -> None:
-    """Signed by a key that is no root, or by nobody: it says so."""
+    """A signature by a key that is no trust root is shown as untrusted."""
     (tmp_path / "key.pem").write_bytes(pem_of(Ed25519PrivateKey.generate()))
     found = shown(house, version := signed_push(house, tmp_path))
     assert (found["verified"], found["origins"][0]["trusted_as"]) == (False, None)
@@ -126,7 +126,7 @@ def test_untrusted_signature_is_marked(house: House, tmp_path: Path) -> None:
 
 
 def test_a_forged_statement_is_shown_as_one(house: House, tmp_path: Path) -> None:
-    """A byte of it is another one: it vouches for nothing, and is listed."""
+    """A statement with a changed byte verifies nothing and is listed as faulty."""
     version = signed_push(house, tmp_path)
     (path,) = (house.store / TENANT / "attestations" / version).glob("origin-*")
     raw = path.read_bytes()
@@ -139,7 +139,7 @@ def test_a_forged_statement_is_shown_as_one(house: House, tmp_path: Path) -> Non
 
 
 def test_a_version_that_was_there_can_be_signed(house: House, tmp_path: Path) -> None:
-    """Pushed again with a key, nothing is sent, and the statement is added; the newest is shown first."""
+    """A second push with a key adds the statement to the existing version."""
     directory = str(SHARDED.write(tmp_path / "model"))
     first = run(house, push_command, directory, "--name", "toy")
     assert shown(house, version := first.stdout.splitlines()[-1])["verified"] is False
@@ -158,7 +158,7 @@ def test_a_version_that_was_there_can_be_signed(house: House, tmp_path: Path) ->
     ],
 )
 def test_wrong_usage(house: House, tmp_path: Path, words: tuple[str, ...], rule: str) -> None:
-    """Nothing is pushed, and the exit code is that of usage."""
+    """Nothing is pushed, and the exit code is that of wrong usage."""
     directory = str(SHARDED.write(tmp_path / "model"))
     named = [str(tmp_path / word) if word.endswith((".pem", ".toml")) else word for word in words]
     done = run(house, push_command, directory, "--name", "toy", *named)
@@ -177,7 +177,7 @@ def test_wrong_usage(house: House, tmp_path: Path, words: tuple[str, ...], rule:
     ],
 )
 def test_claims_that_are_none(tmp_path: Path, text: str, rule: str) -> None:
-    """The file and the rule are named."""
+    """The refusal names the file and the rule."""
     (tmp_path / "claims.toml").write_text(text)
     with pytest.raises(Refused, match=rule) as caught:
         read_claims(tmp_path / "claims.toml")
@@ -185,7 +185,7 @@ def test_claims_that_are_none(tmp_path: Path, text: str, rule: str) -> None:
 
 
 def test_another_version_is_not_signed(house: House, tmp_path: Path) -> None:
-    """An installation that makes something else of a push gets no signature for it."""
+    """The client refuses to sign if the installation's manifest differs from the local files."""
     source = scan(SHARDED.write(tmp_path / "model"))
     signing = PushSigner(read_key(tmp_path / "key.pem"), read_claims(None))
     plan, digests, manifest = planned(house, tmp_path)
@@ -203,7 +203,7 @@ def test_another_version_is_not_signed(house: House, tmp_path: Path) -> None:
 
 
 def planned(house: House, tmp_path: Path) -> tuple[Plan, tuple[str, ...], Manifest]:
-    """Of an honest push of the model: its plan, digests and manifest."""
+    """Return plan, digests and manifest of an unchanged push of the model."""
     seen: list[tuple[Plan, tuple[str, ...], Manifest]] = []
 
     class Spy(PushSigner):
@@ -218,7 +218,7 @@ def planned(house: House, tmp_path: Path) -> tuple[Plan, tuple[str, ...], Manife
 
 
 def swapped(plan: Plan) -> Plan:
-    """Two tensors of one size come from each other's place."""
+    """Return the plan with two pieces of equal length swapped."""
     pieces = [piece for chunk in plan.chunks for piece in chunk.pieces if piece.path.endswith(".safetensors")]
     one, two = next((a, b) for a in pieces for b in pieces if a.length == b.length and a != b)
     other = {one: two, two: one}
@@ -230,7 +230,7 @@ def swapped(plan: Plan) -> Plan:
 
 
 def test_find_mismatch_names_each_foreign_part(house: House, tmp_path: Path) -> None:
-    """Each part of a manifest that is not what lies here is named; the honest one has none."""
+    """Each part of a manifest that differs from the local files is named. The unchanged manifest has no mismatch."""
     plan, digests, manifest = planned(house, tmp_path)
     intake = admit(scan(tmp_path / "spied").request("toy"))
     pinned = {file.path: file.content for file in intake.files}
@@ -251,7 +251,7 @@ def test_find_mismatch_names_each_foreign_part(house: House, tmp_path: Path) -> 
 
 
 def verified(directory: Path, public: Path) -> subprocess.CompletedProcess[str]:
-    """What the public tool says of an exported directory."""
+    """Run OpenSSF's `model_signing verify` on an exported directory."""
     words = [
         "verify",
         "key",
@@ -268,9 +268,8 @@ def verified(directory: Path, public: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.deep
 def test_the_public_tool_verifies_an_export(house: House, tmp_path: Path) -> None:
-    """Signed at the push, verified by OpenSSF's own program after the export; a flipped byte, a file more, another key
-    are noticed there.
-    """
+    """A signature made at the push is verified by OpenSSF's own tool after the export. The tool notices a flipped byte,
+    another file and another key."""
     pytest.importorskip("model_signing", reason="the extra 'signing'", exc_type=ImportError)
     private = ec.generate_private_key(ec.SECP256R1())
     (tmp_path / "key.pem").write_bytes(pem_of(private))

@@ -1,4 +1,4 @@
-"""What is read of a directory is what was there when it was scanned, and nothing from outside of it."""
+"""A push reads exactly the files that were scanned, and nothing outside the directory."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_scan_splits_small_files_and_weights(model: Path) -> None:
-    """Small files whole, of weights the header, of the rest the name; hidden directories are passed over."""
+    """Small files are read whole, weights by their header, and other files by name. Hidden directories are skipped."""
     (model / ".git").mkdir()
     (model / ".git" / "hook.py").write_bytes(b"")
     (model / "sub").mkdir()
@@ -45,7 +45,7 @@ def test_scan_splits_small_files_and_weights(model: Path) -> None:
 
 
 def test_index_decides_which_shards_are_pushed(tmp_path: Path) -> None:
-    """The index says which safetensors are the model; others are left out."""
+    """The index lists the safetensors files of the model. Other files are left out."""
     model = Model(shards=resharded(default_weights(), 3, seed=1)).write(tmp_path / "m")
     (model / "consolidated.safetensors").write_bytes(b"unread")
     source = scan(model)
@@ -54,7 +54,7 @@ def test_index_decides_which_shards_are_pushed(tmp_path: Path) -> None:
 
 
 def test_chunk_is_its_pieces_with_padding(model: Path) -> None:
-    """Pieces in order, zeros behind each."""
+    """A chunk is its pieces in order, each padded with zeros."""
     raw = (model / "model.safetensors").read_bytes()
     config = (model / "config.json").read_bytes()
     pieces = (
@@ -66,7 +66,7 @@ def test_chunk_is_its_pieces_with_padding(model: Path) -> None:
 
 
 def put(path: str, content: bytes = b"") -> Callable[[Path], object]:
-    """Write a file into the model."""
+    """Return a function that writes a file into the model directory."""
 
     def make(model: Path) -> None:
         (model / path).parent.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ WEIGHTS = "model.safetensors"
     ],
 )
 def test_refuses(model: Path, make: Callable[[Path], object], path: str, reason: str) -> None:
-    """Before anything is sent: which file, and why; the message can be written anywhere."""
+    """The refusal names file and reason before anything is sent. The message can be encoded as UTF-8."""
     make(model)
     param, message = refusal(lambda: scan(model))
     assert path in param
@@ -115,12 +115,12 @@ def test_refuses(model: Path, make: Callable[[Path], object], path: str, reason:
 
 
 def test_missing_directory_is_refused(tmp_path: Path) -> None:
-    """A file, or nothing, is no directory."""
+    """A path without a directory is refused."""
     assert "is not a directory" in refusal(lambda: scan(tmp_path / "none"))[1]
 
 
 def test_link_within_the_directory_is_followed(tmp_path: Path) -> None:
-    """A link to a file of the directory is that file; a linked directory is passed over."""
+    """A link to a file of the directory is read as that file. A linked subdirectory is skipped."""
     model = Model().write(tmp_path / "model")
     (model / "blobs").mkdir()
     (model / "model.safetensors").rename(model / "blobs" / "w")
@@ -134,14 +134,14 @@ def test_link_within_the_directory_is_followed(tmp_path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """Other bytes, same size, same file."""
+    """Change a byte in place."""
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
 
 
 def replace(path: Path) -> None:
-    """The same bytes and time in another file."""
+    """Replace the file by another with the same bytes and time."""
     before = path.stat()
     other = path.with_name("other")
     other.write_bytes(path.read_bytes())
@@ -159,7 +159,7 @@ def touch(path: Path) -> None:
 
 
 def bend_header(path: Path) -> None:
-    """Other bytes in the header, with the size and the time restored."""
+    """Change a byte of the header, and restore size and time."""
     before = path.stat()
     raw = bytearray(path.read_bytes())
     raw[9] ^= 1
@@ -170,7 +170,7 @@ def bend_header(path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 @pytest.mark.parametrize("change", [rewrite, replace, grow, touch, bend_header, Path.unlink])
 def test_changed_file_is_noticed_before_commit(model: Path, change: Callable[[Path], None], name: str) -> None:
-    """Whatever happens to a file after the scan, the push is told before its commit; unharmed it is not."""
+    """Any change of a file after the scan is an error before the commit. Unchanged files are not."""
     source = scan(model)
     source.check_unchanged()
     change(model / name)
@@ -180,7 +180,7 @@ def test_changed_file_is_noticed_before_commit(model: Path, change: Callable[[Pa
 
 
 def test_a_read_of_a_changed_file_is_refused(model: Path) -> None:
-    """Also in the middle: no chunk is made of two states of a file."""
+    """A chunk never mixes two states of a file."""
     source = scan(model)
     chunk = PlannedChunk(length=8, pieces=(Piece(path="model.safetensors", offset=0, length=8, pad=0),))
     source.read_chunk(chunk)

@@ -1,4 +1,4 @@
-"""A tensorizer file becomes the version that the same tensors in safetensors become; one that lies becomes none."""
+"""A tensorizer file gives the same version as the same tensors in safetensors. A damaged one is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ MODEL = Model(shards={"model.safetensors": WEIGHTS})
 
 
 def written(directory: Path, file: TensorsFile | None = None, small: bool = True) -> Path:
-    """A file of the model's tensors, in another order, among the model's small files and what else lies around."""
+    """Write a tensorizer file with the model's tensors in another order, by default with the small files."""
     directory.mkdir(parents=True)
     path = directory / "toy.tensors"
     path.write_bytes((file or TensorsFile(dict(reversed(WEIGHTS.items())), kind=0)).build())
@@ -41,13 +41,13 @@ def written(directory: Path, file: TensorsFile | None = None, small: bool = True
 
 
 def objects(house: House) -> list[bytes]:
-    """Files that are kept as they are."""
+    """Return the tensorizer files that the store keeps."""
     return [path.read_bytes() for path in (house.store / TENANT / "packs").glob("*.tensors")]
 
 
 @pytest.mark.parametrize("repack", [pytest.param(False, id="as it is"), pytest.param(True, id="taken apart")])
 def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
-    """However the tensors came, and whether the file is kept or nothing but its tensors; nothing is sent twice."""
+    """The version doesn't depend on the format, or on whether the file is kept or repacked. No chunk is sent twice."""
     told = Told()
     file = written(tmp_path / "a")
     with house.client() as door:
@@ -61,7 +61,7 @@ def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, re
 
 
 def test_tensorizer_export_pushes_to_the_same_version(house: House, tmp_path: Path) -> None:
-    """What the library wrote at an export is the version again, its small files being beside it."""
+    """A file written by the library at an export is pushed to the same version, with its small files beside it."""
     with house.client() as door:
         version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
         export_version(version, tmp_path / "out", "tensors", door, Progress())
@@ -69,7 +69,7 @@ def test_tensorizer_export_pushes_to_the_same_version(house: House, tmp_path: Pa
 
 
 def test_kept_tensorizer_file_is_exported_unchanged(house: House, tmp_path: Path) -> None:
-    """Exported, the file is the one that was pushed, to the last byte; safetensors hold its tensors."""
+    """The exported file is the pushed one, byte for byte. An export as safetensors has the same tensors."""
     file = written(tmp_path / "a")
     run = CliRunner()
     pushed = run.invoke(push_command, [str(file), "--name", "toy"], obj=Doors(house))
@@ -86,7 +86,7 @@ def test_kept_tensorizer_file_is_exported_unchanged(house: House, tmp_path: Path
 
 
 def test_the_library_reads_it_in_the_store(house: House, tmp_path: Path) -> None:
-    """The object is a tensorizer file like any other: its library opens it where it lies, and its hashes are right."""
+    """The library opens the stored object in place, and its hashes match."""
     with house.client() as door:
         version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
         export_version(version, tmp_path / "out", "tensors", door, Progress())
@@ -96,14 +96,13 @@ def test_the_library_reads_it_in_the_store(house: House, tmp_path: Path) -> None
 
 
 def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -> None:
-    """The client holds the whole against the digest taken at the push. Where the index is wrong of the file, the
-    library writes another one, and the export says that it is not what was pushed.
-    """
+    """The client compares an exported file with the digest from the push. If the index is wrong about the file, the
+    library writes another one, and the export says that it isn't the pushed one."""
     file = written(tmp_path / "a")
     with house.client() as door:
         version = push(file, "toy", door, Progress()).version
     (path,) = (house.store / TENANT / "packs").glob("*.tensors")
-    flipped(path, file.stat().st_size - 1)  # of no chunk: the version itself is well
+    flipped(path, file.stat().st_size - 1)  # a byte of no chunk, so the version itself is intact
     index = house.store / TENANT / "index" / path.name
     assert refused_export(house, version, tmp_path / "out") == "chunk_corrupt"
     flipped(path, file.stat().st_size - 1)
@@ -126,7 +125,7 @@ def refused_export(house: House, version: str, directory: Path) -> str:
 
 
 def test_small_files_may_lie_in_another_directory(house: House, tmp_path: Path) -> None:
-    """The small files may lie elsewhere; that the weights there are not these is no matter."""
+    """The small files may be in another directory, given by `--with`. Other weights there don't matter."""
     file, other = written(tmp_path / "a", small=False), tmp_path / "b"
     other.mkdir()
     Model(more={}).write(other)
@@ -159,7 +158,7 @@ def refusal(house: House, file: Path) -> str:
 
 
 def test_damaged_tensorizer_file_is_refused(house: House, tmp_path: Path) -> None:
-    """A flipped bit of a tensor, a file that was cut, a link out of the directory: named, and nothing is sent."""
+    """A flipped bit, a truncated file and a link out of the directory are each refused, and no version is stored."""
     file = written(tmp_path / "a")
     whole = file.read_bytes()
     flipped(file, len(whole) - 20)
@@ -173,7 +172,7 @@ def test_damaged_tensorizer_file_is_refused(house: House, tmp_path: Path) -> Non
 
 
 def test_a_client_that_checks_nothing_is_refused_too(house: House, tmp_path: Path) -> None:
-    """The snapshotter reads the index itself: overlaps, other weights beside, an index of safetensors."""
+    """The snapshotter checks the index itself: overlaps, other weights beside it, a file in a subdirectory."""
     request = MODEL.request()
     good = TensorsFile(WEIGHTS)
 

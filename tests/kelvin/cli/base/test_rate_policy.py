@@ -1,4 +1,4 @@
-"""How durations and limits on bytes per second are written, and how many senders a limit is worth."""
+"""How durations and byte rates are parsed, and how many senders a rate allows."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_rate_is_parsed_with_binary_units(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "-1M", "10MB", "1.5M", "0", "63K", "65535", "10 M", "9" * 16, "1048577G"])
 def test_invalid_rate_is_refused_with_the_value(text: str) -> None:
-    """The value is named."""
+    """The error quotes the value."""
     with pytest.raises(ValueError, match="must be") as caught:
         parse_rate(text)
     assert repr(text) in str(caught.value)
@@ -39,12 +39,12 @@ def test_sender_count_follows_the_rate(parallel: int, bytes_s: int | None, chunk
 
 @pytest.mark.parametrize(("text", "want"), [("45s", 45), ("30m", 1800), ("24h", 86_400), ("90d", 7_776_000), ("0s", 0)])
 def test_duration_is_a_number_and_a_unit(text: str, want: int) -> None:
-    """A whole number and a unit."""
+    """A duration is a whole number and a unit."""
     assert parse_duration_s(text) == want
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "1w", "24 h", "9999999999s"])
 def test_invalid_duration_is_refused(text: str) -> None:
-    """The value and the rule are named."""
+    """The error states the rule."""
     with pytest.raises(ValueError, match="must be a whole number and one of s, m, h, d"):
         parse_duration_s(text)

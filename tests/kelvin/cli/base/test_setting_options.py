@@ -1,4 +1,4 @@
-"""Options of commands are the settings that structs state: names, bounds and sentences."""
+"""Command options are generated from the settings of structs: names, bounds and descriptions."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from kelvin.contracts.serving.control_messages import TenantLimits
 
 
 class Things(msgspec.Struct):
-    """Some settings."""
+    """A struct with three settings."""
 
     max: Annotated[Annotated[int, Meta(le=9)], Meta(ge=1, description="At most.")] = 1
     rate: Annotated[float, Meta(gt=0, description="A second.")] | None = None
@@ -24,7 +24,7 @@ class Things(msgspec.Struct):
 
 
 def test_settings_are_read_as_stated() -> None:
-    """In their order: type, choices, bounds also of a type within a type, sentence. Null is none of it."""
+    """Options follow the fields, with type, choices, bounds (also nested) and description. Null is ignored."""
     seen: list[Setting] = []
 
     def kind(setting: Setting) -> click.ParamType[Any]:
@@ -60,7 +60,7 @@ def _run(*words: str) -> Result:
     ids=["tenants", "scale"],
 )
 def test_each_setting_has_its_option(words: tuple[str, ...], settings: Any, other: dict[str, str]) -> None:
-    """With its sentence."""
+    """The help shows each option with its description."""
     told = " ".join(_run(*words, "--help").output.split())
     for name in settings.__struct_fields__:
         assert f" {other.get(name, '--' + name.replace('_', '-'))} " in told
@@ -76,7 +76,7 @@ def test_each_setting_has_its_option(words: tuple[str, ...], settings: Any, othe
     ],
 )  # fmt: skip
 def test_what_is_out_of_bounds_is_not_sent(option: str, value: str) -> None:
-    """It is a wrong use of the command."""
+    """A value out of bounds is wrong usage."""
     done = _run("scale", "m", option, value)
     assert done.exit_code == 2
     assert option in done.output
@@ -90,13 +90,13 @@ def test_what_is_out_of_bounds_is_not_sent(option: str, value: str) -> None:
     ],
 )  # fmt: skip
 def test_limits_keep_their_rules(limit: tuple[str, str]) -> None:
-    """They are checked before the installation is asked."""
+    """Limits are checked before any request."""
     assert _run("tenants", "set", "acme", *limit).exit_code == 2
 
 
 @pytest.mark.parametrize("limit", [("--tpm", MAX_LIMIT), ("--weight", 1000), ("--store-bytes", 0), ("--plan", "free")])
 def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Help shows the bounds."""
+    """A limit at its bound is sent. The help shows the bounds."""
     sent: list[Any] = []
 
     def asked(method: str, path: str, *, json: Any) -> Any:
@@ -113,7 +113,7 @@ def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: py
 
 
 def test_limits_of_another_build_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installation may have fewer settings than the command, or more."""
+    """The installation may have fewer or more settings than the CLI."""
     answer = {"limits": {"rpm": 5, "tpm": None, "burst": 9}}
     monkeypatch.setattr("kelvin.cli.tenants.tenant_commands.asked", lambda *_, **__: answer)
     assert _run("tenants", "set", "acme", "--rpm", "5").output == "acme: rpm 5, tpm default, burst 9\n"

@@ -1,4 +1,4 @@
-"""Tables cut no word, on a narrow terminal and in a pipe."""
+"""Tables never cut a word, on a narrow terminal or in a pipe."""
 
 import io
 from pathlib import Path
@@ -28,14 +28,14 @@ def _printed(console: Console) -> str:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 300])
 def test_terminal_shows_whole_words(width: int) -> None:
-    """The id that `keys revoke` needs is there, also where the terminal is narrower than the table."""
+    """The id that `keys revoke` needs is shown whole, even if the terminal is narrower than the table."""
     text = _printed(Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None))
     assert KEY in text
     assert "…" not in text
 
 
 def test_narrow_terminal_shows_a_row_as_a_block() -> None:
-    """`keys list` is wider than 80 columns, so each key becomes a block. One that fits stays a table."""
+    """A row wider than the terminal is printed as a block. A table that fits stays a table."""
     text = _printed(Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None))
     assert max(map(len, text.splitlines())) <= 60
     for header, cell in zip(HEADERS, (KEY, *OTHERS), strict=True):
@@ -47,7 +47,7 @@ def test_narrow_terminal_shows_a_row_as_a_block() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 def test_keys_list_cuts_no_handle(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal of 80 columns no line of `kelvin keys list` is longer. `keys revoke` needs the whole id."""
+    """On an 80-column terminal, `kelvin keys list` prints no longer line, and the key id is whole."""
     times = {"created_at_s": 1795834800, "expires_at_s": None, "last_used_at_s": 1795834800}
     row = {"key_id": "di51m6a8wwri", "name": "admin", "state": "active", "scopes": ["admin", "operator"], "models": []}
     answer = httpx.Response(200, json={"keys": [row | times]})
@@ -61,7 +61,10 @@ def test_keys_list_cuts_no_handle(terminal: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pipe_has_a_row_in_one_line() -> None:
-    """`kelvin keys list | grep NAME` finds the id beside the name, whatever `COLUMNS` says."""
+    """`kelvin keys list
+
+    grep NAME` finds the id beside the name, whatever `COLUMNS` says.
+    """
     text = _printed(Console(file=io.StringIO(), width=80))
     (row,) = [line for line in text.splitlines() if KEY in line]
     assert all(each in row for each in OTHERS)
@@ -69,7 +72,7 @@ def test_pipe_has_a_row_in_one_line() -> None:
 
 @pytest.mark.parametrize("cell", ["gpu[a100]", "[/h100]", "x:gem:"])
 def test_cell_is_printed_as_it_is(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Device classes and the audit's words may hold what rich takes for its markup."""
+    """Device classes and audit text may contain rich's markup."""
     table = Table("device")
     table.add_row(cell)
     print_table(table)

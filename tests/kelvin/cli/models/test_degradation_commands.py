@@ -1,4 +1,4 @@
-"""`kelvin models ladder`: what its options mean. What is right of them is the API's to say."""
+"""`kelvin models ladder`: the meaning of its options. The API checks the values."""
 
 import click
 import pytest
@@ -14,7 +14,7 @@ from kelvin.cli.models.degradation_commands import (
 
 
 def test_degradation_steps_are_sorted_by_wait() -> None:
-    """In the order of their waits; of those with one wait, what gives up least first."""
+    """Steps are sorted by wait. With equal waits, the step that gives up least comes first."""
     assert read_steps(("64@2", "16"), ("small@8", "other/tiny"), ("3600", "60@8")) == [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.0},
         {"step": "fallback", "model": "small", "wait_s": 8.0},
@@ -28,13 +28,12 @@ def test_degradation_steps_are_sorted_by_wait() -> None:
 
 @pytest.mark.parametrize("bad", ["x", "", "-1", "1.5", "64@", "64@soon", "64@nan", "64@inf", "\u0661"])
 def test_invalid_step_is_refused_with_its_text(bad: str) -> None:
-    """Told by its text."""
+    """The error quotes the step."""
     with pytest.raises(click.UsageError, match="must be"):
         read_steps((bad,), ())
 
 
 def test_each_step_is_printed_with_its_wait() -> None:
-    """Each step, and when."""
     steps: list[dict[str, object]] = [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.5},
         {"step": "fallback", "model": "small", "wait_s": None},
@@ -63,12 +62,12 @@ SET = {"steps": [CAP], "plans": {"free": [SMALL]}}
     ],
 )
 def test_other_plans_keep_their_steps(steps: list[dict[str, object]] | None, plan: str | None, want: object) -> None:
-    """What is not spoken of stays."""
+    """A change of one plan, or of the default steps, keeps the others."""
     assert replace_plan_steps(SET, steps, plan) == want
 
 
 def test_default_steps_are_printed_before_plans() -> None:
-    """Of all, then of each plan."""
+    """The default steps are printed first, then those of each plan."""
     assert list(degradation_lines("m", SET | {"plans": {"pro": [], "free": [SMALL]}})) == [
         "cap-output 64: from 2.5 s of expected wait",
         "plan free:",
@@ -89,7 +88,7 @@ def test_default_steps_are_printed_before_plans() -> None:
     ],
 )
 def test_contradictory_options_are_refused(options: list[str], says: str) -> None:
-    """Said before anything is asked."""
+    """Contradictory options are refused before any request."""
     found = CliRunner().invoke(degradation_command, ["m", *options])
     assert found.exit_code == 2
     assert says in found.output

@@ -1,4 +1,4 @@
-"""What `kelvin explain start` says beside its forecast."""
+"""What `kelvin explain start` prints next to its forecast."""
 
 import pytest
 from click.testing import CliRunner
@@ -32,7 +32,7 @@ FORECAST = {
 def test_explain_start_says_why_none_comes(
     problem: dict[str, str] | None, last: dict[str, str] | None, want: str | None
 ) -> None:
-    """A forecast in milliseconds is no answer where the start can't come."""
+    """If a start can't succeed, the reason is printed as well, because a forecast alone would mislead."""
     versions = [{"version": VERSION, "start_problem": problem}]
     model = {"model": "m", "state": "zero", "last_restore": last, "versions": versions}
     installation = answering(FORECAST, model)

@@ -1,4 +1,4 @@
-"""What `kelvin status` says of the weight cache, in one line, and of standbys."""
+"""The lines of `kelvin status`: weight cache, disk, standbys, splits, pending replicas and failures."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ SCRUBBED = "; 7 checked again in 2 passes"
     ],
 )
 def test_cache_line_counts_faults_by_tier(cache: dict[str, Any] | None, want: str) -> None:
-    """Each fault by tier, what and kind; what was healed and what was not."""
+    """Faults are counted by tier, object and kind. Healed and refused chunks are counted too."""
     assert cache_line(cache) == want
 
 
@@ -95,12 +95,12 @@ def test_cache_line_counts_faults_by_tier(cache: dict[str, Any] | None, want: st
     ids=["a cluster", "room", "full"],
 )
 def test_disk_lines(disk: dict[str, Any] | None, want: list[str]) -> None:
-    """A disk with room is not worth a line."""
+    """Only a disk without space gets a line."""
     assert list(disk_lines(disk)) == want
 
 
 def test_standby_lines() -> None:
-    """How many, why, how starts fared, what it costs."""
+    """The lines have the counts, the reason, the hit rate and the memory."""
     pool = {
         "device": "cpu", "wanted": 3, "why": "bursts", "kept": 3, "parked": 2, "forking": 1, "target": 0.99,
         "probability": 0.99312, "starts_per_s": 0.0314, "replaced_in_s": 0.42, "hits": 12, "misses": 2,
@@ -114,13 +114,13 @@ def test_standby_lines() -> None:
 
 
 def test_split_lines() -> None:
-    """Each version's share, the largest first."""
+    """Each version has its share. The largest comes first."""
     assert list(split_lines({"a" * 64: 1, "b" * 64: 3})) == ["bbbbbbbbbbbb 3 (75.0%)", "aaaaaaaaaaaa 1 (25.0%)"]
     assert list(split_lines({})) == []
 
 
 def test_split_weights_are_parsed_once_each() -> None:
-    """VERSION=WEIGHT, each once; what is right of a number is the API's to say."""
+    """Weights are written VERSION=WEIGHT, each version once. The API checks the number."""
     assert read_weights(("a=90", "b=0")) == {"a": 90, "b": 0}
     for bad in (("a",), ("=1",), ("a=",), ("a=1.5",), ("a=-1",), ("a=\u0661",), ("a=1", "a=2")):
         with pytest.raises(click.UsageError, match="VERSION=WEIGHT"):
@@ -151,12 +151,12 @@ def _pending(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_pending_replicas(row: dict[str, Any], want: list[str]) -> None:
-    """What they ask for, how many there are, and how long they wait."""
+    """The line names the capacity, the number of replicas and the wait."""
     assert list(pending_lines([row])) == want
 
 
 def test_pool_lines() -> None:
-    """How many there are to be, and what those that are there do."""
+    """The lines have the wanted number and the states of the existing pods."""
     rows = [
         {"name": "large", "wanted": 0, "pods": {}},
         {"name": "small", "wanted": 3, "pods": {"bound": 1, "parked": 2}},
@@ -178,7 +178,7 @@ def test_pool_lines() -> None:
     ],
 )
 def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str]) -> None:
-    """Why nothing of a model is ready."""
+    """The reason of the last failed start is printed unless a replica is ready."""
     assert list(failure_lines([{"model": "m", "state": state, "last_restore": last}])) == want
 
 
@@ -193,7 +193,7 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
     ],
 )
 def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
-    """Of a model whose version was only just named."""
+    """The old version serves while the new one can't yet."""
     assert list(fallback_version_lines([{"model": "m"} | row])) == want
 
 
@@ -210,7 +210,7 @@ def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
     ],
 )
 def test_death_lines(more: dict[str, Any], want: list[str]) -> None:
-    """Of a version of which a replica ended without having been told to."""
+    """A replica that ended unexpectedly is reported with its time and signal."""
     assert list(death_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want
 
 
@@ -227,5 +227,5 @@ def test_death_lines(more: dict[str, Any], want: list[str]) -> None:
     ],
 )
 def test_behind_lines(more: dict[str, Any], want: list[str]) -> None:
-    """Of a version that runs the image of before."""
+    """A version that still runs the previous image is reported with the reason."""
     assert list(outdated_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want

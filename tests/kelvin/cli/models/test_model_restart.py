@@ -1,4 +1,4 @@
-"""`kelvin models restart` against an API that says what a control plane may; with an installation: tests/e2e."""
+"""`kelvin models restart` against scripted API responses. `tests/e2e` covers a real installation."""
 
 import json
 
@@ -47,13 +47,13 @@ def problem(status: int, detail: str) -> httpx.Response:
     ],
 )
 def test_restart_prints_progress_and_exit_code(answers: list[object], status: int, output: str) -> None:
-    """Progress on standard output, one sentence where it fails, and the exit code."""
+    """Progress is printed, a failure is one sentence, and the exit code shows which."""
     done = CliRunner().invoke(restart_command, ["m"], obj=answering(*answers))
     assert (done.exit_code, done.output) == (status, output)
 
 
 def test_json_is_one_document() -> None:
-    """The API's last answer, without progress."""
+    """The last response is printed, without progress."""
     installation = answering(said("running"), said("running", 1), said("done", 2))
     done = CliRunner().invoke(restart_command, ["m", "--json"], obj=installation)
     assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2))

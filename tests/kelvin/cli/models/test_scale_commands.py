@@ -1,4 +1,4 @@
-"""`kelvin scale`: which command is meant; what of a file is wrong is told by case, step and rule."""
+"""`kelvin scale`: which command is meant. Errors of a file name case, step and rule."""
 
 import json
 from pathlib import Path
@@ -10,23 +10,23 @@ from kelvin.cli.main import main
 
 
 def asked(command: str, document: object) -> Result:
-    """Of standard input."""
+    """Run the command with `document` on standard input."""
     text = document if isinstance(document, str) else json.dumps(document)
     return CliRunner().invoke(main, ["scale", command, "-"], input=text)
 
 
 def steps(*steps: object, **case: object) -> dict[str, object]:
-    """One case."""
+    """Return a document with one case of steps."""
     return {"cases": [{"name": "surge", **case, "steps": list(steps)}]}
 
 
 def ops(*ops: object, **case: object) -> dict[str, object]:
-    """One case of a window."""
+    """Return a document with one case of window operations."""
     return {"cases": [{"name": "tail", **case, "ops": list(ops)}]}
 
 
 def test_replay_uses_knative_defaults() -> None:
-    """What is absent or null is Knative's default; a change of the spec is of what it names, before its tick."""
+    """An absent or null value is Knative's default. An `update_spec` changes only what it names, before its tick."""
     done = asked(
         "replay",
         steps(
@@ -52,13 +52,13 @@ def test_replay_uses_knative_defaults() -> None:
 
 
 def test_windows() -> None:
-    """Kinds and lengths have defaults, too."""
+    """The kind and length of a window have defaults."""
     done = asked("windows", ops({"op": "record", "t": 1, "v": 3}, {"op": "average", "t": 1.5, "v": None}))
     assert json.loads(done.stdout) == {"cases": [{"name": "tail", "averages": [3.0]}]}
 
 
 def test_non_finite_average_is_null() -> None:
-    """Is null, as JSON has no infinity."""
+    """JSON has no infinity, so the average is null."""
     huge = {"op": "record", "t": 1, "v": 1.7e308}
     done = asked("windows", ops(huge, huge, {"op": "average", "t": 1}))
     assert json.loads(done.stdout)["cases"][0]["averages"] == [None]
@@ -95,7 +95,7 @@ def test_non_finite_average_is_null() -> None:
     ],
 )  # fmt: skip
 def test_invalid_scale_case_is_named(command: str, document: object, want: str) -> None:
-    """Nothing is printed for a program to read; exit code 1."""
+    """Nothing is printed to standard output, and the exit code is 1."""
     done = asked(command, document)
     assert (done.exit_code, done.stdout) == (1, "")
     assert want in done.stderr
@@ -113,7 +113,7 @@ def test_invalid_scale_case_is_named(command: str, document: object, want: str) 
     ],
 )
 def test_model_name_is_no_scale_subcommand(words: list[str], want: str, tmp_path: Path) -> None:
-    """A model's settings go to the installation; files stay here."""
+    """Settings of a model are sent to the installation. Files are read locally."""
     local = [] if words[0] == "replay" else ["--data", str(tmp_path)]
     done = CliRunner().invoke(main, ["scale", *words, *local])
     assert done.exit_code != 0
@@ -121,7 +121,7 @@ def test_model_name_is_no_scale_subcommand(words: list[str], want: str, tmp_path
 
 
 def test_files_are_of_no_installation() -> None:
-    """So these commands have no option that says of which."""
+    """Commands on local files have no `--url` option."""
     assert "--url" in CliRunner().invoke(main, ["scale", "tinylm", "--help"]).stdout
     for command in ("replay", "windows"):
         assert "--url" not in CliRunner().invoke(main, ["scale", command, "--help"]).stdout

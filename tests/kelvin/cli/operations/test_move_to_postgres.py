@@ -1,4 +1,4 @@
-"""`kelvin restore --database` from outside: an installation goes on in a PostgreSQL with the keys and bill it had."""
+"""`kelvin restore --database`: an installation moves to PostgreSQL with its keys and bill. Real processes."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ READER = {PRINCIPAL_HEADER: encode(Principal(key_id="k", tenant="acme", scopes=(
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
-    """A data directory with a zygote."""
+    """A data directory with a fake zygote."""
     where = tmp_path / "data"
     with fake_zygote(RunDirectory(where / "run")):
         yield where
@@ -33,13 +33,13 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """Of this test's own."""
+    """A PostgreSQL server of this test's own."""
     with PostgresServer() as made:
         yield made
 
 
 async def used(data: Path) -> None:
-    """A tenant with a key of its own and a bill, and a model."""
+    """Create a tenant with a key, a model and a bill."""
     await ready(data)
     async with connect_client(data) as door:
         assert (await door.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
@@ -52,7 +52,7 @@ async def used(data: Path) -> None:
 
 
 async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
-    """The bill, and the keys as activators hear of them."""
+    """Return the bill, and the keys as activators receive them."""
     await ready(data)
     async with connect_client(data) as door, feed(door) as reader:
         keys = sorted((await reader.line()).keys, key=lambda row: row.key_id)
@@ -62,9 +62,8 @@ async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
 
 
 def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
-    """A backup of it, running or stopped, becomes an empty database, and what is told of it there is what was told of
-    it here. One that isn't empty is refused.
-    """
+    """A backup is restored to an empty database, where bill and keys are the same. A backup under the lock of a running
+    supervisor and a restore to a used database are refused."""
     place, file = postgres.database(migrated=False), data.with_name("stopped.backup")
     words = ("restore", str(file), "--database", place.url)
 
@@ -105,7 +104,7 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
     ],
 )
 def test_refused_restore_shows_no_password(tmp_path: Path, url: str, says: str) -> None:
-    """Nothing was restored, it says why, and shows no password."""
+    """The error has the reason, says that nothing was restored, and shows no password."""
     (tmp_path / "made.backup").touch()
     code, said = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)
     assert (code, "nothing was restored" in said, says in said) == (1, True, True), said
@@ -121,14 +120,14 @@ def test_refused_restore_shows_no_password(tmp_path: Path, url: str, says: str) 
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """As wrong usage."""
+    """Contradictory options are wrong usage, and no file is made."""
     (tmp_path / "made.backup").touch()
     assert kelvin("restore", str(tmp_path / "made.backup"), *words, "--data", str(tmp_path / "data"))[0] == 2
     assert {each.name for each in tmp_path.iterdir()} == {"made.backup"}
 
 
 def test_nothing_is_backed_up_where_there_is_nothing(tmp_path: Path) -> None:
-    """No directory is made, and a kelvin.db that isn't the database is no backup of one."""
+    """A backup without a database is refused and makes no directory. An empty `kelvin.db` is refused too."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     code, said = kelvin("backup", str(file), "--data", str(data))
     assert (code, "holds no kelvin.db" in said, data.exists()) == (1, True, False), said

@@ -1,4 +1,4 @@
-"""`kelvin backup` and `kelvin restore` where the database is no file of this installation: refused, with what to do."""
+"""`kelvin backup` and `kelvin restore` as commands: refusals with a hint, locks and interrupted output."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ URL = "postgresql://kelvin@db.example/kelvin"
 
 
 def kelvin(*words: str, database: str = "") -> tuple[int, str]:
-    """Exit code, and all that it said."""
+    """Return exit code and output of the command."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
     done = subprocess.run(
         [sys.executable, "-m", "kelvin.cli.main", *words],
@@ -36,9 +36,8 @@ def kelvin(*words: str, database: str = "") -> tuple[int, str]:
 
 
 async def test_restore_is_refused_while_a_database_is_set(tmp_path: Path) -> None:
-    """It names the setting and what to do in its place, and touches nothing; a backup may be looked at. The control:
-    without the setting it is restored.
-    """
+    """The refusal names the setting and what to do, and changes nothing. A backup can still be checked. Control:
+    without the setting it is restored."""
     file, new = tmp_path / "made.backup", tmp_path / "new"
     async with installed(tmp_path) as world:
         await world.back_up(file)
@@ -54,7 +53,7 @@ async def test_restore_is_refused_while_a_database_is_set(tmp_path: Path) -> Non
 
 
 async def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
-    """It is in place all the same. The command does what it says."""
+    """The backup is restored all the same. The suggested command enters the missing journal entries."""
     file = await back_up_and_enter_one(tmp_path)
     new = str(tmp_path / "new")
     code, said = kelvin("restore", str(file), "--data", new)
@@ -65,9 +64,8 @@ async def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_p
 
 
 def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> None:
-    """It would go on with the files that were moved aside, and all that it takes would be lost. It may run without a
-    supervisor, whose lock would say so. The control: a look, and the same once it has ended.
-    """
+    """A running control plane would keep writing to the replaced files and lose its work. It may run without a
+    supervisor and its lock. Control: the restore succeeds after it ends."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     data.mkdir()
     words = ("restore", str(file), "--replace", "--data", str(data))
@@ -83,7 +81,7 @@ def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> 
 
 
 def test_a_restore_whose_command_was_killed_still_keeps_others_out(tmp_path: Path) -> None:
-    """What restores is a program of its own, and goes on. A `kelvin up` beside it would have its files moved aside."""
+    """The restore runs in a child that outlives the command and keeps the lock, so no `kelvin up` can start."""
     data, source = tmp_path / "data", tmp_path / "source"
     os.mkfifo(source)
     command = [sys.executable, "-m", "kelvin.cli.main", "restore", str(source), "--data", str(data)]
@@ -94,7 +92,7 @@ def test_a_restore_whose_command_was_killed_still_keeps_others_out(tmp_path: Pat
         process.kill()
         process.wait(60)
     is_free = _is_free(data)
-    source.write_bytes(b"")  # the program has waited for its source, and finds no backup in it
+    source.write_bytes(b"")  # ends the child's wait for its source, which holds no backup
     assert not is_free
     poll_until("the program has ended", lambda: _is_free(data) or None)
 
@@ -111,7 +109,7 @@ def _is_free(data: Path) -> bool:
     "is_file", [pytest.param(False, id="PostgreSQL"), pytest.param(True, id="the control: a file")]
 )
 def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -> None:
-    """The running installation says so, by the setting and by what backs it up."""
+    """The running installation refuses with the setting and the tool to use."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     data.mkdir()
     with PostgresServer() as postgres, program(data, **({} if is_file else {"database": postgres.database().url})):
@@ -123,7 +121,7 @@ def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -
 
 
 def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes is read to its end."""
+    """Output larger than a pipe's buffer is read to its end."""
     (tmp_path / "talkative.py").write_text("import sys; sys.stderr.write('x' * (1 << 20)); print('whole')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert b"".join(run_for_output("talkative", [], otherwise="nothing was written")) == b"whole\n"
@@ -131,7 +129,7 @@ def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_partly_written_backup_fails(tmp_path: Path, unbuffered: str) -> None:
-    """The disk is full before the last byte. The command prints no digest of a truncated backup."""
+    """If the disk is full before the last byte, the command fails and prints no digest."""
     open_database(tmp_path / "kelvin.db").close()
     to = tmp_path / "made.backup"
 

@@ -1,4 +1,4 @@
-"""`kelvin models render` refuses in a sentence what it can't render."""
+"""`kelvin models render` refuses in one sentence what it can't render."""
 
 from types import SimpleNamespace
 
@@ -18,20 +18,20 @@ MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
 
 
 def rendered(reference: str, *answers: httpx.Response) -> Result:
-    """By the command."""
+    """Run the command with this reference."""
     words = [reference, "--image", "i", "--store", "s3://m"]
     return CliRunner().invoke(render_commands.render_command, words, obj=answering(*answers))
 
 
 def test_digits_without_a_model_are_refused() -> None:
-    """Before anybody is asked: 2, and what it must be."""
+    """The refusal is wrong usage, before any request."""
     done = rendered(VERSION)
     assert done.exit_code == 2
     assert f"Error: {VERSION}: must be M, M@prod or M@HEX\n" in done.output
 
 
 def test_store_that_pods_cannot_reach_is_refused() -> None:
-    """Before anybody is asked, by render and by the command that prints a namespace; the error says what to do."""
+    """Both render commands refuse a local store before any request, and say what to use."""
     words = ["m", "--image", "i", "--store", "file:///x"]
     done = CliRunner().invoke(render_commands.render_command, words, obj=answering())
     assert done.exit_code == 2
@@ -44,7 +44,7 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
 
 @pytest.mark.parametrize("image", ["", "registry.example/kelvin@sha256:…", "a b"])
 def test_name_that_no_image_has_is_refused(image: str) -> None:
-    """Before anybody is asked. No cluster takes an empty image, or the dots of an example."""
+    """An invalid image name, such as the dots of an example, is refused before any request."""
     done = CliRunner().invoke(
         render_commands.render_command, ["m", "--image", image, "--store", "s3://m"], obj=answering()
     )
@@ -60,7 +60,7 @@ def test_name_that_no_image_has_is_refused(image: str) -> None:
     ],
 )
 def test_a_refusal_is_raised_as_it_was_said(monkeypatch: pytest.MonkeyPatch, answers: list[httpx.Response]) -> None:
-    """Also by the second question, of how the model scales."""
+    """A refusal is passed on unchanged, from the first or the second request."""
     monkeypatch.setattr(render_commands, "ExportClient", lambda *_: SimpleNamespace(manifest=lambda _: None))
     done = rendered("m", *answers)
     assert isinstance(done.exception, Refused)

@@ -1,4 +1,4 @@
-"""`kelvin restart` where there is nothing to restart; with an installation: tests/e2e/failures/test_hot_restart.py."""
+"""`kelvin restart` without a real installation. `tests/e2e/failures/test_hot_restart.py` uses one."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ from kelvin.cli.main import main
     ],
 )
 def test_restart_without_an_installation_says_so(tmp_path: Path, lock: str | None) -> None:
-    """It is said, nobody is signalled, and nothing is made."""
+    """The command says so, signals no process and creates nothing."""
     data = tmp_path / "data"
     if lock is not None:
         (data / "run").mkdir(parents=True)
@@ -47,7 +47,7 @@ threading.Event().wait()
 
 
 def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor that hangs has no log file: it writes to its standard error."""
+    """A supervisor writes to standard error and has no log file, so the hint names its process."""
     monkeypatch.setattr("kelvin.cli.operations.installation_commands.RESTART_TIMEOUT_S", 0.1)
     (tmp_path / "run").mkdir(mode=0o700)
     program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "None")
@@ -63,7 +63,7 @@ def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
-    """Nothing would replace the activator then, so the command does not wait."""
+    """The command doesn't wait, because nothing would replace the activator."""
     (tmp_path / "run").mkdir(mode=0o700)
     program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "os._exit(0)")
     with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:
@@ -74,7 +74,7 @@ def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
-    """At once, as the supervisor says it, and not what an earlier one said."""
+    """The supervisor's reason is printed at once. An earlier reason is ignored."""
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / "succession").write_text("an earlier one\n")
     command = [sys.executable, "-c", SUPERVISOR, "up", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""`kelvin timeline`: what it prints of a request, how it draws a start, and the floor that it draws beside it."""
+"""`kelvin timeline`: its output for a request, the waterfall of a start, and the floor beside it."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _printed(answer: TimelineAnswer) -> str:
 
 
 def test_timeline_says_why_no_replica_came() -> None:
-    """With reason and message, below the drawing. A request whose replica came has no such line."""
+    """Reason and message follow the drawing. A request that got a replica has no such line."""
     problem = StartProblem("missing_secret", "the namespace kelvin-acme lacks the secret kelvin-store", None)
     text = _printed(msgspec.structs.replace(WARM, start_problem=problem))
     assert text.splitlines()[-1] == (
@@ -32,7 +32,7 @@ def test_timeline_says_why_no_replica_came() -> None:
 
 
 def test_timeline_calls_a_request_warm_only_if_a_replica_was_given_it() -> None:
-    """A request that was refused before that was neither cold nor warm."""
+    """A request that was refused earlier was neither cold nor warm."""
     refused = msgspec.structs.replace(WARM, cold=False)
     assert _printed(refused).splitlines()[0].endswith("  reached no replica")
     answered = msgspec.structs.replace(refused, stamps=(*refused.stamps, Stamp(Stage.DISPATCHED, 2_000)))
@@ -40,7 +40,7 @@ def test_timeline_calls_a_request_warm_only_if_a_replica_was_given_it() -> None:
 
 
 def test_each_bar_begins_where_the_one_before_ended() -> None:
-    """Bars tile the time since arrival; durations and ends are printed."""
+    """The bars fill the time since arrival. Durations and end times are printed."""
     drawn = draw_waterfall([Stamp(Stage.ROUTED, 1_000), Stamp(Stage.BOUND, 4_000)], width=8)
     first, second = drawn.splitlines()
     assert "│██      │" in first
@@ -49,13 +49,13 @@ def test_each_bar_begins_where_the_one_before_ended() -> None:
 
 
 def test_the_floor_is_drawn_beside_it() -> None:
-    """A floor longer than the start widens the picture instead of leaving it."""
+    """A floor longer than the start widens the drawing."""
     drawn = draw_waterfall([Stamp(Stage.ROUTED, 1_000)], floor_us=2_000, width=8)
     assert drawn.splitlines()[-1].lstrip().startswith("floor │░░░░░░░░│")
 
 
 def test_the_picture_ends_with_the_first_token() -> None:
-    """A long answer does not squeeze the start; it is a line of words."""
+    """The time after the first token is a line of text, so that a long response doesn't shrink the start."""
     drawn = draw_waterfall([Stamp(Stage.FIRST_TOKEN, 1_000), Stamp(Stage.DONE, 901_000)], width=8)
     first, last = drawn.splitlines()
     assert "│████████│" in first
@@ -63,7 +63,6 @@ def test_the_picture_ends_with_the_first_token() -> None:
 
 
 def test_no_stamps_are_said_to_be_none() -> None:
-    """An empty timeline is a sentence."""
     assert draw_waterfall([]) == "(no stages were stamped)"
 
 
@@ -85,14 +84,14 @@ ROWS = [
     ],
 )
 def test_floor_is_read_from_host_tier_rows(tmp_path: Path, weight_bytes: int, want: int | None) -> None:
-    """Only the floor's own rows of the host tier count."""
+    """Only the rows of system `floor` and tier `host` count."""
     report = tmp_path / "bench.json"
     report.write_bytes(msgspec.json.encode({"rows": ROWS, "machine": {}, "commit": None}))
     assert read_floor_us(report, weight_bytes) == want
 
 
 def test_timeline_without_a_floor_is_printed(tmp_path: Path) -> None:
-    """The key may read the request, and not the model's size."""
+    """The key may lack the scope to read the model's size."""
     report = tmp_path / "bench.json"
     report.write_bytes(msgspec.json.encode({"rows": ROWS}))
     refusal = httpx.Response(403, json={"error": {"message": "no"}})
@@ -103,7 +102,7 @@ def test_timeline_without_a_floor_is_printed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_report_is_named(tmp_path: Path) -> None:
-    """The file and the rule are in the error."""
+    """The error names the file and the rule."""
     (tmp_path / "x.json").write_text('{"rows": 3}')
     with pytest.raises(BadReport, match="is not a report"):
         read_floor_us(tmp_path / "x.json", 1)

@@ -1,4 +1,4 @@
-"""`kelvin audit`: a chain that does not hold is exit code 2 and named; what is asked for reaches the installation."""
+"""`kelvin audit`: a broken chain gives exit code 2, and options are sent to the installation."""
 
 import json
 
@@ -19,7 +19,8 @@ def run(answer: object, *words: str) -> tuple[Result, Installation]:
 
 
 def test_broken_audit_chain_exits_with_2() -> None:
-    """With its tenant and the first link; one that holds is told with its digest, and alone it is exit code 0."""
+    """A broken chain is printed with its first bad link, a sound one with its digest. The exit code is 0 if all
+    hold."""
     result, installation = run(AuditReport(sound=False, chains=(HOLDS, BROKEN)), "verify", "--all")
     assert result.exit_code == 2
     assert f"(the installation): 2 entries hold, 0 of them expired, chain {'c' * 64}" in result.output
@@ -31,9 +32,8 @@ def test_broken_audit_chain_exits_with_2() -> None:
 
 
 def test_windows_are_set_by_name() -> None:
-    """In days, or back to the installation's. A word that is neither is refused before anybody is asked, and so is a
-    window that is named twice.
-    """
+    """A window is set in days or reset to the installation's default. Invalid and repeated windows are refused before
+    any request."""
     windows = AuditWindows(tenant="acme", days={"access": 0})
     result, installation = run(windows, "windows", "--set", "access=0", "--set", "keys=default", "--tenant", "acme")
     assert result.output == "access: 0 days\n"
@@ -53,5 +53,4 @@ def test_windows_are_set_by_name() -> None:
     ],
 )
 def test_changes_are_formatted_in_a_line(fields: dict[str, object], says: str) -> None:
-    """What changed, for a line."""
     assert format_changes(fields) == says

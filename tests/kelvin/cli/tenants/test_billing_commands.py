@@ -1,4 +1,4 @@
-"""`kelvin billing report` prints the bill in three forms and fails loudly where the ledger does not balance."""
+"""`kelvin billing report` prints the bill in three formats and fails if the ledger doesn't balance."""
 
 import csv
 import io
@@ -51,7 +51,7 @@ def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
 
 
 def test_billing_sends_tenant_and_month() -> None:
-    """Both travel as query parameters."""
+    """Both are sent as query parameters."""
     _, installation = run(GOOD, "--tenant", "acme", "--month", "2026-11")
     url = installation.asked[0].url
     assert len(installation.asked) == 1
@@ -60,7 +60,7 @@ def test_billing_sends_tenant_and_month() -> None:
 
 
 def test_the_month_is_the_current_one_by_default() -> None:
-    """And the tenant is the key's own: no name is sent."""
+    """No tenant is sent, which means the key's own."""
     _, installation = run(GOOD)
     params = dict(installation.asked[0].url.params)
     assert "tenant" not in params
@@ -68,7 +68,7 @@ def test_the_month_is_the_current_one_by_default() -> None:
 
 
 def test_billing_table_groups_digits_and_names_currency() -> None:
-    """For people: thousands grouped, money with its currency, seconds, the verdict."""
+    """Thousands are grouped, money has its currency, and the verdict is printed."""
     result, _ = run(GOOD)
     assert result.exit_code == 0
     for text in ("requests, ok", "1,200", "1,030", "cpu-2", "0.250", "2.000", "0.000051", "0.000131", "EUR", "rt-9"):
@@ -79,20 +79,20 @@ def test_billing_table_groups_digits_and_names_currency() -> None:
 
 @pytest.mark.parametrize("form", ["table", "csv"])
 def test_a_bill_of_before_says_nothing_of_what_was_less(form: str) -> None:
-    """A month that was closed before such requests were counted; the control of the figures above."""
+    """A month closed before degraded requests were counted has no such rows."""
     result, _ = run(msgspec.structs.replace(GOOD, degraded=msgspec.UNSET), "--format", form)
     assert result.exit_code == 0
     assert "cap-output" not in result.output
 
 
 def test_json_is_the_answer_as_it_is() -> None:
-    """Nothing added, nothing lost."""
+    """The response is printed unchanged."""
     result, _ = run(GOOD, "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, json.loads(encode(GOOD)))
 
 
 def test_csv_has_one_row_per_figure() -> None:
-    """One table with named columns: a program finds every number in it, as integers."""
+    """The table has named columns, and all numbers are integers."""
     result, _ = run(GOOD, "--format", "csv")
     assert result.exit_code == 0
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
@@ -120,7 +120,7 @@ def test_csv_has_one_row_per_figure() -> None:
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
 def test_an_unbalanced_ledger_is_exit_code_2(form: str) -> None:
-    """In every form: the bill on standard output, and on standard error which record is missing."""
+    """In every format the bill is on standard output and the missing record on standard error."""
     result, _ = run(BAD, "--format", form)
     assert result.exit_code == 2
     assert "the ledger of acme does not balance for 2026-11" in result.stderr
@@ -140,5 +140,4 @@ def test_an_unbalanced_ledger_is_exit_code_2(form: str) -> None:
     ],
 )
 def test_money_is_exact(micros: int, want: str) -> None:
-    """Exact."""
     assert format_money(micros) == want

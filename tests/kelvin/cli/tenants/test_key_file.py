@@ -1,4 +1,4 @@
-"""The file of a new key: private, whole, never in place of another by accident, and tried before the key is made."""
+"""A new key's file is private and complete, never replaces another by accident, and is checked beforehand."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from kelvin.cli.tenants.key_commands import key_file
 
 
 def test_key_file_is_private(tmp_path: Path) -> None:
-    """Mode 0600, and nothing else is left."""
+    """The mode is 0600, and no other file is left."""
     with key_file(tmp_path / "new.key", replace=False) as write:
         assert not (tmp_path / "new.key").exists()
         write("secret")
@@ -25,14 +25,13 @@ def test_key_file_is_private(tmp_path: Path) -> None:
 
 
 def test_a_refused_key_leaves_no_file(tmp_path: Path) -> None:
-    """Nor half of one."""
     with pytest.raises(CommandFailed), key_file(tmp_path / "new.key", replace=False):
         raise CommandFailed("refused")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
-    """What exists is named; a rotation replaces it."""
+    """An existing file is refused unless the key is rotated."""
     path = tmp_path / "old.key"
     path.write_text("old")
     with pytest.raises(CommandFailed, match=r"old\.key exists"), key_file(path, replace=False):
@@ -44,7 +43,7 @@ def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
 
 
 def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
-    """Another command made a key at the same time: its secret is nowhere else."""
+    """A file made meanwhile is kept, because the secret in it is stored nowhere else."""
     path = tmp_path / "new.key"
     with key_file(path, replace=False) as write:
         path.write_text("another's")
@@ -55,7 +54,7 @@ def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_has_the_name(tmp_path: Path) -> None:
-    """It is found before the key exists, which would have no file."""
+    """A broken link is refused before the key is created."""
     path = tmp_path / "new.key"
     path.symlink_to(tmp_path / "away" / "new.key")
     with pytest.raises(CommandFailed, match=r"new\.key exists"), key_file(path, replace=False):
@@ -67,7 +66,7 @@ def test_a_link_that_leads_nowhere_has_the_name(tmp_path: Path) -> None:
 def test_a_key_has_its_file_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """As on FAT. What is there is kept all the same."""
+    """Some file systems, such as FAT, have no hard links. An existing file is kept there too."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -85,7 +84,7 @@ def test_a_key_has_its_file_where_there_are_no_hard_links(
 
 @contextmanager
 def without_room() -> Iterator[None]:
-    """Files can be made, and take no bytes: as on a disk that has become full."""
+    """Let files be created but not written, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -95,7 +94,7 @@ def without_room() -> Iterator[None]:
 
 
 def test_a_key_that_has_no_room_is_not_made(tmp_path: Path) -> None:
-    """Nothing is left."""
+    """No file is left."""
     with (
         without_room(),
         pytest.raises(CommandFailed, match="can't be written"),
@@ -106,6 +105,6 @@ def test_a_key_that_has_no_room_is_not_made(tmp_path: Path) -> None:
 
 
 def test_unwritable_key_file_is_refused_beforehand(tmp_path: Path) -> None:
-    """Before a key exists whose secret would be lost."""
+    """The check comes before a key is created whose secret would be lost."""
     with pytest.raises(CommandFailed, match="can't be written"), key_file(tmp_path / "none" / "x", replace=False):
         raise AssertionError

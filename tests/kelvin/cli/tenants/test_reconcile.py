@@ -1,4 +1,4 @@
-"""`kelvin billing verify` and `reconcile` ask until the ledger is read, and say what was found."""
+"""`kelvin billing verify` and `reconcile` poll until the report is ready, and print the result."""
 
 import json
 
@@ -64,14 +64,14 @@ SOUND = VerifyReport(
 
 
 def run(report: ReconcileReport | VerifyReport, *words: str) -> tuple[Result, Installation]:
-    """The command against an installation that takes its time."""
+    """Run the command against an installation that needs two polls."""
     not_yet = (httpx.Response(202, content=encode(Examining(rows=rows, of=9))) for rows in (1, 2))
     installation = answering(*not_yet, report)
     return CliRunner().invoke(billing_command, [*words], obj=installation), installation
 
 
 def test_reconcile_polls_until_the_report_is_ready() -> None:
-    """The same question each time; tenant and month travel as query parameters."""
+    """Each poll has the same path and query parameters."""
     result, installation = run(AGREES, "reconcile", "--tenant", "acme", "--month", "2026-11")
     assert result.exit_code == 0
     assert [request.url.path for request in installation.asked] == ["/admin/v1/billing/reconcile"] * 3
@@ -84,7 +84,7 @@ def test_reconcile_polls_until_the_report_is_ready() -> None:
 
 
 def test_agreeing_accounts_print_a_verdict() -> None:
-    """What was compared, what is known not to be exact, the verdict."""
+    """The output has the compared numbers, the known inexact charges and the verdict."""
     result, _ = run(AGREES, "reconcile")
     assert result.exit_code == 0
     for text in (
@@ -99,7 +99,7 @@ def test_agreeing_accounts_print_a_verdict() -> None:
 
 
 def test_accounts_that_differ_are_exit_code_2() -> None:
-    """Each difference with its size, its cause and its requests; what nobody knows is said."""
+    """Each difference has its size, cause and requests. Unknown sizes are printed as unknown."""
     result, _ = run(DIFFERS, "reconcile")
     assert result.exit_code == 2
     for text in (
@@ -114,6 +114,6 @@ def test_accounts_that_differ_are_exit_code_2() -> None:
 
 
 def test_json_is_the_answer_as_it_is() -> None:
-    """With the same exit code."""
+    """The response is printed unchanged, with the same exit code."""
     result, _ = run(DIFFERS, "reconcile", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (2, json.loads(encode(DIFFERS)))
