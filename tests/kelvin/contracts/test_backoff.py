@@ -1,4 +1,4 @@
-"""How long a pause is after how many failures."""
+"""The pause that `ExponentialBackoff` returns for a number of failures."""
 
 import pytest
 
@@ -15,10 +15,10 @@ from kelvin.contracts.backoff import ExponentialBackoff, should_log
     pytest.param(6, 1.0, 1.0, id="by a half at most, of the bound as well"),
 ])  # fmt: skip
 def test_delay_doubles_within_bounds(failures: int, luck: float, want: float) -> None:
-    """It doubles, and is bounded on both sides."""
+    """The pause doubles up to its maximum. Jitter shortens it by at most a half."""
     assert ExponentialBackoff(0.1, 2.0).after(failures, luck) == pytest.approx(want)
 
 
 def test_failures_are_logged_at_powers_of_two() -> None:
-    """Each time there are twice as many."""
+    """A failure is logged when its count is a power of two."""
     assert [failures for failures in range(1, 1025) if should_log(failures)] == [2**power for power in range(11)]

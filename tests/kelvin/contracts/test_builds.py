@@ -1,7 +1,7 @@
-"""Processes of two builds understand each other, as long as nobody uses what only one of them has.
+"""Processes of two builds can decode each other's messages, unless a message uses a field that only one build has.
 
-`data/facts.jsonl` is what an earlier build said: of each kind of fact one with what it can't be without, and one that
-says all. A kind that is new gets its lines; lines that are there stay as they are.
+`data/facts.jsonl` holds messages of earlier builds: two of each type, one with the required fields only and one with
+all fields. A new type gets its lines. Existing lines are never changed.
 """
 
 import importlib
@@ -28,9 +28,9 @@ SAID = [json.loads(line) for line in (Path(__file__).parent / "data" / "facts.js
 
 
 def facts(base: type[Fact] = Fact) -> Iterator[type[Wire]]:
-    """Those of the product, all the way down."""
+    """Yield the product's message types, with all subclasses."""
     for kind in base.__subclasses__():
-        if kind.__module__ in MODULES:  # what others make of them stays within a process
+        if kind.__module__ in MODULES:  # types that other modules derive stay within one process
             yield kind
             yield from facts(kind)
 
@@ -40,7 +40,7 @@ KINDS = {kind.__name__: kind for kind in [*facts(), *RECORDS]}
 
 
 def understood(said: dict[str, Any], kind: type[Wire]) -> bool:
-    """Whether it is read, and said again as it was: an earlier build reads that, too."""
+    """Return whether `said` decodes and encodes back to the same JSON, which an earlier build can read."""
     try:
         fact = decode(json.dumps(said).encode(), kind)
     except Refused:
@@ -50,24 +50,24 @@ def understood(said: dict[str, Any], kind: type[Wire]) -> bool:
 
 @pytest.mark.parametrize("line", [pytest.param(each, id=f"{at}-{each['kind']}") for at, each in enumerate(SAID)])
 def test_message_of_an_earlier_build_is_understood(line: dict[str, Any]) -> None:
-    """It is read as it was meant, and what we say of the same it understands."""
+    """A recorded message decodes, and encodes to the same JSON as before."""
     assert understood(line["said"], KINDS[line["kind"]])
 
 
 def test_every_message_type_is_covered() -> None:
-    """Also the next one."""
+    """Every message type of the product has recorded messages."""
     assert {line["kind"] for line in SAID} == set(KINDS)
 
 
 class Asked(Fact, frozen=True):
-    """As it is here."""
+    """The message type of this build."""
 
     name: str
     count: int = 0
 
 
 class Required(Fact, frozen=True):
-    """With a field more, without a default."""
+    """The same with one more required field."""
 
     name: str
     more: int
@@ -75,7 +75,7 @@ class Required(Fact, frozen=True):
 
 
 class Always(Wire, frozen=True):
-    """With one that is said even where it has its default."""
+    """The same with one more field that is encoded even if it has its default."""
 
     name: str
     count: int = 0
@@ -84,10 +84,10 @@ class Always(Wire, frozen=True):
 
 @pytest.mark.parametrize(("kind", "holds"), [(Asked, True), (Required, False), (Always, False)])
 def test_incompatible_message_type_is_found(kind: type[Wire], holds: bool) -> None:
-    """What breaks the rule is seen."""
+    """Negative control: a required field or an always-encoded field breaks the rule."""
     assert understood({"name": "x", "count": 1}, kind) is holds
 
 
 def test_unknown_field_in_use_is_refused() -> None:
-    """Not left out of account: an order would be another one, and a record would lack something."""
+    """An unknown field is refused, because ignoring it would change a command or drop part of a record."""
     assert not understood({"name": "x", "count": 1, "new": 1}, Asked)

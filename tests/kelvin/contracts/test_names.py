@@ -1,4 +1,4 @@
-"""Names in a request are DNS labels, and a reference means exactly one thing."""
+"""Names in a request are DNS labels, and each reference has exactly one meaning."""
 
 import pytest
 
@@ -29,13 +29,13 @@ from kelvin.contracts.names import (
     ],
 )
 def test_parse_reference(text: str, want: ModelReference) -> None:
-    """`M`, `M@alias` and `M@version` are told apart by form alone."""
+    """`M`, `M@alias` and `M@version` are distinguished by their form alone."""
     assert parse_reference(text) == want
 
 
 @pytest.mark.parametrize("text", ["", "M", "-m", "m-", "m_x", "a" * 64, "m@", "m@UP", "m/../x", "m\n"])
 def test_a_bad_name_is_refused_by_value_and_rule(text: str) -> None:
-    """What is no DNS label is refused, and the error says which value broke which rule."""
+    """A name that is not a DNS label is refused with the rule."""
     with pytest.raises(Refused) as refused:
         parse_reference(text)
     assert isinstance(refused.value.failure, InvalidRequest)
@@ -43,13 +43,13 @@ def test_a_bad_name_is_refused_by_value_and_rule(text: str) -> None:
 
 
 def test_the_longest_label_is_63() -> None:
-    """RFC 1123's limit is inclusive."""
+    """The limit of RFC 1123 is inclusive."""
     assert require_dns_label("a" * 63, "model") == "a" * 63
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_TENANTS), "-x"])
 def test_a_name_that_no_tenant_may_have(name: str) -> None:
-    """The first segments of our own paths are refused, as is what is no label; the rule is told."""
+    """First segments of the product's own paths and names that aren't DNS labels are refused with the rule."""
     with pytest.raises(Refused, match=r"is reserved|DNS label"):
         require_tenant_name(name)
     assert require_tenant_name("v3") == "v3"
@@ -57,7 +57,7 @@ def test_a_name_that_no_tenant_may_have(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
 def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
-    """A path that begins with it is never read as that tenant's."""
+    """A path that begins with a reserved name is never routed to a tenant of that name."""
     asked = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
     assert not isinstance(asked, ListModels)
     named = route("GET", b"/acme/v1/v1/models", "localhost", "kelvin.localhost")
@@ -79,7 +79,7 @@ def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
     ],
 )
 def test_parse_address(text: str, want: ModelReference | None) -> None:
-    """`OWNER/` before a reference names whose it is; what is printed of it reads back."""
+    """`OWNER/` before a reference names the owner. A parsed address prints as text that parses to the same."""
     if want is None:
         with pytest.raises(Refused, match="DNS label"):
             parse_address(text)
@@ -96,7 +96,7 @@ def test_parse_address(text: str, want: ModelReference | None) -> None:
     [pytest.param("acme", "m", id="one's own"), pytest.param("other", "other/m", id="another tenant's")],
 )
 def test_qualified_model_name_splits_back(owner: str, want: str) -> None:
-    """And the way back; both are names of models."""
+    """A model's qualified name, as a tenant sees it, splits back into owner and model, and is a valid model name."""
     assert qualified_model_name("acme", owner, "m") == want
     assert split_qualified_name("acme", want) == (owner, "m")
     assert require_model_name(want, "models") == want
@@ -104,7 +104,7 @@ def test_qualified_model_name_splits_back(owner: str, want: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "/m", "a/", "a/b/c", "A/m", "a/m@x"])
 def test_invalid_model_name_is_refused_with_the_value(value: str) -> None:
-    """The field and the whole value are named, and what is too much of it."""
+    """The refusal names the field, the whole value and the rule."""
     with pytest.raises(Refused, match=f"models='{value}': must be MODEL or OWNER/MODEL.*without the alias"):
         require_model_name(value, "models")
 
@@ -123,5 +123,4 @@ def test_invalid_model_name_is_refused_with_the_value(value: str) -> None:
     ],
 )
 def test_digest_is_64_lower_case_hex_digits(text: str, want: bool) -> None:
-    """All of a digest, and nothing else."""
     assert is_digest(text) is want

@@ -1,4 +1,4 @@
-"""Numbers that others wrote are ASCII digits and nothing else."""
+"""Numbers from outside must be ASCII digits."""
 
 import pytest
 
@@ -26,13 +26,13 @@ from kelvin.contracts.numbers import parse_whole_number
     ],
 )
 def test_anything_but_digits_is_no_number(written: str) -> None:
-    """As text and as bytes."""
+    """Anything but ASCII digits gives None, as text and as bytes."""
     assert parse_whole_number(written) is None
     assert parse_whole_number(written.encode()) is None
 
 
 @pytest.mark.parametrize(("written", "number"), [("0", 0), ("007", 7), ("9" * 15, 10**15 - 1)])
 def test_digits_are_a_number(written: str, number: int) -> None:
-    """Leading zeros are allowed, up to as many digits as are."""
+    """Leading zeros are allowed. The number of digits is limited."""
     assert parse_whole_number(written) == parse_whole_number(written.encode()) == number
     assert parse_whole_number(written, len(written)) == number

@@ -1,4 +1,4 @@
-"""A patch has the settings of its struct: what is left out is told from null, and bounds are those of the struct."""
+"""A patch has the settings and bounds of its struct, and distinguishes an omitted setting from null."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from kelvin.contracts.patches import patch_of
 
 
 class Things(msgspec.Struct, frozen=True):
-    """Some settings."""
+    """A struct with three settings."""
 
     max: Annotated[int, Meta(ge=1, le=9, description="At most.")] = 1
     rate: Annotated[float, Meta(gt=0, description="A second.")] | None = None
@@ -22,7 +22,7 @@ Patch = patch_of(Things, "Patch", "Some of the things.")
 
 @pytest.mark.parametrize("given", [{}, {"max": 3}, {"rate": None}, {"rate": 2.5, "mode": "fast"}])
 def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
-    """Null is a value, and nothing is none."""
+    """Null is a given value. An omitted setting isn't given."""
     patch = msgspec.convert(given, Patch)
     assert patch.given() == given
     assert msgspec.json.decode(msgspec.json.encode(patch)) == given
@@ -40,13 +40,12 @@ def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
     ],
 )
 def test_the_rules_are_the_struct_s(wrong: dict[str, Any]) -> None:
-    """Each is refused."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, Patch)
 
 
 def test_a_part_by_other_names_without_bounds() -> None:
-    """As a cluster's object has it: its types hold, and what it has not is refused."""
+    """A patch type can rename or omit settings and drop bounds, as Kubernetes objects need it. Types are checked."""
     part = patch_of(Things, "Part", "Of a cluster.", bounded=False, without=("mode",), rename=str.upper)
     assert msgspec.convert({"MAX": 10}, part).given() == {"max": 10}
     for wrong in ({"max": 1}, {"MODE": "slow"}, {"MAX": "1"}):
@@ -55,7 +54,7 @@ def test_a_part_by_other_names_without_bounds() -> None:
 
 
 def test_a_patch_says_what_it_is() -> None:
-    """Documents of the API have its name, and each setting's sentence."""
+    """The generated schema has the patch's name and description, and each setting's description."""
     _, found = msgspec.json.schema_components((Patch,))
     assert found["Patch"]["description"] == "Some of the things."
     assert found["Patch"]["properties"]["max"] == {

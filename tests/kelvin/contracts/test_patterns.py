@@ -1,4 +1,4 @@
-"""Names with a pattern are all of it: a line's end behind them is no part of one."""
+"""Patterns match the whole name: a newline after it is refused."""
 
 import msgspec
 import pytest
@@ -21,14 +21,13 @@ HEX = "0f" * 32
 )
 @pytest.mark.parametrize("end", ["\n", " ", "\r\n", "\0"])
 def test_patterns_refuse_a_trailing_newline(kind: object, good: str, end: str) -> None:
-    """Python's `$` stands before a last newline, too."""
+    """Python's `$` would also match before a trailing newline."""
     assert msgspec.convert(good, kind) == good
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(good + end, kind)
 
 
 def test_schema_hash_refuses_a_trailing_newline() -> None:
-    """Likewise."""
     body = {"inputs": [], "outputs": [], "schema_hash": HEX}
     assert msgspec.convert(body, Signature).schema_hash == HEX
     with pytest.raises(msgspec.ValidationError):

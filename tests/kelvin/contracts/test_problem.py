@@ -1,4 +1,4 @@
-"""A failure renders the same whichever process met it."""
+"""A failure is rendered the same in whichever process it occurred."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("failure", "kind"), FAILURES)
 def test_openai_error_has_message_type_param_and_code(failure: Failure, kind: str) -> None:
-    """OpenAI's clients read message, type, param and code."""
+    """The OpenAI error has the fields that OpenAI's clients read."""
     error = msgspec.json.decode(openai_error(failure))["error"]
     assert error["type"] == kind
     assert (error["message"], error["param"], error["code"]) == (failure.message, failure.param, failure.code)
@@ -37,7 +37,7 @@ def test_openai_error_has_message_type_param_and_code(failure: Failure, kind: st
 
 @pytest.mark.parametrize(("failure", "_kind"), FAILURES)
 def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _kind: str) -> None:
-    """Remote and local failures cannot be told apart by a client."""
+    """A client can't tell a failure of another process from a local one."""
     remote = from_wire(to_wire(failure))
     assert openai_error(remote) == openai_error(failure)
     assert problem_details(remote) == problem_details(failure)
@@ -48,13 +48,13 @@ def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _ki
 
 @pytest.mark.parametrize(("failure", "_kind"), FAILURES)
 def test_problem_is_read_as_it_was_written(failure: Failure, _kind: str) -> None:
-    """By another process or the command line."""
+    """Another process or the CLI reads the same failure that was written."""
     assert from_problem(problem_details(failure)) == from_wire(to_wire(failure))
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"code": "\xff"}', openai_error(Unauthenticated())])
 def test_other_answers_are_no_problem(body: bytes) -> None:
-    """Of a proxy, or in another form."""
+    """HTML of a proxy, or JSON in another form, is not read as a problem."""
     assert from_problem(body) is None
 
 
@@ -68,7 +68,7 @@ ALL = [
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_every_failure_renders(kind: type[Failure]) -> None:
-    """A template and a retry rule name fields that the failure has; values are shown as they are, braces included."""
+    """Message templates and retry rules use only existing fields. Values are shown unchanged, with their braces."""
 
     @given(st.builds(kind))
     def rendered(failure: Failure) -> None:
@@ -81,7 +81,7 @@ def test_every_failure_renders(kind: type[Failure]) -> None:
 
 
 def test_retry_after_is_whole_seconds_rounded_up() -> None:
-    """RFC 9110 knows no fractions."""
+    """RFC 9110 allows no fractions in `Retry-After`."""
     assert headers_of(Overloaded("the queue", 8, 1.2)) == {"retry-after": "2"}
     assert headers_of(Unauthenticated()) == {}
 
@@ -102,13 +102,13 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
     ],
 )
 def test_client_is_told_not_to_retry_in_vain(failure: Failure, told: str | None) -> None:
-    """OpenAI's clients retry 409, 429 and 5xx by themselves, unless `x-should-retry` says no."""
+    """OpenAI's clients retry 409, 429 and 5xx by themselves, unless `x-should-retry` is `false`."""
     assert headers_of(failure).get("x-should-retry") == told
     assert headers_of(from_wire(to_wire(failure))) == headers_of(failure)
 
 
 def test_overloaded_names_the_limited_resource() -> None:
-    """A queue is measured in one thing, a machine in several, so its refusal names the one that ran out."""
+    """A machine has several limited resources, so its refusal names the one that ran out. A queue has one."""
     machine, queue = Overloaded("this machine", 1, 2.0, "device slots"), Overloaded("the queue of seals", 8, 2.0)
     assert machine.message == "this machine is full (limit of device slots: 1); retry after 2 s"
     assert queue.message == "the queue of seals is full (limit 8); retry after 2 s"
@@ -116,13 +116,13 @@ def test_overloaded_names_the_limited_resource() -> None:
 
 @pytest.mark.parametrize("why", ["chunk_missing: chunk 7 is in no tier", "chunk 7 is in no tier"])
 def test_open_breaker_names_its_cause_once(why: str) -> None:
-    """A start that failed gives its reason with the code, another one without."""
+    """The code is shown once, whether or not the reason begins with it."""
     message = BreakerOpen("chunk_missing", 1.0, why).message
     assert message.startswith("this model failed (chunk_missing: chunk 7 is in no tier), has no other replica")
 
 
 def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
-    """Beside the whole seconds of `Retry-After`."""
+    """The expected wait is sent in milliseconds too, next to the whole seconds of `Retry-After`."""
     headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))
     assert headers == {"retry-after": "2", "x-kelvin-expected-wait-ms": "1235"}
 
@@ -135,12 +135,12 @@ def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
     ],
 )
 def test_capacity_that_is_used_up_says_what_to_do(need: int, have: int, message: str) -> None:
-    """A full disk does not say how much a write needed."""
+    """For a full disk, the size of the write is left out."""
     assert CapacityExceeded("bytes on the disk", need, have).message == message
 
 
 def test_an_sse_error_is_one_event() -> None:
-    """A stream's failure is a single terminal event that carries the request id."""
+    """A stream's failure is a single final event with the request id."""
     event = sse_error(Unauthenticated(), "req_1")
     assert event.startswith(b"event: error\ndata: {")
     assert event.endswith(b"}\n\n")
@@ -148,7 +148,7 @@ def test_an_sse_error_is_one_event() -> None:
 
 
 def test_what_utf_8_cannot_say_is_escaped() -> None:
-    """JSON may hold half of a surrogate pair: whoever sent it is told what is wrong, in every form."""
+    """JSON may contain half of a surrogate pair. Every form of the error shows it escaped."""
     failure = ArtifactRejected("\ud800.json", "architectures: '\ud800'")
     assert to_wire(failure).param == "\\ud800.json"
     for render in (problem_details, openai_error, open_inference_error):

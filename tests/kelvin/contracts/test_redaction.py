@@ -1,4 +1,4 @@
-"""What looks like a key loses its secret on the way into logs and errors, and nothing else is touched."""
+"""The secret of an API key or token is removed from logs and errors. Other text is unchanged."""
 
 import io
 import json
@@ -28,7 +28,7 @@ KEY = f"kv-abcdefghijkl-{SECRET}"
     ],
 )
 def test_redaction_keeps_the_key_id(text: str, want: str) -> None:
-    """The id stays: it says which key it was."""
+    """The public key id stays, so that a reader knows which key it was."""
     assert redact(text) == want
 
 
@@ -49,12 +49,12 @@ def _written() -> bytes:
 
 
 def test_every_way_out_redacts() -> None:
-    """Both forms of an error, what crosses processes, and all fields of a log's line."""
+    """Both error formats, messages between processes and all fields of a log line are redacted."""
     assert SECRET.encode() not in _written()
 
 
 def test_output_leaks_secrets_without_redaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: each of the ways out lets the secret through once redaction is gone."""
+    """Negative control: without redaction, each of these outputs contains the secret."""
     for module in ("kelvin.contracts.problem", "kelvin.process.log"):
         monkeypatch.setattr(f"{module}.redact", lambda text: text)
     assert _written().count(SECRET.encode()) >= 6

@@ -1,4 +1,4 @@
-"""What a certificate's URIs say, and what that lets a process ask for."""
+"""The role in a certificate's URIs, and which paths a role may call."""
 
 import pytest
 
@@ -27,7 +27,7 @@ HERE = "spiffe://kelvin/"
     ],
 )  # fmt: skip
 def test_role_needs_exactly_one_uri(uris: list[str], prefix: str, want: Role | None) -> None:
-    """One URI of this installation, exactly, or no role."""
+    """A role needs exactly one URI of this installation."""
     assert role_of(uris, prefix) == want
 
 
@@ -60,5 +60,5 @@ RULES = {
     ],
 )
 def test_nearest_rule_decides_who_may_call(path: str, want: set[str]) -> None:
-    """The nearest rule decides, and what has none is for nobody."""
+    """The nearest rule decides. A path without a rule is refused for all roles."""
     assert {str(role) for role in Role if role_may_call(RULES, role, path)} == want

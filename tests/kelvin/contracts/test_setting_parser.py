@@ -1,4 +1,4 @@
-"""A bad setting names itself, its value and the rule."""
+"""The error of a bad setting contains its name, its value and the rule."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from kelvin.contracts.setting_parser import BadSetting, integer, number, text
     ],
 )
 def test_integer_setting_refuses_bad_form_and_range(raw: str, said: str) -> None:
-    """Range and form are checked."""
+    """Format and range are checked."""
     with pytest.raises(BadSetting) as bad:
         integer({"LIMIT": raw}, "LIMIT", 5, low=1, high=9)
     assert str(bad.value) == said
@@ -24,19 +24,19 @@ def test_integer_setting_refuses_bad_form_and_range(raw: str, said: str) -> None
 
 @pytest.mark.parametrize("raw", ["nan", "inf", "-inf", "1e999"])
 def test_number_must_be_finite(raw: str) -> None:
-    """Infinity would pass every later comparison."""
+    """An infinite value would pass every later comparison."""
     with pytest.raises(BadSetting, match="finite"):
         number({"X": raw}, "X", 1.0, low=0)
 
 
 def test_number_in_another_script_is_refused() -> None:
-    """`float` would take it, and a search for the value would not find it."""
+    """`float` would accept it, and a search for the value would not find it."""
     with pytest.raises(BadSetting, match="must be a number"):
         number({"X": "\u0663.5"}, "X", 1.0, low=0)
 
 
 def test_defaults_hold_where_nothing_is_set() -> None:
-    """An absent variable is the default; an absent text without one is refused."""
+    """An unset variable has its default. A text without a default is required."""
     assert integer({}, "N", 5, low=1) == 5
     assert number({}, "X", 0.5, low=0) == 0.5
     assert text({}, "T", "d") == "d"
@@ -46,7 +46,7 @@ def test_defaults_hold_where_nothing_is_set() -> None:
 
 @pytest.mark.parametrize("value", ["https://key:sesame@host/bucket", "s3://AK:ses/ame@b/c", "a=1,ws://u:sesame@h:1"])
 def test_bad_setting_shows_no_credentials_of_a_url(value: str) -> None:
-    """Whoever reads a log of the start must not read a password."""
+    """The error hides credentials in URLs, because startup logs must not show passwords."""
     said = str(BadSetting("PLACE", value, "must be another"))
     assert "ame" not in said
     assert "://…@" in said

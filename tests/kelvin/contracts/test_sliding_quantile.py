@@ -1,4 +1,4 @@
-"""A quantile over a sliding window against a sort of the same numbers."""
+"""The quantile over a sliding window equals that of a sorted list of the same numbers."""
 
 from math import ceil
 
@@ -10,7 +10,7 @@ from kelvin.contracts.sliding_quantile import SlidingQuantile
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.integers(1, 9), st.floats(0.01, 1.0))
 def test_quantile_is_that_of_the_latest_numbers(values: list[float], window: int, share: float) -> None:
-    """By nearest rank, however many came before."""
+    """The quantile is by nearest rank over the last `window` numbers."""
     sliding = SlidingQuantile(window)
     for value in values:
         sliding.add(value)

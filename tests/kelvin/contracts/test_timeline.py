@@ -1,10 +1,10 @@
-"""Stages are stamped once and read in order of time."""
+"""A stage is stamped once, and stages are ordered by time."""
 
 from kelvin.contracts.timeline import Stage, StageSpan, Stamp, Timeline
 
 
 def test_the_first_stamp_of_a_stage_stands() -> None:
-    """A retry does not move a stage that was reached before."""
+    """A retry does not change the time of a stage that was reached before."""
     line = Timeline(1_000)
     line.stamp(Stage.ROUTED, 1_500)
     line.stamp(Stage.ROUTED, 9_000)
@@ -12,7 +12,7 @@ def test_the_first_stamp_of_a_stage_stands() -> None:
 
 
 def test_spans_of_another_process_are_shifted_to_where_the_call_began() -> None:
-    """A hop's spans land on the caller's line."""
+    """Spans of another process are added to the caller's timeline from the time of the call."""
     line = Timeline(1_000)
     line.stamp(Stage.POKED, 2_000)
     line.merge_spans([StageSpan(Stage.BOUND, 700), StageSpan(Stage.LEASED, 300)], call_began_us=2_500)
@@ -21,7 +21,7 @@ def test_spans_of_another_process_are_shifted_to_where_the_call_began() -> None:
 
 
 def test_server_timing_gives_each_stage_its_own_duration() -> None:
-    """Durations are since the stage before, in milliseconds (W3C Server-Timing)."""
+    """A duration counts from the previous stage, in milliseconds (W3C Server-Timing)."""
     line = Timeline(0)
     line.stamp(Stage.ROUTED, 1_500)
     line.stamp(Stage.DISPATCHED, 4_000)

@@ -1,4 +1,4 @@
-"""However units are taken: never more than flow in and fit, and no longer waits than that needs."""
+"""Whatever the order of takes, a token bucket keeps its rate and size, and makes no request wait longer than needed."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ UNIT_S, SIZE = 0.01, 25.0
     ],
 )
 def test_bucket_waits_until_its_debt_is_paid(taken: list[tuple[float, int]], waits: list[float]) -> None:
-    """Who takes more than there is waits for its debt: when, how many, and how long it has to wait."""
+    """A request for more units than there are waits until the bucket has made up the debt. Pairs are (time, units)."""
     bucket, found = TokenBucket(), []
     for now_s, units in taken:
         before_s = bucket.wait_s(units, SIZE, UNIT_S, now_s)
@@ -35,7 +35,7 @@ def test_bucket_waits_until_its_debt_is_paid(taken: list[tuple[float, int]], wai
 
 
 def test_rate_and_size_change_at_any_time() -> None:
-    """Half of a full bucket's time is half of it, whatever the rate is then."""
+    """The state is a time: a bucket that lacks 30 units at one per second lacks 300 at ten per second."""
     bucket = TokenBucket()
     bucket.take(30, 1.0, 0.0)
     assert [bucket.missing(unit_s, 0.0) for unit_s in (1.0, 0.1, 10.0)] == pytest.approx([30, 300, 3])
@@ -49,9 +49,8 @@ def test_rate_and_size_change_at_any_time() -> None:
     steps=st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), min_size=1, max_size=50),
 )
 def test_bucket_never_exceeds_its_rate(per_s: int, waits: bool, steps: list[tuple[float, int]]) -> None:
-    """Between any two takings: what is taken fits the time, but for the size and the first. Each either waits until its
-    units are there, or goes on without them, and in that case takes nothing.
-    """
+    """Between any two takes, the units taken fit the elapsed time plus the size. Each request either waits for its
+    units, or gives up and takes nothing."""
     bucket, size, now_s, taken = TokenBucket(), per_s / 4, 0.0, []
     for pause_s, units in steps:
         now_s += pause_s

@@ -1,4 +1,4 @@
-"""A caller's trace is read as W3C Trace Context says; what is derived from an id is the same each time."""
+"""A caller's trace is parsed as W3C Trace Context requires. Ids that are derived from a name are always the same."""
 
 import pytest
 
@@ -29,24 +29,24 @@ KNOWN = TraceContext(int(TRACE, 16), int(SPAN, 16), True)
     ],
 )
 def test_invalid_traceparent_is_ignored(raw: str, want: TraceContext | None) -> None:
-    """What must be ignored is None."""
+    """An invalid header gives None, as the specification requires it to be ignored."""
     assert parse(raw.encode()) == want
 
 
 def test_traceparent_round_trips() -> None:
-    """`str` is the header."""
+    """`str` of a trace context is the header."""
     assert str(KNOWN) == f"00-{TRACE}-{SPAN}-01"
 
 
 def test_outgoing_call_carries_our_span_in_the_trace() -> None:
-    """The parent changes, trace and flag don't."""
+    """The outgoing context has a new parent, and the same trace and flag."""
     told = outgoing_trace_context(KNOWN, "req_1")
     assert told == TraceContext(KNOWN.trace_id, span_id_of("req_1"), True)
     assert outgoing_trace_context(None, "req_1") is None
 
 
 def test_ids_belong_to_their_names() -> None:
-    """The same each time, different for another name or stage, within their bits."""
+    """Trace and span ids are the same each time, differ by name and stage, and fit their number of bits."""
     assert trace_id_of("req_1") == trace_id_of("req_1") != trace_id_of("req_2")
     assert len({span_id_of("req_1"), span_id_of("req_1", "routed"), span_id_of("req_2")}) == 3
     assert 0 < trace_id_of("req_1") < 1 << 128

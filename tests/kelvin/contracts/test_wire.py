@@ -1,4 +1,4 @@
-"""What crosses processes is decoded by any number of threads, each type made ready by one of them."""
+"""Any number of threads can decode wire types. Each type's decoder is built by one thread."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import MAX_RULE, BadJson, Wire, convert, decode, decode_any, decode_lenient, decoder
 
-# Sixty types that nobody has decoded yet, each by four threads at once; threads give way as often as they can.
+# Sixty new types are each decoded by four threads at once, which switch as often as possible.
 RACE = """
 import resource, sys, threading, msgspec
 from kelvin.contracts.wire import decoder
@@ -40,29 +40,28 @@ def race(how: str) -> int:
 
 
 class Part(Wire, frozen=True):
-    """A fact."""
+    """A type that refuses unknown fields."""
 
     size: int
 
 
 class Loose(msgspec.Struct):
-    """What others say of a part."""
+    """A type that ignores unknown fields."""
 
     size: int
 
 
 def test_threads_that_decode_a_type_for_the_first_time() -> None:
-    """None of them sees it half made."""
+    """No thread sees a partly initialised type."""
     assert race("ours") == 0
 
 
 def test_msgspec_decoder_crashes_under_first_use_race() -> None:
-    """By msgspec's own call they do, soon, and the process is gone. Where this goes red, msgspec was mended."""
+    """Negative control: msgspec's own call soon crashes the process. If this test fails, msgspec has been fixed."""
     assert any(race("plain") == -signal.SIGSEGV for _ in range(5))
 
 
 def test_equal_types_share_one_decoder() -> None:
-    """One for each type, equal types the same."""
     assert decoder(Part) is decoder(Part)
     assert decoder(tuple[Part, ...]) is decoder(tuple[Part, ...])
     assert decoder(tuple[Part, ...]).decode(b'[{"size":1}]') == (Part(size=1),)
@@ -78,7 +77,7 @@ def test_equal_types_share_one_decoder() -> None:
     ],
 )
 def test_misfit_is_refused_with_the_rule(raw: bytes, rule: str) -> None:
-    """What does not fit is named, with the rule."""
+    """The error contains the rule and the field."""
     with pytest.raises(Refused) as caught:
         decode(raw, Part, what="part")
     assert rule in str(caught.value)
@@ -106,19 +105,19 @@ def test_misfit_is_refused_with_the_rule(raw: bytes, rule: str) -> None:
     ],
 )
 def test_whatever_is_wrong_is_one_error(read: Callable[[bytes | str], object], raw: bytes | str) -> None:
-    """A caller names one exception, and its text is short."""
+    """All invalid input raises `BadJson`, with a short text."""
     with pytest.raises(BadJson) as caught:
         read(raw)
     assert len(str(caught.value)) <= MAX_RULE
 
 
 def test_files_of_a_model_may_hold_what_is_no_number() -> None:
-    """As Python writes it: such a file was accepted when it was pushed."""
+    """`Infinity`, which Python writes, is accepted in a model's files, because pushes have always accepted it."""
     assert decode_lenient(b'{"size": Infinity}') == {"size": float("inf")}
     with pytest.raises(BadJson):
         decode_any(b'{"size": Infinity}')
 
 
 def test_plain_objects_convert_to_structs() -> None:
-    """Of what was parsed elsewhere."""
+    """JSON that was parsed elsewhere is converted to a struct."""
     assert convert({"size": 1}, Part) == Part(size=1)

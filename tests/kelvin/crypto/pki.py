@@ -1,4 +1,4 @@
-"""An authority of a test's and what it signs, as files such as cert-manager leaves."""
+"""A test certificate authority and the leaf certificates that it signs, as files like those of cert-manager."""
 
 import datetime
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ HOUR: Final = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A leaf and its key, as PEM."""
+    """A leaf certificate and its key, as PEM."""
 
     certificate: bytes
     key: bytes
 
 
 class Authority:
-    """Signs."""
+    """A certificate authority with a new key."""
 
     def __init__(self, name: str = "one", ends_in: datetime.timedelta = HOUR) -> None:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -46,19 +46,19 @@ class Authority:
         name: str = "pod",
         repeats_names: bool = False,
     ) -> Pair:
-        """A leaf with this name and these URIs; malformed with `repeats_names`: it has that extension twice."""
+        """Sign a leaf with this name and these URIs. With `repeats_names`, its names extension occurs twice."""
         key = ec.generate_private_key(ec.SECP256R1())
         built = self._builder(x509.Name([]), key.public_key(), ends_in, begins_in)
         names: list[x509.GeneralName] = [x509.DNSName(name), *map(x509.UniformResourceIdentifier, uris)]
         built = built.add_extension(x509.SubjectAlternativeName(names), critical=True)
         built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if repeats_names:
-            built._extensions.append(built._extensions[0])  # its methods refuse a second one
+            built._extensions.append(built._extensions[0])  # the builder's methods refuse a second one
         made = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
         return Pair(made, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
     def of(self, role: Role) -> Pair:
-        """A good one."""
+        """Sign a valid leaf for `role`."""
         return self.sign(PREFIX + role)
 
     def _builder(
@@ -81,7 +81,7 @@ class Authority:
 
 
 def write(place: Path, pair: Pair, *authorities: Authority) -> IdentityFiles:
-    """As files."""
+    """Write a leaf, its key and the authorities to files."""
     place.mkdir(parents=True, exist_ok=True)
     files = IdentityFiles(place / "tls.crt", place / "tls.key", place / "ca.crt", PREFIX)
     for path, content in (

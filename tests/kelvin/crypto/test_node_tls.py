@@ -1,4 +1,4 @@
-"""Who has a secret in common talks, both ways; nobody else does. A secret's file is refused by its rule."""
+"""Nodes with a shared secret can connect, and others can't. A bad secrets file is refused with the rule."""
 
 import socket
 import ssl
@@ -13,7 +13,7 @@ ONE, TWO, THREE = b"1" * 32, b"2" * 32, b"3" * 32
 
 
 def speaks(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
-    """Whether a byte goes from one to the other."""
+    """Return whether a byte gets from the server to the client."""
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
     theirs.settimeout(10)
@@ -49,12 +49,12 @@ def speaks(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
     ],
 )
 def test_nodes_need_a_shared_secret(server: list[bytes], client: list[bytes], want: bool) -> None:
-    """Both have to know the secret that the other one uses."""
+    """Each side must know the secret that the other side uses."""
     assert speaks(NodeTls(server).server(), NodeTls(client).client()) is want
 
 
 def test_a_client_without_certificate() -> None:
-    """It hears nothing, although it would believe anybody."""
+    """A client without a certificate is refused, even if it accepts any server."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     assert not speaks(NodeTls([ONE]).server(), anybody)
@@ -64,7 +64,6 @@ def test_a_client_without_certificate() -> None:
 
 
 def test_secrets_are_read_one_per_line(tmp_path: Path) -> None:
-    """One a line."""
     path = tmp_path / "key"
     path.write_bytes(b"\n" + ONE + b"\n  " + TWO + b"\r\n")
     path.chmod(0o640)
@@ -81,7 +80,7 @@ def test_secrets_are_read_one_per_line(tmp_path: Path) -> None:
     ],
 )
 def test_bad_secret_file_is_refused(tmp_path: Path, content: bytes, mode: int, rule: str) -> None:
-    """The text says the rule, and nothing of the content."""
+    """The error states the rule and doesn't show the file's content."""
     path = tmp_path / "key"
     path.write_bytes(content)
     path.chmod(mode)

@@ -1,4 +1,4 @@
-"""Keys come from files, and say what is wrong with one; the own one is made once; trust roots are read strictly."""
+"""Key files are checked, the installation's own key is created once, and trust roots are read strictly."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def public_pem_of(private: Private) -> bytes:
     ],
 )
 def test_signature_verifies_with_its_key_id(tmp_path: Path, private: Private) -> None:
-    """By the id that it has, what it signed is its own; nothing else is."""
+    """A signature verifies under the key id of its signer, for the signed message only."""
     (tmp_path / "key.pem").write_bytes(pem_of(private))
     signer = load_signer(tmp_path / "key.pem")
     signature = signer.sign(b"message")
@@ -58,7 +58,7 @@ def test_signature_verifies_with_its_key_id(tmp_path: Path, private: Private) ->
     ],
 )
 def test_invalid_key_file_is_refused(tmp_path: Path, content: bytes | None, rule: str) -> None:
-    """File and rule are named."""
+    """The refusal names the file and the rule."""
     path = tmp_path / "key.pem"
     if content is not None:
         path.write_bytes(content)
@@ -68,7 +68,7 @@ def test_invalid_key_file_is_refused(tmp_path: Path, content: bytes | None, rule
 
 
 def test_the_own_key_is_made_once(tmp_path: Path) -> None:
-    """For its owner alone to read; the public half is there, and comes back."""
+    """The key is created once, readable only by its owner. A missing public half is written again."""
     secret, public = tmp_path / "data" / SECRET_FILE, tmp_path / "data" / PUBLIC_FILE
     signer = ensure_signer(secret, public)
     assert secret.stat().st_mode & 0o777 == 0o600
@@ -80,7 +80,7 @@ def test_the_own_key_is_made_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", bytes(119), b"-----BEGIN PRIVATE KEY-----\nMC4CAQ"])
 def test_a_damaged_own_key_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    """Missing, empty, zeroed or torn: no other key is made in its place, and the sentence says what to do."""
+    """A missing, empty, zeroed or truncated key is not replaced by a new one. The error says what to do."""
     secret, public = tmp_path / SECRET_FILE, tmp_path / PUBLIC_FILE
     ensure_signer(secret, public)
     before = public.read_bytes()
@@ -93,7 +93,7 @@ def test_a_damaged_own_key_is_refused(tmp_path: Path, content: bytes | None) -> 
 
 
 def test_the_own_key_may_come_later(tmp_path: Path) -> None:
-    """Who trusts it may have started before it was made."""
+    """A process may read the trust roots before the installation's own key exists."""
     trust = Trust(own_file=tmp_path / PUBLIC_FILE)
     stranger = ensure_signer(tmp_path / "other.key", tmp_path / "other.pub")
     assert trust.name_of(stranger.key_id) is None
@@ -104,7 +104,7 @@ def test_the_own_key_may_come_later(tmp_path: Path) -> None:
 
 
 def test_every_pem_file_is_a_trust_root(tmp_path: Path) -> None:
-    """Every PEM file of the directory is one, by its name; what is no key is refused with the setting."""
+    """Each PEM file of the directory is a trust root named after it. A file without a key is refused by name."""
     private = ec.generate_private_key(ec.SECP256R1())
     (tmp_path / "key.pem").write_bytes(pem_of(private))
     key_id = load_signer(tmp_path / "key.pem").key_id

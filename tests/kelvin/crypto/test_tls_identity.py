@@ -1,4 +1,4 @@
-"""Who gets a word with whom between hosts, and what becomes of it when files change."""
+"""TLS between hosts: which peers accept each other, and what happens when the files change."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ ONE, TWO = Authority("one"), Authority("two")
 
 @contextlib.asynccontextmanager
 async def saying_roles(tls: ssl.SSLContext) -> AsyncIterator[int]:
-    """A server that tells each client which role it sees."""
+    """Run a server that sends each client the role that it sees. Yield its port."""
 
     async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(peer_role(writer.get_extra_info("ssl_object")).encode())
@@ -44,7 +44,7 @@ async def saying_roles(tls: ssl.SSLContext) -> AsyncIterator[int]:
 
 
 async def heard(port: int, tls: ssl.SSLContext) -> str:
-    """What the server tells; nothing where the two do not talk."""
+    """Return what the server sends, or nothing if the connection fails."""
     try:
         async with asyncio.timeout(10):
             reader, writer = await asyncio.open_connection(HERE, port, ssl=tls)
@@ -57,7 +57,7 @@ async def heard(port: int, tls: ssl.SSLContext) -> str:
 
 
 def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
-    """A client that believes anybody and shows what it likes."""
+    """Return a client context that accepts any server and presents `pair`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     if pair is not None:
@@ -68,7 +68,7 @@ def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
 
 @pytest.mark.uvloop
 async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
-    """The one hears that the other knows its role."""
+    """The server accepts the client and sees its role."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     async with saying_roles(control.server()) as port:
@@ -93,7 +93,7 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
     ],
 )
 async def test_client_without_a_role_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
-    """It hears nothing. With a good certificate the same client does."""
+    """A client without a valid role certificate gets no response. The same client with a valid certificate does."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     async with saying_roles(control.server()) as port:
         assert await heard(port, plainly(shown(), tmp_path)) == ""
@@ -106,7 +106,7 @@ async def test_client_without_a_role_is_refused(shown: Callable[[], Pair | None]
     [pytest.param(role, id=f"a {role} in place of the control plane") for role in Role if role != "controlplane"],
 )
 async def test_client_refuses_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
-    """A client tells it nothing: a runtime's certificate makes nobody a control plane."""
+    """A client of the control plane sends nothing to a server with another role's certificate."""
     other = TlsIdentity(write(tmp_path / "c", ONE.of(role), ONE), role)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     async with saying_roles(other.server()) as port:
@@ -116,7 +116,8 @@ async def test_client_refuses_a_server_of_another_role(role: Role, tmp_path: Pat
 
 @pytest.mark.uvloop
 async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
-    """Bundle first, leaves then, the old authority last: at no time does anybody fail, but the old one in the end."""
+    """Clients keep working while the authority is replaced: first the bundle, then the leaves, last the removal of the
+    old one. Only then is a client with an old certificate refused."""
     there, here = tmp_path / "c", tmp_path / "a"
     control = TlsIdentity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
@@ -131,7 +132,7 @@ async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path:
         ):
             write(there, of_control.of(Role.CONTROLPLANE), *bundle)
             write(here, of_activator.of(Role.ACTIVATOR), *bundle)
-            assert await heard(port, old) == "runtime"  # nobody looked yet
+            assert await heard(port, old) == "runtime"  # the server has not reloaded its files yet
             await control.reload()
             assert await heard(port, client) == "activator"
             await activator.reload()
@@ -167,7 +168,8 @@ def _cut(files: IdentityFiles) -> None:
 async def test_unusable_files_keep_the_old_identity(
     harm: Callable[[IdentityFiles], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was there goes on, with one line in the log; a process does not start with them. Whole ones count again."""
+    """The old identity stays in use, with one log line. A process doesn't start with such files. Valid ones are
+    used."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
@@ -189,7 +191,7 @@ async def test_unusable_files_keep_the_old_identity(
 
 
 def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
-    """OpenSSL would ask for the password at the terminal, and a start there would wait for ever."""
+    """OpenSSL would ask for the password at the terminal, so a start there would wait forever."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
     key = load_pem_private_key(files.key.read_bytes(), None)
     files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
@@ -199,7 +201,7 @@ def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_future_certificate_waits_until_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits until it is valid: others would refuse it. A process that has no other starts with it."""
+    """A running process keeps its certificate until the new one is valid for peers. A starting process uses it."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
     before, ends = repr(activator), activator.ends
@@ -215,7 +217,7 @@ async def test_future_certificate_waits_until_valid(tmp_path: Path, caplog: pyte
 async def test_what_could_not_be_read_for_a_moment_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No descriptor was left, say: the files are as they were, and the next look reads them."""
+    """If the process has no free file descriptor, the certificate is kept and the next reload reads the new files."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
     before = repr(activator)
@@ -233,13 +235,13 @@ async def test_what_could_not_be_read_for_a_moment_is_tried_again(
 
 
 def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
-    """It counts until it does: a renewal that is late is no reason to stop before."""
+    """A certificate is used until it expires: a late renewal is no reason to stop earlier."""
     pair = ONE.sign(PREFIX + "activator", ends_in=datetime.timedelta(minutes=1))
     assert "activator" in repr(TlsIdentity(write(tmp_path, pair, ONE), Role.ACTIVATOR))
 
 
 def test_blocking_socket_is_refused(tmp_path: Path) -> None:
-    """It would be asked for no role."""
+    """A blocking socket would not check the peer's role."""
     identity = TlsIdentity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     with socket.socket() as sock, pytest.raises(NotImplementedError, match="would not check the peer's role"):
         identity.server().wrap_socket(sock)

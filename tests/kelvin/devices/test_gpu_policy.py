@@ -1,4 +1,4 @@
-"""What forbids work on a GPU, what only worries, and what says nothing; which GPUs of a machine CUDA shows."""
+"""GPU health from driver facts: which facts make a GPU unhealthy, degraded or healthy. Which GPUs CUDA can see."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ GOOD = GpuFacts(
     ],
 )
 def test_judge(facts: GpuFacts, want: GpuHealth) -> None:
-    """First reason wins."""
+    """The first reason in order of severity decides."""
     assert judge_gpu_health(facts) == want
 
 
@@ -103,7 +103,7 @@ def test_judge(facts: GpuFacts, want: GpuHealth) -> None:
     ],
 )
 def test_worst_gpu_health_names_the_device(devices: list[GpuFacts], want: GpuHealth) -> None:
-    """By name."""
+    """The worst GPU decides, and the reason names it."""
     assert worst_gpu_health(devices) == want
 
 
@@ -157,5 +157,5 @@ BY_BUS = "PCI_BUS_ID"
 def test_visible_devices_selects_every_used_gpu(
     listed: list[ListedGpu], shown: CudaVisibility, want: tuple[int, ...]
 ) -> None:
-    """What CUDA_VISIBLE_DEVICES means among the devices of a machine: none of those that are used is left out."""
+    """Every GPU that CUDA may use is returned, for each form of CUDA_VISIBLE_DEVICES. In doubt, all are."""
     assert visible_gpus(listed, shown) == want

@@ -1,8 +1,8 @@
-"""What is made of NVML's answers, and of what it refuses. Against a fake: no test machine has a GPU.
+"""GPU facts from NVML's replies and refusals, against a fake, because test machines have no GPU.
 
-The fake has the real binding's constants and exceptions, and its functions' names, arguments and forms of answers
-(nvidia-ml-py 13, pynvml.py): `nvmlDeviceGetRemappedRows` a tuple of four, `nvmlEventSetWait_v2` raising Timeout where
-nothing has come, field values with a status of their own. The test that asks a real one is skipped where none is.
+The fake uses the constants and exceptions of the real binding (nvidia-ml-py 13, pynvml.py), and the same function
+names, arguments and result types. `nvmlDeviceGetRemappedRows` returns a tuple of four. `nvmlEventSetWait_v2` raises
+Timeout if there is no event. Field values have their own status. The test of real NVML is skipped without a GPU.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ FULL = GpuFacts(
 
 
 class FakeNvml:
-    """One or more devices. `refused` are functions that this device doesn't support; `raises` is what all say."""
+    """NVML with some devices. Functions in `refused` aren't supported. If `raises` is set, every query raises it."""
 
     def __init__(self, devices: int = 1) -> None:
         self.devices = devices
         self.refused: set[str] = set()
         self.raises: Exception | None = None
-        self.events: list[tuple[int, int]] = []  # device, XID
-        self.heard: set[int] = set()  # devices that are listened to
+        self.events: list[tuple[int, int]] = []  # (device, XID)
+        self.heard: set[int] = set()  # devices registered for events
         self.open = 0
         self.sets = 0
 
@@ -122,7 +122,7 @@ class FakeNvml:
 
 @contextmanager
 def looking(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any]:
-    """And everything is given back."""
+    """Open the GPUs of `fake`, and check at the end that NVML and its event sets are released."""
     with open_gpus(fake, shown=shown) as gpus:
         assert gpus is not None
         yield gpus
@@ -130,13 +130,12 @@ def looking(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any
 
 
 def test_every_gpu_fact_is_read() -> None:
-    """Once each."""
     with looking(FakeNvml()) as gpus:
         assert gpus.read_facts() == (FULL,)
 
 
 def test_a_device_that_says_nothing_is_none_the_worse() -> None:
-    """As a MIG part: every question is refused, and none of it is held against it."""
+    """A MIG instance refuses every query, which doesn't make it unhealthy."""
     fake = FakeNvml()
     fake.refused = {name for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlEvent"))}
     with looking(fake) as gpus:
@@ -146,7 +145,7 @@ def test_a_device_that_says_nothing_is_none_the_worse() -> None:
 
 @pytest.mark.parametrize("error", ["NVMLError_GpuIsLost", "NVMLError_GpuNotFound"])
 def test_lost_device_is_reported(error: str) -> None:
-    """Only then."""
+    """Only errors that mean a lost device mark it as lost."""
     fake = FakeNvml()
     with looking(fake) as gpus:
         fake.raises = getattr(pynvml, error)()
@@ -156,7 +155,7 @@ def test_lost_device_is_reported(error: str) -> None:
 
 
 def test_xids_are_kept_by_device() -> None:
-    """Each once, from whenever it came; of a device that isn't known all are told."""
+    """A device keeps each XID once. An XID of an unknown device counts for all devices."""
     fake = FakeNvml(devices=2)
     with looking(fake) as gpus:
         assert [each.xids for each in gpus.read_facts()] == [(), ()]
@@ -168,7 +167,7 @@ def test_xids_are_kept_by_device() -> None:
 
 @pytest.mark.parametrize("refused", [set(), {"nvmlDeviceGetMigMode"}], ids=["it could be parted", "it can't be"])
 def test_what_cuda_does_not_show_is_not_looked_at(refused: set[str]) -> None:
-    """Nothing of it is another one's; the number is still the machine's."""
+    """A hidden GPU isn't checked, and its XIDs don't count for others. GPUs keep the machine's numbering."""
     fake = FakeNvml(devices=2)
     fake.refused = refused
     with looking(fake, CudaVisibility("1")) as gpus:
@@ -179,7 +178,7 @@ def test_what_cuda_does_not_show_is_not_looked_at(refused: set[str]) -> None:
 
 
 def test_without_a_driver_there_are_none() -> None:
-    """As on every machine without a GPU: with the library of this machine, whatever it says."""
+    """Without a driver, `open_gpus` yields None."""
     fake = FakeNvml()
 
     def refuse() -> None:
@@ -192,7 +191,7 @@ def test_without_a_driver_there_are_none() -> None:
 
 @pytest.mark.gpu
 def test_real_gpu_reports_memory() -> None:
-    """Says at least how much memory it has, and is not lost."""
+    """A real GPU has a memory size and is not lost."""
     with open_gpus() as gpus:
         if gpus is None:
             pytest.skip("no NVML on this machine: no GPU was asked")

@@ -1,6 +1,7 @@
-"""`kelvin doctor` looks at every certificate that a setting names as a file, and at the one of it that counts.
+"""`kelvin doctor` checks every certificate file that a setting names.
 
-One that has ended fails, one that ends soon is told, each with its cost and its mend.
+Expired certificates fail and soon expiring ones warn, with cost and fix. In a file of several, the relevant one is
+judged.
 """
 
 from datetime import timedelta
@@ -25,7 +26,7 @@ OLD, NEW, NEXT = Authority("old", AGO), Authority("new", WEEK), Authority("next"
 
 
 def days_left(env: dict[str, str]) -> dict[str, int | None]:
-    """By the end of the file's path, rounded."""
+    """Return the rounded days left, by the last two parts of each file's path."""
     found = read_certificate_files(env)
     assert len({file.path for file in found}) == len(found)
     days = {"/".join(Path(file.path).parts[-2:]): file.left_s for file in found}
@@ -33,7 +34,7 @@ def days_left(env: dict[str, str]) -> dict[str, int | None]:
 
 
 def test_front_door_certificates_are_found(tmp_path: Path) -> None:
-    """Each pair's leaf, by either name, here and in directories below; a directory without any is told of itself."""
+    """Leaf certificates are found by either name, also in subdirectories. A directory without any is reported."""
     for name, place, ends_in in (
         ("tls.crt", "a", YEAR),
         ("fullchain.pem", "b", AGO),
@@ -51,7 +52,7 @@ def test_front_door_certificates_are_found(tmp_path: Path) -> None:
 
 
 def test_role_certificates_and_their_issuer_are_found(tmp_path: Path) -> None:
-    """The leaf of each role, and of several authorities the one that signed it: another may have ended, or may come."""
+    """Each role's leaf is found, and the authority that signed it. Other authorities may be expired or new."""
     write(tmp_path / Role.ACTIVATOR, NEW.sign("x://activator", ends_in=YEAR), OLD, NEW, NEXT)
     write(tmp_path / Role.CONTROLPLANE, NEXT.sign("x://controlplane", ends_in=WEEK), OLD, NEXT)
     env = {"KELVIN_INNER_TLS": str(tmp_path)}
@@ -68,7 +69,7 @@ def test_role_certificates_and_their_issuer_are_found(tmp_path: Path) -> None:
 
 
 def test_trusted_authorities_are_judged_by_the_last_expiry(tmp_path: Path) -> None:
-    """Of databases and issuers, by the one that lasts longest; what is no file, or no file of issuers, is not ours."""
+    """A bundle for databases or issuers is judged by its longest valid certificate. Other settings are ignored."""
     roots, gone = tmp_path / "roots.pem", tmp_path / "gone.pem"
     roots.write_bytes(OLD.pem + NEW.pem)
     (tmp_path / "own.pem").write_bytes(NEXT.sign(ends_in=AGO).certificate + NEXT.pem)
@@ -114,7 +115,7 @@ def file(left_s: float | None, use: CertificateUse = CertificateUse.FRONT, begin
 def test_expiring_certificate_has_cost_and_mend(
     left_s: float | None, level: FindingLevel, says: str, use: CertificateUse
 ) -> None:
-    """Each has a cost and a mend. Of two weeks and more nothing is said."""
+    """Every finding has a cost and a fix. From two weeks on there is no finding."""
     found = judge_certificate_file(file(left_s, use))
     assert found is not None
     assert (found.level, says in found.seen) == (level, True), found
@@ -124,14 +125,14 @@ def test_expiring_certificate_has_cost_and_mend(
 
 
 def test_certificate_of_the_future_fails() -> None:
-    """It is refused until then, however long it lasts."""
+    """A certificate is refused until it becomes valid, whatever its end."""
     found = judge_certificate_file(file(99.0 * DAY_S, begins_in_s=7200.0))
     assert found is not None
     assert (found.level, "not valid before 2.0 hours" in found.seen) == (FindingLevel.FAIL, True)
 
 
 def test_good_ones_are_one_line(tmp_path: Path) -> None:
-    """Where there is a bad one, it alone is told; where no setting names any, nothing is."""
+    """Good certificates are one finding. If one is bad, only that one is reported. Without settings there is none."""
     for name, ends_in in (("good", YEAR), ("ended", AGO)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tls.crt").write_bytes(NEXT.sign(ends_in=ends_in).certificate)
@@ -144,7 +145,7 @@ def test_good_ones_are_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_doctor_reports_expired_certificates(tmp_path: Path) -> None:
-    """From outside: the one that has ended fails the command; good ones are one line."""
+    """The command fails on an expired certificate and reports a valid one as a single line."""
     front = tmp_path / "front"
     write(front, NEXT.sign(ends_in=AGO))
     found = doctor(tmp_path, 1, env={"KELVIN_CERTIFICATES": str(front)})["certificate file"]

@@ -1,4 +1,4 @@
-"""Settings that are none, and settings that contradict one another, are named."""
+"""Unknown settings and contradictory settings are reported."""
 
 import pytest
 
@@ -16,7 +16,7 @@ MEMORY_BYTES, CORES = 24 << 30, 2
     ],
 )
 def test_misspelt_setting_names_its_neighbour(name: str, near: str) -> None:
-    """Is named with its neighbour."""
+    """The finding suggests the similar setting."""
     (found,) = judge_names([name, "PATH", "KELVIN_PORT"])
     assert found.level is FindingLevel.WARN
     assert name in found.seen
@@ -25,13 +25,13 @@ def test_misspelt_setting_names_its_neighbour(name: str, near: str) -> None:
 
 @pytest.mark.parametrize("name", ["KELVIN_METRICS_S", "KELVIN_FORESIGHT_S", "KELVIN_HTTP2_STREAMS"])
 def test_unknown_setting_is_to_be_unset(name: str) -> None:
-    """Is to be unset: a setting of an earlier release is none of another name."""
+    """A setting of an earlier release has no similar name, so the fix is to unset it."""
     (found,) = judge_names([name])
     assert (found.level, found.mend) == (FindingLevel.WARN, "unset it")
 
 
 def test_known_and_foreign_names_pass() -> None:
-    """And those that are not ours."""
+    """Known settings and variables of other programs are fine."""
     (found,) = judge_names(["KELVIN_PORT", "HOME", "AWS_REGION"])
     assert found.level is FindingLevel.OK
 
@@ -72,7 +72,7 @@ def test_known_and_foreign_names_pass() -> None:
     ],
 )
 def test_contradictory_values_name_the_worst(env: dict[str, str], level: FindingLevel, says: str) -> None:
-    """The worst is named."""
+    """The worst contradiction is reported, with cost and fix."""
     findings = judge_values(env, MEMORY_BYTES, CORES)
     assert any(found.level is level and says in found.seen for found in findings), findings
     if level is not FindingLevel.OK:

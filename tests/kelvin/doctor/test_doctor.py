@@ -1,4 +1,4 @@
-"""`kelvin doctor` from outside: a good place fails nothing; what is planted is found, with its cost and its mend."""
+"""`kelvin doctor` as a command: a good machine fails no check, and planted faults are found with cost and fix."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ LEAST_BYTES = 8 << 20
 def doctor(
     data: Path, code: int, *words: str, env: dict[str, str] | None = None, before: Callable[[], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Findings by their check; of several of one check one of the worst."""
+    """Run the command and return the findings by check. For several of one check, the worst one."""
     command = [sys.executable, "-m", "kelvin.cli.main", "doctor", "--data", str(data), "--read-bytes", str(LEAST_BYTES)]
     ours = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
     done = subprocess.run(
@@ -59,7 +59,7 @@ def doctor(
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory with keys as they should be."""
+    """A data directory with valid private keys."""
     tmp_path.chmod(0o700)
     for name in ("admin.key", "default.key"):
         (tmp_path / name).write_text(KEY + "\n")
@@ -69,7 +69,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.deep
 def test_good_machine_has_no_failing_check(data: Path) -> None:
-    """Every check speaks, and none fails but what this machine lacks; nothing is left behind."""
+    """Every check reports, and none fails on a good machine. No file is left behind."""
     before = sorted(path.name for path in data.iterdir())
     found = doctor(data, 0, env={"KELVIN_BACKUP_S": "240"})
     assert {
@@ -83,7 +83,7 @@ def test_good_machine_has_no_failing_check(data: Path) -> None:
 
 @pytest.mark.deep
 def test_every_fault_of_a_bad_machine_is_found(data: Path) -> None:
-    """All of it at once: descriptors, a misspelt name, a bad value, a contradiction, an open secret, a weak one."""
+    """Few descriptors, a misspelt setting, a bad value, a contradiction, an open secret and a weak key are found."""
     (data / "admin.key").chmod(0o644)
     (data / "default.key").write_text("kv-abcdefghijkl-" + "A" * 43)
     found = doctor(
@@ -112,7 +112,7 @@ def test_every_fault_of_a_bad_machine_is_found(data: Path) -> None:
 
 @pytest.mark.deep
 def test_a_store_that_does_not_answer(data: Path) -> None:
-    """Asked of the snapshotter; the settings themselves are good."""
+    """The store itself fails, and its settings are fine."""
     url = "s3://bucket/prefix?endpoint=http://127.0.0.1:9&connect_s=1&read_s=1"
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     found = doctor(data, 1, "--store", url, env=keys)
@@ -123,7 +123,7 @@ def test_a_store_that_does_not_answer(data: Path) -> None:
 
 @pytest.mark.deep
 def test_external_database_is_not_backed_up(data: Path) -> None:
-    """A password in its URL is refused and not told; what lies there is not ours to back up."""
+    """A password in the URL is refused and not shown. Backups of an external database aren't Kelvin's task."""
     found = doctor(data, 1, env={"KELVIN_DATABASE": "postgresql://kelvin:hunter2@db.example/kelvin"})
     assert "KELVIN_DATABASE=postgresql://...: must hold no password" in found["service"]["seen"]
     assert found["backups"]["level"] == "note"
@@ -131,7 +131,7 @@ def test_external_database_is_not_backed_up(data: Path) -> None:
 
 
 def test_a_full_disk_is_told(data: Path) -> None:
-    """Files of at most a megabyte stand in for it: the probe says so, and leaves nothing."""
+    """With files limited to a megabyte, the probe reports a full disk and leaves no file."""
     script = (
         "import resource, signal, sys; from pathlib import Path; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
@@ -141,12 +141,12 @@ def test_a_full_disk_is_told(data: Path) -> None:
         [sys.executable, "-c", script, str(data)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "can't be written: File too large" in done.stdout
-    assert "requests (503) once the spool's room is used" in done.stdout  # until then they are answered
+    assert "requests (503) once the spool's room is used" in done.stdout  # until then, requests are served
     assert sorted(path.name for path in data.iterdir()) == ["admin.key", "default.key"]
 
 
 def test_probe_leaves_the_last_room_to_requests(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk with a few megabytes left still serves: nothing as large is written there."""
+    """The probe writes only small files on an almost full disk, because the disk still serves requests."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     almost_full = shutil.disk_usage(data)._replace(free=4 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: almost_full)
@@ -160,7 +160,7 @@ def test_probe_leaves_the_last_room_to_requests(data: Path, monkeypatch: pytest.
 
 
 def test_checks_see_this_machine(data: Path) -> None:
-    """Figures of a kind that a machine has; the files that were made to measure it are gone."""
+    """Each check returns plausible values for this machine and removes its files."""
     before_s = wall_minus_monotonic_s()
     found = [
         *check_disk(data / "not" / "there", read_bytes=LEAST_BYTES), *check_memory(), *check_limits(8192),
@@ -184,7 +184,7 @@ def _names(findings: Iterable[Finding]) -> set[str]:
 
 
 def test_a_clock_that_moved_is_seen(data: Path) -> None:
-    """While doctor ran, and before: a file is from the future."""
+    """A step during the run is reported, and so is a file from the future, which shows an earlier step."""
     assert "clock step" in _names(check_clock(wall_minus_monotonic_s() - 3600, data))
     assert "clock went back" not in _names(check_clock(wall_minus_monotonic_s(), data))
     os.utime(data / "admin.key", (2**32, 2**32))
@@ -192,7 +192,7 @@ def test_a_clock_that_moved_is_seen(data: Path) -> None:
 
 
 def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
-    """Modes and how many different bytes; not one of these."""
+    """Findings have file modes and the number of different bytes, and no secret."""
     (good,) = check_secrets(data)
     assert (good.level, good.seen) == (FindingLevel.OK, "2 private files; keys look random")
     (data / "admin.key").write_text("nothing of the kind")
@@ -207,7 +207,7 @@ def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
 
 
 def test_filters_are_asked_where_they_are_on(data: Path) -> None:
-    """What they don't take is told before `kelvin up` is; where they are off nobody asks them."""
+    """The filters' settings are checked before `kelvin up` only if the filters are on."""
     env = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": "none"}
     told = {on: "".join(found.seen for found in check_services(env | {"KELVIN_FILTERS": on})) for on in ("on", "off")}
     assert "filters: KELVIN_LIFELINE_FD=none" in told["on"]
@@ -224,7 +224,7 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     ],
 )
 def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, by: str) -> None:
-    """Also one that no service reads."""
+    """`kelvin doctor` refuses the setting as `kelvin up` would, even one that no service reads."""
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), setting: "soon"}))
     told = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
     assert [line.partition(": must")[0] for line in told] == [f"{by}: {setting}=soon"]
@@ -232,7 +232,7 @@ def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, 
 
 
 def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
-    """The control plane reads it when it is only asked for its settings, too."""
+    """The control plane's check of settings reads the price book too."""
     book = data / "bad.toml"
     book.write_text("prompt = 0.60\n")
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), "KELVIN_PRICE_BOOK": str(book)}))
@@ -243,7 +243,7 @@ def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
 
 
 def test_services_are_not_imported_from_the_current_directory(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's own folder may be called like a service."""
+    """A user's folder may have the name of a service."""
     (data / "weightcache").mkdir()
     (data / "weightcache" / "__init__.py").write_text("raise SystemExit('not the cache agent')")
     monkeypatch.chdir(data)
@@ -252,7 +252,7 @@ def test_services_are_not_imported_from_the_current_directory(data: Path, monkey
 
 
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine imports take longer than the check waits: that is uncertain, and says nothing of settings."""
+    """Imports on a busy machine may take longer than the check waits. The warning says nothing about settings."""
     stuck = data / "stuck"
     stuck.write_text("#!/bin/sh\nexec sleep 600\n")
     stuck.chmod(0o700)
@@ -264,7 +264,7 @@ def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest
 
 
 def test_records_kept_aside_are_counted(tmp_path: Path) -> None:
-    """The control plane's check tells of them; without a ledger, and with none, it says nothing."""
+    """The control plane's check counts them. Without a ledger, or with none kept aside, it reports nothing."""
     path = tmp_path / "kelvin.db"
     assert describe_kept_aside(path) == ""
     database = open_database(path)

@@ -1,4 +1,4 @@
-"""What a machine's figures come to: how bad, what it costs a caller, and what mends it."""
+"""How `kelvin doctor` judges a machine's measurements: level, cost to callers and fix."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def sole(found: Finding | Iterable[Finding]) -> Finding:
-    """The one finding. Whatever is worse than a note has a cost and a mend."""
+    """Return the only finding. A warning or failure must have a cost and a fix."""
     (finding,) = [found] if isinstance(found, Finding) else found
     if finding.level in (FindingLevel.WARN, FindingLevel.FAIL):
         assert finding.cost, finding
@@ -166,25 +166,25 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
 def test_figure_decides_finding_level(
     found: Finding | Iterable[Finding], check: str, level: FindingLevel, says: str
 ) -> None:
-    """Level and words."""
+    """The measurement decides level and text."""
     finding = sole(found)
     assert (finding.check, finding.level, says in finding.seen) == (check, level, True), finding
 
 
 def test_harmless_figures_have_no_finding() -> None:
-    """The control of randomness, steps and source of the clock."""
+    """Negative control: good values of randomness, clock step and clock source give no finding."""
     assert [*judge_randomness(256), *judge_randomness(None)] == []
     assert [*judge_steps(0.01, -10.0), *judge_source("tsc"), *judge_source("")] == []
 
 
 def test_costs_are_told_in_a_callers_terms() -> None:
-    """8 GB at 0.9 GB/s; 4096 descriptors, 512 of them beside callers, two for each."""
+    """Costs: reading 8 GB at 0.9 GB/s. 4096 descriptors, less 512 for other uses, at two per caller."""
     assert "8 GB from this disk takes 9 s" in judge_reading(0.9 * GB, 128 * MIB).cost
     assert "about 1792 callers" in judge_descriptors(4096, CONNECTIONS).cost
 
 
 def test_one_bad_finding_fails() -> None:
-    """And notes and warnings do not."""
+    """Notes and warnings don't fail."""
     good = [judge_swap(GB), judge_cores(1, None)]
     assert not has_failure(good)
     assert has_failure([*good, judge_driver("", "")])
@@ -192,5 +192,4 @@ def test_one_bad_finding_fails() -> None:
 
 @pytest.mark.parametrize(("count", "want"), [(999, "999 bytes"), (1500, "1.5 kB"), (8e9, "8 GB"), (1.5e13, "15 TB")])
 def test_sizes_are_formatted_for_people(count: float, want: str) -> None:
-    """As people write them."""
     assert format_bytes(count) == want

@@ -1,4 +1,4 @@
-"""What guards an installation: who reads its secrets, how random they are, how long certificates and backups hold."""
+"""Secrets, certificates and backups: permissions, randomness, remaining validity and age."""
 
 import os
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ from kelvin.doctor.secret_checks import (
     ],
 )
 def test_insecure_file_has_cost_and_mend(found: Iterable[Finding], level: FindingLevel, says: str) -> None:
-    """Is named, with its cost and its mend."""
+    """Each finding has a cost and a fix."""
     (finding,) = found
     assert (finding.level, says in finding.seen) == (level, True), finding
     assert finding.cost
@@ -69,7 +69,7 @@ def test_insecure_file_has_cost_and_mend(found: Iterable[Finding], level: Findin
     ],
 )
 def test_secure_files_have_no_finding(found: Iterable[Finding]) -> None:
-    """The control of the above."""
+    """Negative control: good values give no finding."""
     assert list(found) == []
 
 
@@ -83,19 +83,18 @@ def test_secure_files_have_no_finding(found: Iterable[Finding]) -> None:
     ],
 )
 def test_certificate_is_judged_by_remaining_time(left_s: float | None, level: FindingLevel) -> None:
-    """By what is left of it."""
     assert judge_certificate("of the CA", left_s, "make another").level is level
 
 
 def test_certificate_of_the_future_fails() -> None:
-    """A clock that was ahead made it: every caller refuses it until then, however long it lasts."""
+    """A certificate made with a fast clock is refused by callers until it becomes valid, whatever its end."""
     found = judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=3600.0)
     assert (found.level, "not valid before 1.0 hours" in found.seen) == (FindingLevel.FAIL, True)
     assert judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=-1.0).level is FindingLevel.OK
 
 
 def test_newest_backup_decides_the_finding(tmp_path: Path) -> None:
-    """The newest that is not from the future counts; nothing is made up where none are wanted."""
+    """The newest backup that isn't from the future is judged. Without the setting, the finding says so."""
     data, place = tmp_path / "data", tmp_path / "data" / "backups"
     place.mkdir(parents=True)
     (found,) = check_backups(data, None, 240.0, running=True)

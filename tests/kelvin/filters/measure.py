@@ -1,4 +1,4 @@
-"""`python -m tests.kelvin.filters.measure`: what looking at texts costs. Not a test: a machine's load is in it."""
+"""Measure the cost of scanning: `python -m tests.kelvin.filters.measure`. No test, as it depends on the load."""
 
 import asyncio
 import os
@@ -28,12 +28,12 @@ WAIT_S = 30.0
 
 
 def rules(*regions: str) -> tuple[FilterRule, ...]:
-    """Everything that there is."""
+    """Return a rule that redacts all entities."""
     return (FilterRule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=regions),)
 
 
 def measure_looking() -> None:
-    """Characters a second, in this process."""
+    """Print characters per second, scanned in this process."""
     for name, text in TEXTS.items():
         for regions in ((), ("US",)):
             began = time.perf_counter()
@@ -43,7 +43,7 @@ def measure_looking() -> None:
 
 
 async def measure_asking(data: Path) -> None:
-    """One question at a time, then many streams at once, over the socket."""
+    """Print the time of single requests, then the rate of many concurrent streams, over the socket."""
     directory = SocketDirectory(data / "run")
     client = ServiceClient(directory, FILTERS_SOCKET, "the filters")
     try:
@@ -73,7 +73,7 @@ async def measure_asking(data: Path) -> None:
 
 
 def main() -> None:
-    """Print it all."""
+    """Print all measurements."""
     measure_looking()
     with tempfile.TemporaryDirectory() as data:
         env = {**os.environ, "KELVIN_DATA": data}

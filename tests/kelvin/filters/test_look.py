@@ -1,4 +1,4 @@
-"""A text gives the same in any pieces, and nothing is held back that is decided."""
+"""Streamed scanning gives the same text for any pieces, and holds back only undecided text."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ TEXTS = st.lists(st.sampled_from(FOUND + BETWEEN) | st.text(max_size=5), max_siz
 
 
 def streamed(text: str, cuts: Sequence[int], rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
-    """What goes on of a text that comes in these pieces, and what stopped it."""
+    """Return the text that passes when it arrives in these pieces, and the entity that stopped it."""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     said, held = "", ""
     for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True):
@@ -64,18 +64,18 @@ def whole(text: str, rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
 @example("a" * (SEGMENT_CHARACTERS_MAX - 3) + "@example.org", [SEGMENT_CHARACTERS_MAX], REDACT)
 @example("x" * 5000 + "@example.org 4111 1111 1111 1111", list(range(0, 5000, 7)), REDACT)
 def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[FilterRule, ...]) -> None:
-    """However it is cut, also in the middle of something, the same goes on, and the same stops it."""
+    """The result doesn't depend on the cuts, even within an entity."""
     assert streamed(text, cuts, rules) == whole(text, rules)
 
 
 @given(TEXTS)
 def test_characters_one_by_one(text: str) -> None:
-    """The smallest pieces there are."""
+    """Pieces of one character give the same result."""
     assert streamed(text, range(len(text)), REDACT) == whole(text, REDACT)
 
 
 def test_looking_at_each_piece_alone_would_not_do() -> None:
-    """The control: without what was held back, something that comes in two pieces goes on."""
+    """Negative control: without held-back text, an entity split over two pieces passes."""
     pieces = ("to jo@exam", "ple.org now")
     alone = "".join(whole(piece, REDACT)[0] for piece in pieces)
     assert alone == "".join(pieces)
@@ -83,7 +83,7 @@ def test_looking_at_each_piece_alone_would_not_do() -> None:
 
 
 def test_a_cut_goes_through_nothing() -> None:
-    """What would be found shortened at the end of a long run is found whole in its next part."""
+    """An entity at the end of a long segment is found whole, not shortened by the segment's limit."""
     rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
     before = ":" * (SEGMENT_CHARACTERS_MAX - len("jo@example.or"))
     assert whole(f"{before}jo@example.org", rules) == (f"{before}<EMAIL_ADDRESS>", None)
@@ -93,7 +93,7 @@ def test_a_cut_goes_through_nothing() -> None:
 @example("ab:" * 7 + "ab")
 @example("ab:\u200b:f")
 def test_plain_segment_holds_nothing(text: str) -> None:
-    """What is passed over without a look would have shown nothing."""
+    """A segment that is skipped as plain contains no entity."""
     visible, _ = without_invisible(text)
     assert not is_plain(text) or not any(finder(visible) for finder in build_finders(REDACT[0]))
 
@@ -111,6 +111,6 @@ def test_plain_segment_holds_nothing(text: str) -> None:
     ],
 )
 def test_only_a_possible_match_is_held_back(text: str, held: str) -> None:
-    """Only what may be the beginning of something."""
+    """Only text that may be the beginning of an entity is held back."""
     looked = scan_text(text, REDACT, whole=False)
     assert text[looked.decided :] == held

@@ -1,4 +1,4 @@
-"""What is found in a text, and what is not."""
+"""Entities that are found in a text, and similar text that is not."""
 
 import pytest
 
@@ -58,19 +58,19 @@ ALL = (FilterRule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone
     ],
 )
 def test_entities_are_found_by_pattern_and_checksum(text: str, shown: str) -> None:
-    """By pattern and checksum; everything beside it stays as it is."""
+    """Entities are found by pattern and checksum. The rest of the text is unchanged."""
     assert apply_result(text, scan_text(text, ALL, whole=True)).text == shown
 
 
 def test_only_what_is_named() -> None:
-    """A number without its country's code is nobody's where no region is named; other entities pass."""
+    """Only the named entity is redacted. A phone number without a country code needs a region."""
     rules = (FilterRule(filter="pii", actions={"PHONE_NUMBER": "redact"}),)
     text = "+49 30 901820, 030/901820, jo@example.org"
     assert apply_result(text, scan_text(text, rules, whole=True)).text == "<PHONE_NUMBER>, 030/901820, jo@example.org"
 
 
 def test_the_first_that_stops_ends_it() -> None:
-    """What comes before is shown as it may be, what comes after is not looked at."""
+    """Text before the stopping entity passes with redactions. Text after it isn't scanned."""
     rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "stop"}),)
     text = "a@b.example 4111111111111111 c@d.example"
     passed = apply_result(text, scan_text(text, rules, whole=True))
@@ -78,6 +78,6 @@ def test_the_first_that_stops_ends_it() -> None:
 
 
 def test_unknown_phone_region_is_refused() -> None:
-    """One that nobody knows is told."""
+    """The unknown region is returned."""
     assert unknown_region(ALL[0]) is None
     assert unknown_region(FilterRule(filter="pii", actions={}, phone_regions=("DE", "XX"))) == "XX"

@@ -1,4 +1,4 @@
-"""The process itself, asked as a replica asks it: it answers, it says no, and its death is waited out."""
+"""The filter process, called as a replica calls it: results, refusals and restarts."""
 
 import asyncio
 import os
@@ -47,9 +47,8 @@ async def _client(data: Path) -> AsyncIterator[ServiceClient]:
 
 
 async def test_killed_filter_process_answers_after_restart(tmp_path: Path) -> None:
-    """A question is put again until its deadline, so that neither a start nor a death is seen by who waits that long;
-    SIGTERM ends it with 0.
-    """
+    """A request is repeated until its deadline, so neither a start nor a crash is visible to its caller. SIGTERM ends
+    the process with 0."""
     process = _start(tmp_path)
     try:
         async with _client(tmp_path) as client:
@@ -59,13 +58,13 @@ async def test_killed_filter_process_answers_after_restart(tmp_path: Path) -> No
             assert found.looked[1].spans == ()
             assert await asyncio.to_thread(filters.check_from_thread, QUESTION, DEADLINE_S) == found
             _end(process, signal.SIGKILL)
-            with pytest.raises(Refused, match="unavailable"):  # the control: nobody is there
+            with pytest.raises(Refused, match="unavailable"):  # the control: the process is down
                 await filters.check(QUESTION, 0.05)
             filters.count_unfiltered(3)
             with pytest.raises(Refused, match="unavailable"):
                 await filters.check(QUESTION, 0.05)
             process = _start(tmp_path)
-            for _ in range(2):  # what passed meanwhile is told once
+            for _ in range(2):  # the unfiltered texts are reported once
                 assert await filters.check(QUESTION, DEADLINE_S) == found
             async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
                 assert 'kelvin_filter_unseen_total{process="filters"} 3\n' in await answer.text()
@@ -76,7 +75,7 @@ async def test_killed_filter_process_answers_after_restart(tmp_path: Path) -> No
 
 
 async def test_unknown_rule_is_refused_and_verdicts_are_counted(tmp_path: Path) -> None:
-    """What it does not know is named with its rule; its page has verdicts and entities, and no text."""
+    """An unknown entity or region is refused by name. The metrics have verdicts and entities but no text."""
     process = _start(tmp_path)
     try:
         async with _client(tmp_path) as client:
@@ -107,7 +106,7 @@ async def test_unknown_rule_is_refused_and_verdicts_are_counted(tmp_path: Path) 
 
 
 def test_missing_extra_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not start, and says what to install."""
+    """Without the extra, the process refuses to start and says what to install."""
     assert settings.read_settings({"KELVIN_DATA": "/d"}).run == Path("/d/run")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadSetting, match=r"KELVIN_FILTERS=on: needs the extra: pip install kelvin-serving\[pii\]"):

@@ -1,4 +1,4 @@
-"""Tenants share the scanning thread in slices, and an abandoned scan ends."""
+"""The filter's scanning thread is shared by tenants in slices. An abandoned scan ends."""
 
 import asyncio
 import threading
@@ -31,18 +31,18 @@ from tests.eventually import eventually
 RULES = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
 REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO", "DK", "PL", "PT", "IE")
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
-DEAR = (FilterRule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # some 70 ms for a thousand digits
+DEAR = (FilterRule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # about 70 ms per thousand digits
 SHORT = FilterRequest(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
-# As many texts as the messages of a request, each too short for a step of its own.
+# As many texts as a request has messages, each too short for a slice of its own.
 MANY = FilterRequest(direction="input", rules=RULES, texts=("a " * 32,) * 4096, whole=True)
 LONG = FilterRequest(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
 
 
-OWN_SLICES = 4  # that SHORT takes at most: it has as many steps
+OWN_SLICES = 4  # the most slices that SHORT takes, one per step
 
 
 class Thread(ThreadPoolExecutor):
-    """The scanning thread. It counts the slices that it was given."""
+    """The scanning thread, which counts its slices."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -64,7 +64,7 @@ async def _scanning() -> AsyncIterator[tuple[Scanner, Thread]]:
 
 
 async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> None:
-    """While one tenant has many seconds of work in the queue, another one's slices wait for one each."""
+    """While one tenant has seconds of work queued, each slice of another tenant waits for one slice of it."""
     async with _scanning() as (scanner, thread):
         hostile = [asyncio.create_task(scanner.scan("hostile", LONG, 60.0)) for _ in range(12)]
         await eventually(lambda: thread.slices > len(hostile))
@@ -80,20 +80,20 @@ async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> Non
 
 
 async def test_short_text_of_another_tenant_is_looked_at_between_many_short_ones() -> None:
-    """A question of thousands of short texts is cut into slices, as one long text is."""
+    """A request of thousands of short texts is cut into slices, like one long text."""
     async with _scanning() as (scanner, _):
         hostile = asyncio.create_task(scanner.scan("hostile", MANY, 60.0))
-        await asyncio.sleep(0)  # it has the thread
+        await asyncio.sleep(0)  # lets it take the thread
         assert await scanner.scan("victim", SHORT, 60.0)
         assert not hostile.done()
         assert len(await hostile) == 4096
 
 
 async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
-    """Beyond it that tenant is refused at once, and another one is not."""
+    """Above its share, the tenant is refused at once. Other tenants are not."""
     async with _scanning() as (scanner, _):
         hostile = [asyncio.create_task(scanner.scan("hostile", LONG, 60.0)) for _ in range(1 + MAX_WAITING_OF_TENANT)]
-        await asyncio.sleep(0)  # they wait
+        await asyncio.sleep(0)  # lets them enter the queue
         with pytest.raises(Refused) as refused:
             await scanner.scan("hostile", SHORT, 30.0)
         assert isinstance(refused.value.failure, Overloaded)
@@ -104,7 +104,7 @@ async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
 
 
 async def test_scan_ends_at_the_callers_deadline() -> None:
-    """The scan ends after its current step, so the thread is free for the next one."""
+    """The scan ends after its current step, which frees the thread for the next one."""
     async with _scanning() as (scanner, thread):
         with pytest.raises(Refused) as refused:
             await scanner.scan("a", LONG, 0.05)
@@ -115,7 +115,7 @@ async def test_scan_ends_at_the_callers_deadline() -> None:
 
 
 async def test_sliced_scan_equals_whole_scan() -> None:
-    """However often it is put aside, a text is looked at once, and whole."""
+    """A text that is scanned in slices is scanned once and completely."""
     async with _scanning() as (scanner, _):
         text = "a@b.example and 4111 1111 1111 1111, " * 200
         question = FilterRequest(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
@@ -125,7 +125,7 @@ async def test_sliced_scan_equals_whole_scan() -> None:
 
 
 async def test_loop_answers_during_a_scan() -> None:
-    """Scans run off the event loop, and a header names their tenant."""
+    """Scans run outside the event loop. A header names the tenant."""
     tenants: list[str] = []
     gate = threading.Event()
 
@@ -151,7 +151,7 @@ async def test_loop_answers_during_a_scan() -> None:
 
 @pytest.mark.parametrize("said", ["soon", "-1", "1.5"])
 async def test_time_that_is_none_is_refused_by_name(said: str) -> None:
-    """Whole milliseconds alone."""
+    """A deadline must be whole milliseconds."""
     async with _scanning() as (scanner, _):
         transport = httpx.ASGITransport(app=make_app(FilterMetrics(MetricsPage("filters")), scanner))
         async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:

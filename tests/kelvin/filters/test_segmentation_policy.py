@@ -1,4 +1,4 @@
-"""Of what lies across one another one span is made, and the stricter action holds."""
+"""Overlapping spans are merged into one, with the stricter action."""
 
 import pytest
 
@@ -28,6 +28,6 @@ def _span(start: int, end: int, label: str, action: Action = "redact") -> Entity
     ],
 )
 def test_merge_spans(found: list[EntitySpan], settled: list[EntitySpan]) -> None:
-    """Whatever the order in which they were found."""
+    """The result doesn't depend on the order of the spans."""
     assert merge_spans(found) == settled
     assert merge_spans(found[::-1]) == settled

@@ -1,4 +1,4 @@
-"""A service on its socket, and a client of it, for as long as a test needs them."""
+"""Serve an application on a socket, with a client, for the duration of a test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from kelvin.process.service_lifecycle import serve_until
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`stop` begins the drain, which takes a second at most; `serving` ends with it."""
+    """A running service. `stop` starts the drain of at most a second, after which `serving` is done."""
 
     socket: Path
     client: ServiceClient
@@ -25,7 +25,7 @@ class Served:
 
 @asynccontextmanager
 async def served(tmp_path: Path, app: ASGIApp) -> AsyncIterator[Served]:
-    """Serve `app`; leaving the block stops it."""
+    """Serve `app` until the block ends."""
     with closing(SocketDirectory(tmp_path / "run")) as directory, directory.listen("s.sock") as listener:
         stop = asyncio.Event()
         serving = asyncio.create_task(serve_until(app, listener, stop, 1))

@@ -1,4 +1,4 @@
-"""Where an address leads: a pod's http:// only for whoever says that there are pods."""
+"""Which connector an address gives. Plain http:// is only allowed to processes that reach pods."""
 
 import asyncio
 from contextlib import closing
@@ -15,7 +15,7 @@ from tests.stub_server import StubServer
 
 
 async def test_plain_http_is_for_pods_alone(tmp_path: Path) -> None:
-    """By whoever reaches pods; for all others such an address is refused, by its name."""
+    """Only a factory with `pods=True` accepts http://. Others refuse it and name the address."""
     app = web.Application()
     app.router.add_get("/name", _name)
     listening = StubServer(app)
@@ -40,11 +40,10 @@ async def _name(_: web.Request) -> web.Response:
     [("rt-r1.sock", False), ("https://h:1", True), ("http://192.0.2.1:8012", True), ("https.sock", False)],
 )
 def test_remote_address_is_told_by_its_prefix(address: str, want: bool) -> None:
-    """By how it begins."""
     assert is_remote(address) is want
 
 
 async def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
-    """As everything is by which connecting fails: who tries again later need not know of names."""
+    """Like other connection failures, it is an OSError, so that a retrying caller needs no special case."""
     with pytest.raises(OSError, match=r"^http://a\.\.b:80: "):
         await HostConnector("http://a..b:80", None).connect(asyncio.Protocol)

@@ -1,4 +1,4 @@
-"""A job of a push is bounded in time and memory, shares its turn with other tenants, and ends with whom it is for."""
+"""Jobs of a push are bounded in time and memory, shared fairly between tenants, and end with their tenant or caller."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ Work = Callable[[GateJob | SealJob], Awaitable[Any]]
 
 
 def _signal(program: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Signal it. `send_signal` would reap a process that is dead, and asyncio then report that it ended with 255."""
+    """Send a signal. `send_signal` would reap a dead process, and asyncio would then report the exit status 255."""
     if program.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(program.pid, number)
 
 
 class Process:
-    """What the desk needs of a standby, over a real process that does not answer until it is dead."""
+    """A standby as the job runner uses it, on a real process that replies only by dying."""
 
     def __init__(self, program: asyncio.subprocess.Process) -> None:
         self.pid = program.pid
@@ -57,7 +57,7 @@ class Process:
 
 
 class Standbys:
-    """Processes that run `source`, one after another."""
+    """A source of standbys, each a new process that runs `source`."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class Standbys:
 
 
 class Scripted:
-    """What the desk needs of a standby whose jobs come to what `work` does."""
+    """A standby whose jobs run `work`."""
 
     pid = 0
 
@@ -122,7 +122,7 @@ async def _failure(desk: JobRunner) -> Failure:
 async def test_job_beyond_its_bound_names_the_artifact(
     monkeypatch: pytest.MonkeyPatch, source: str, bound: str, value: float, reason: str, processes: int
 ) -> None:
-    """It is killed, and its push is refused with the reason; a process that dies once may have been unlucky."""
+    """The job is killed and its push refused with the reason. If the process dies, it is tried a second time."""
     monkeypatch.setattr(engine_jobs, bound, value)
     standbys = Standbys(source)
     failure = await _failure(JobRunner(standbys.one))
@@ -135,7 +135,7 @@ async def test_job_beyond_its_bound_names_the_artifact(
 
 @pytest.mark.virtual_time
 async def test_job_outlives_the_death_of_every_parked_process() -> None:
-    """Every standby is killed within half a second. The job succeeds on the next one; the artifact is not blamed."""
+    """If every standby is killed within half a second, the job runs on the next one and the artifact isn't blamed."""
     loop, deaths = asyncio.get_running_loop(), list[float]()
 
     async def judge(_: object) -> str:
@@ -149,7 +149,7 @@ async def test_job_outlives_the_death_of_every_parked_process() -> None:
 
 
 async def test_job_ends_with_its_tenant() -> None:
-    """A suspension ends what runs for the tenant, not at its bound."""
+    """A suspended tenant's job is killed before its time limit."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
     job = asyncio.create_task(_failure(JobRunner(standbys.one, is_suspended=suspended.__contains__)))
     await eventually(lambda: bool(standbys.born))
@@ -159,7 +159,7 @@ async def test_job_ends_with_its_tenant() -> None:
 
 
 async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
-    """Its tenant was suspended while another one's job ran."""
+    """A job whose tenant is suspended while it waits never starts a process."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
     desk = JobRunner(standbys.one, is_suspended=suspended.__contains__)
     running = asyncio.create_task(desk.gate(_gate("other")))
@@ -173,7 +173,7 @@ async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
 
 
 async def test_job_whose_caller_left_kills_its_process() -> None:
-    """It is not asked to end: it may hold the interpreter for ever. The next tenant's job begins."""
+    """The process is killed, because it may hold the interpreter forever. The next tenant's job starts."""
     standbys = Standbys(SLEEPS)
     desk = JobRunner(standbys.one)
     left = asyncio.create_task(desk.gate(_gate("hostile")))
@@ -189,7 +189,7 @@ async def test_job_whose_caller_left_kills_its_process() -> None:
 
 
 async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
-    """Whoever pushes a lot does not keep others out: neither of the next turn nor of the queue."""
+    """A tenant with many jobs blocks others neither from the next turn nor from the queue."""
     order, turn = list[str](), asyncio.Event()
 
     async def judge(job: GateJob | SealJob) -> None:
@@ -212,7 +212,7 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["gate", "seal"])
 async def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
-    """A tenant of three times the weight has three times the turns while both always wait, of either kind of job."""
+    """With three times the weight, a tenant gets three times the turns, while both always wait for either kind."""
     order, weights = list[str](), {"heavy": 3, "light": 1}
 
     async def work(job: GateJob | SealJob) -> None:
@@ -233,7 +233,7 @@ async def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
 
 
 async def test_gate_does_not_wait_for_a_seal() -> None:
-    """A seal of a large draft may take a quarter of an hour. Others are told meanwhile whether they may push at all."""
+    """A seal of a large draft may take a quarter of an hour. Meanwhile, other pushes can pass the gate."""
     sealing, judged = asyncio.Event(), list[str]()
 
     async def work(job: GateJob | SealJob) -> None:
@@ -264,7 +264,7 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
     ],
 )
 async def test_time_of_a_seal_follows_its_bytes(sizes: dict[str, int], seconds: float) -> None:
-    """Nobody holds the turn for a quarter of an hour with a draft of a megabyte."""
+    """The time limit follows the draft's size, so that a small draft can't hold the turn for a quarter of an hour."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
 

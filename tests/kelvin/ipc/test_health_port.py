@@ -1,4 +1,4 @@
-"""Who asks for health over TCP is told that and nothing else, one request a connection, however many there are."""
+"""The health port serves three routes, one request per connection, to a bounded number of connections."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ PLACE = ("127.0.0.1", 0)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers everything: what is not to be seen is not seen because of the port."""
+    """Reply to every path, so that only the port can hide one."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
     await send({"type": "http.response.body", "body": b"here"})
 
 
 @contextlib.asynccontextmanager
 async def served(lifetime_s: float = 10.0) -> AsyncIterator[int]:
-    """The port's number."""
+    """Serve the health port and yield its number."""
     stop = asyncio.Event()
     with listen(*PLACE) as listener:
         serving = asyncio.create_task(health_port.serve_health(app, listener, stop, 1, lifetime_s))
@@ -41,7 +41,7 @@ async def served(lifetime_s: float = 10.0) -> AsyncIterator[int]:
 
 
 async def told(port: int, sent: bytes) -> bytes:
-    """All that comes until the connection ends."""
+    """Return all bytes until the connection ends."""
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(PLACE[0], port)
         try:
@@ -73,17 +73,17 @@ def asked(path: str, method: str = "GET") -> bytes:
     ],
 )
 async def test_health_port_serves_three_routes(sent: bytes, status: int) -> None:
-    """Of an application that answers everything; and the connection ends with the answer."""
+    """Other paths are 404, although the application replies to all. The connection closes after one response."""
     async with served() as port:
         head, _, body = (await told(port, sent + sent)).partition(b"\r\n\r\n")
         assert head.startswith(f"HTTP/1.1 {status} ".encode())
         assert b"connection: close" in head
-        assert body == (b"here" if status == 200 else b"")  # once
+        assert body == (b"here" if status == 200 else b"")  # one response only
 
 
 @pytest.mark.uvloop
 async def test_silent_health_connection_is_cut() -> None:
-    """Also who says half of it: the port is nobody's to hold."""
+    """A connection that sends nothing, or half a request, is closed after its lifetime."""
     async with served(lifetime_s=0.2) as port:
         assert await told(port, b"") == b""
         assert await told(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
@@ -91,7 +91,7 @@ async def test_silent_health_connection_is_cut() -> None:
 
 @pytest.mark.uvloop
 async def test_health_port_bounds_connections() -> None:
-    """One too many is cut, and an answer comes again once one of them has left."""
+    """A connection above the limit is closed. Once another has left, requests are served again."""
     async with served(lifetime_s=60.0) as port:
         held = [await asyncio.open_connection(PLACE[0], port) for _ in range(health_port.MAX_CONNECTIONS)]
         assert await told(port, asked("/healthz")) == b""
@@ -105,7 +105,7 @@ async def test_health_port_bounds_connections() -> None:
 
 @pytest.mark.uvloop
 async def test_health_port_is_served_beside_the_socket(tmp_path: Path) -> None:
-    """A process that is told a place is asked there, and needs no certificate for it."""
+    """A process with a health address serves it without a certificate, beside its socket."""
     with socket.socket() as free:
         free.bind(PLACE)
         port = free.getsockname()[1]
@@ -124,7 +124,7 @@ async def test_health_port_is_served_beside_the_socket(tmp_path: Path) -> None:
 
 
 def test_health_listen_setting_is_read() -> None:
-    """Of every process but replicas, of which a host has several."""
+    """Every role reads the setting except runtimes, because a host has several of them."""
     env = {"KELVIN_HEALTH_LISTEN": "0.0.0.0:7480"}
     for role in (Role.ACTIVATOR, Role.CONTROLPLANE, Role.SNAPSHOTTER):
         assert read_peer_settings(env, role) == PeerSettings(health=("0.0.0.0", 7480))

@@ -1,4 +1,4 @@
-"""What an inner route reads is bounded while it comes, and decoded strictly."""
+"""Internal routes limit request bodies while reading, and decode them strictly."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def _app() -> FastAPI:
     ],
 )
 async def test_request_body_is_decoded_or_refused(tmp_path: Path, body: list[object], code: str | None) -> None:
-    """The answer, or the failure by its code."""
+    """A body is decoded, or refused with a code."""
     async with served(tmp_path, _app()) as service:
         if code is None:
             assert await service.client.call("POST", "/total", int, body=body, timeout_s=5) == 6

@@ -1,4 +1,4 @@
-"""Processes meet over TCP as over their sockets: by role, by settings, and with certificates that change meanwhile."""
+"""Internal servers over sockets and TLS: roles, settings, and certificates that change while serving."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ async def opened(place: Path, role: Role, peer_settings: PeerSettings = LOCAL_ON
 
 @contextlib.asynccontextmanager
 async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
-    """Serves on its socket and on its own address."""
+    """Serve as the control plane, on its socket and on its own address."""
     files, stop = write(place / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
     with contextlib.closing(SocketDirectory(place / "run")) as directory:
         async with open_internal_server(directory, PeerSettings(files, (CONTROL, 0)), Role.CONTROLPLANE, NAME) as inner:
@@ -81,7 +81,7 @@ async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
 
 
 async def asked(inner: InternalServer, address: str, path: str = "/name") -> str:
-    """What is answered, or the code of what went wrong."""
+    """Return the response, or the code of the failure."""
     client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "the control plane")
     try:
         return await client.call("GET", path, str, timeout_s=10)
@@ -104,7 +104,7 @@ async def asked(inner: InternalServer, address: str, path: str = "/name") -> str
     ],
 )
 async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tmp_path: Path) -> None:
-    """Anything else looks as if it weren't there."""
+    """A route that the role may not call looks as if it didn't exist."""
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(role), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, peer_settings) as inner:
         assert control.url.startswith(f"https://{CONTROL}:")
@@ -113,7 +113,7 @@ async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tm
 
 @pytest.mark.uvloop
 async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
-    """What a request reports is not counted as an error of the loop that accepts connections."""
+    """An error in a request isn't counted for the loop that accepts connections."""
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
     before = PROCESS_HEALTH.errors.total()
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
@@ -123,7 +123,7 @@ async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
-    """Who may open it is of this host: all is theirs, with certificates or without."""
+    """The socket of this host needs no certificate and allows every route."""
     async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
         assert await asked(inner, "control.sock", "/secret") == "the backup"
         with pytest.raises(ValueError, match="no certificate for other hosts"):
@@ -132,7 +132,7 @@ async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
-    """It gets no answer in HTTP, by TLS or openly, and others go on being answered."""
+    """A client of another authority gets no HTTP response, over TLS or in plain text. Others are still served."""
     peer_settings = PeerSettings(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
     good = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
     async with (
@@ -147,7 +147,7 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
             await plain.get(url.replace("https:", "http:") + "/name")
         assert await asked(inner, url) == "control"
         client = ServiceClient.from_connector(inner.connector_factory.to(url, Role.CONTROLPLANE), "x")
-        with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
+        with pytest.raises(aiohttp.NonHttpUrlClientError):  # Kelvin's own client never uses plain HTTP either
             await client.session.get(url.replace("https:", "http:") + "/name")
         await client.close()
 
@@ -155,7 +155,7 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
 @pytest.mark.uvloop
 @pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
 async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
-    """Streams under way end with it, nobody is let in after, and another may serve there in the same process."""
+    """Its streams end, it accepts no connections, and another server can listen in the same process."""
     files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
     peer_settings = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
     port = 0
@@ -186,7 +186,7 @@ async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
-    """Who connected asks the other one's kernel after a silence, by whichever client it was."""
+    """A client's connections use TCP keep-alive and a user timeout, so that a silent host is noticed."""
 
     def asks(transport: asyncio.BaseTransport | None) -> bool:
         assert transport is not None
@@ -214,9 +214,8 @@ async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
-    """Certificates and authorities are replaced over and over, with every half-way state read: no request fails, new
-    connections and old ones, and a stream that began under the first certificate goes on under the last.
-    """
+    """Certificates and authorities are replaced many times, also with half-written files. No request fails on new or
+    old connections, and a stream continues from the first to the last certificate."""
     there, here = tmp_path / "c" / "pki", tmp_path / "pki"
     peer_settings = PeerSettings(write(here, ONE.of(Role.ACTIVATOR), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
@@ -236,7 +235,7 @@ async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
                         await client.close()
 
         async def turn(of: Authority, *bundle: Authority) -> None:
-            """Written in pieces, and each piece is looked at."""
+            """Write the files in pieces and reload after each."""
             seen = answered
             for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
                 pair = of.of(role)

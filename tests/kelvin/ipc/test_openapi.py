@@ -1,4 +1,4 @@
-"""What a service says of its routes: all of them, each with every answer, under names that mean one thing."""
+"""The OpenAPI document of a service: every route with all its responses, and schema names that are unique."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from kelvin.ipc.openapi import add_description, build_document, route_docs
 
 
 class Wanted(Wire, frozen=True):
-    """What is asked for."""
+    """The request body."""
 
     name: str
 
 
 class Made(Wire, frozen=True):
-    """What came of it."""
+    """The response body."""
 
     name: str
     of: Wanted | None = None
 
 
 def app() -> FastAPI:
-    """One route, and the document's own."""
+    """Return an application with one route and the document's own."""
     made = FastAPI(openapi_url=None)
     arguments = route_docs(
         Made, NotFound, Conflict, status=201, extra_responses={202: None}, request_body=Wanted, scope=Scope.PUSH
@@ -40,7 +40,7 @@ def app() -> FastAPI:
 
 
 def test_a_route_is_described() -> None:
-    """Its body, its answers, its refusals with the codes of their status, the scope, and what all of them mean."""
+    """A route has its body, responses, refusals by status with their codes, and its scope."""
     document = build_document(app(), "Things")
     operation = document["paths"]["/things/{thing}"]["post"]
     assert operation["security"] == [{"key": ["push"]}]
@@ -60,7 +60,7 @@ def test_a_route_is_described() -> None:
 
 
 def test_a_route_that_says_nothing_is_noticed() -> None:
-    """Rather than left out, or told as FastAPI would guess."""
+    """It is an error, and is neither left out nor described by FastAPI's guess."""
     made = app()
 
     @made.get("/silent")
@@ -72,7 +72,7 @@ def test_a_route_that_says_nothing_is_noticed() -> None:
 
 
 def test_two_types_of_one_name_are_refused() -> None:
-    """Two types of one name would be one schema."""
+    """Two types of one name would share a schema."""
     made, other = app(), type("Made", (Wire,), {"__annotations__": {"size": int}}, frozen=True)
 
     @made.get("/other", **route_docs(other))
@@ -88,6 +88,5 @@ def test_two_types_of_one_name_are_refused() -> None:
     [pytest.param(bytes, "application/octet-stream", id="bytes"), pytest.param(str, "text/plain", id="text")],
 )
 def test_non_json_body_has_its_media_type(kind: Any, media_type: str) -> None:
-    """Has its own media type."""
     answers = route_docs(kind)["openapi_extra"]["x-answers"]
     assert list(answers["200"]["content"]) == [media_type]

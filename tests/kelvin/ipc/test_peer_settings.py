@@ -1,4 +1,4 @@
-"""Where other processes are and who we are: read, and refused with the value and the rule."""
+"""Settings for other processes and this process's certificate: parsing, and refusals with value and rule."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +15,12 @@ LISTEN = "KELVIN_CONTROL_LISTEN"
 
 
 def test_defaults_are_local_only(tmp_path: Path) -> None:
-    """A process of one host, whose certificates nobody looks at."""
+    """Without settings, a process talks to its own host only. A missing certificate directory is no error."""
     assert read_peer_settings({"KELVIN_INNER_TLS": str(tmp_path / "none")}, Role.ACTIVATOR, LISTEN) == LOCAL_ONLY
 
 
 def test_every_peer_setting_is_read(tmp_path: Path) -> None:
-    """A role's own pair lies below, where one directory is for all of a host; authorities may lie elsewhere."""
+    """With one directory per host, a role's pair is in its subdirectory. Authorities may be in another file."""
     write(tmp_path / "activator", ONE.sign("https://x/activator"), ONE)
     (tmp_path / "bundle").write_bytes(ONE.pem)
     env = {
@@ -62,7 +62,7 @@ def _expire(place: Path) -> None:
 def test_bad_peer_settings_are_refused(
     env: dict[str, str], harm: Callable[[Path], object] | None, error: str, tmp_path: Path
 ) -> None:
-    """With variable and rule, and nothing of a key."""
+    """The refusal names variable and rule, and contains nothing of a key."""
     write(tmp_path, ONE.sign(PREFIX + "runtime"), ONE)
     if harm is not None:
         harm(tmp_path)
@@ -74,7 +74,7 @@ def test_bad_peer_settings_are_refused(
 
 
 def test_a_port_of_the_kernels_choice(tmp_path: Path) -> None:
-    """Where a setting allows it; and how such a place is told to others, who could do nothing with 0.0.0.0."""
+    """Port 0 is allowed where the setting permits it. Its host must be one that others can reach, so not 0.0.0.0."""
     write(tmp_path, ONE.of(Role.RUNTIME), ONE)
     env = {"KELVIN_INNER_TLS": str(tmp_path)}
     assert read_peer_settings(env | {LISTEN: "10.0.0.1:0"}, Role.RUNTIME, LISTEN, any_port=True).listen == (

@@ -1,4 +1,4 @@
-"""A service serves JSON and failures over its socket."""
+"""A service client decodes JSON responses and failures over a socket."""
 
 import asyncio
 import contextlib
@@ -49,14 +49,13 @@ def _app() -> FastAPI:
 
 
 async def test_an_answer_is_decoded(tmp_path: Path) -> None:
-    """JSON comes back typed."""
     async with served(tmp_path, _app()) as service:
         assert await service.client.call("GET", "/fine", dict[str, int], timeout_s=5) == {"n": 1}
 
 
 @pytest.mark.parametrize("method", ["POST", "CONNECT"])
 async def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> None:
-    """Status 400 and the end of the connection: the body is not read as the next request."""
+    """The status is 400 and the connection closes, so that the body isn't read as the next request."""
     head = f"{method} /fine HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n".encode()
     body = b"GET /fine HTTP/1.1\r\nHost: x\r\n\r\n"
     async with served(tmp_path, _app()) as service, asyncio.timeout(30):
@@ -82,7 +81,7 @@ async def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> No
     ],
 )
 async def test_a_failure_crosses_the_socket(tmp_path: Path, path: str, code: str, retry: float | None) -> None:
-    """Callers see the peer's failure with its code and its time."""
+    """The caller gets the peer's failure with its code and retry time."""
     async with served(tmp_path, _app()) as service:
         with pytest.raises(Refused) as refused:
             await service.client.call("GET", path, dict[str, int], timeout_s=5)
@@ -91,7 +90,7 @@ async def test_a_failure_crosses_the_socket(tmp_path: Path, path: str, code: str
 
 
 async def test_a_peer_that_is_away_is_unavailable(tmp_path: Path) -> None:
-    """Nobody listening is a fact with a retry, not a stack trace."""
+    """A socket without a listener gives a retryable failure."""
     with contextlib.closing(SocketDirectory(tmp_path)) as directory:
         client = ServiceClient(directory, "s.sock", "the ledger")
         with pytest.raises(Refused) as refused:
@@ -101,7 +100,7 @@ async def test_a_peer_that_is_away_is_unavailable(tmp_path: Path) -> None:
 
 
 async def test_service_is_not_ready_while_a_loop_keeps_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its `/readyz` says 503, which is no answer to a sibling; its other routes answer."""
+    """`/readyz` is 503, which the client raises as a failure. Other routes are served."""
     monkeypatch.setattr(LoopHealth, "failing", lambda _: ("feed",))
     async with served(tmp_path, _app()) as service:
         async with service.client.session.get(f"{service.client.base_url}/readyz") as answer:

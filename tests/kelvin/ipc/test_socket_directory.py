@@ -1,4 +1,4 @@
-"""Sockets work however long the path of their directory is."""
+"""Sockets in a directory with a path of any length, and how a restart takes over a name."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 
 
 def test_a_directory_with_a_path_longer_than_an_address_works(tmp_path: Path) -> None:
-    """107 bytes are all that a socket address holds; our directories may be longer."""
+    """A socket address holds 107 bytes; a directory's path may be longer."""
     directory = SocketDirectory(tmp_path / ("d" * 100) / ("e" * 100))
     listener = directory.listen("a.sock")
 
@@ -28,7 +28,7 @@ def test_a_directory_with_a_path_longer_than_an_address_works(tmp_path: Path) ->
 
 
 def test_the_plain_path_would_have_failed(tmp_path: Path) -> None:
-    """The control: without the detour the kernel refuses such a path."""
+    """Negative control: the kernel refuses such a path directly."""
     path = tmp_path / ("d" * 100) / "a.sock"
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError, match="too long"):
@@ -36,7 +36,7 @@ def test_the_plain_path_would_have_failed(tmp_path: Path) -> None:
 
 
 def test_a_stale_socket_is_replaced_and_is_private(tmp_path: Path) -> None:
-    """A restart takes over the name; nobody else may connect."""
+    """A restart takes over the name. Only the owner may connect."""
     directory = SocketDirectory(tmp_path / "run")
     directory.listen("a.sock").close()
     listener = directory.listen("a.sock")
@@ -48,7 +48,6 @@ def test_a_stale_socket_is_replaced_and_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
 def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
-    """Names are plain file names."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(ValueError, match="plain file name"):
         directory.address(name)
@@ -56,7 +55,7 @@ def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
 
 
 def test_unpublished_socket_takes_the_name_only_when_told(tmp_path: Path) -> None:
-    """Until then whoever had the name is found there."""
+    """Until it is published, clients reach the old socket."""
     directory = SocketDirectory(tmp_path)
     with directory.listen("a.sock") as old, directory.listen_unpublished("a.sock") as new:
         for listener in (old, new):
@@ -70,7 +69,7 @@ def test_unpublished_socket_takes_the_name_only_when_told(tmp_path: Path) -> Non
 
 
 def test_discarded_socket_leaves_no_file(tmp_path: Path) -> None:
-    """A process that ends before it was ready takes the name from nobody."""
+    """A process that ends before it is ready leaves the old socket in place."""
     directory = SocketDirectory(tmp_path)
     with directory.listen("a.sock"):
         directory.listen_unpublished("a.sock").close()

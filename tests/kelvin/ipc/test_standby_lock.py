@@ -1,4 +1,4 @@
-"""One decider at a time, whoever asks; a death lets go."""
+"""At most one process of a service decides. The lock is released when its holder dies."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ threading.Event().wait()
 
 
 def test_standby_lock_has_one_holder(tmp_path: Path) -> None:
-    """A second one gets nothing until the first lets go; closing twice harms nobody."""
+    """A second holder gets the lock only after the first releases it. Closing twice is harmless."""
     with closing(SocketDirectory(tmp_path)) as directory:
         first = try_acquire_standby_lock(directory)
         assert first is not None
@@ -37,7 +37,7 @@ def test_standby_lock_has_one_holder(tmp_path: Path) -> None:
 
 
 async def test_dead_holder_releases_the_standby_lock(tmp_path: Path) -> None:
-    """Whoever waits for it has it then, and not before."""
+    """A waiting process gets the lock after the holder's death, and not before."""
     with (
         closing(SocketDirectory(tmp_path)) as directory,
         subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as process,

@@ -1,4 +1,4 @@
-"""A port that is closed leaves nothing behind, whatever the other ends do."""
+"""A closed TLS port leaves no connection open, whatever its clients do."""
 
 import asyncio
 import errno
@@ -20,14 +20,14 @@ HOST = "127.0.0.1"
 
 
 class Leaving(asyncio.Protocol):
-    """Says goodbye at once, and waits for the other end's."""
+    """A protocol that closes at once, which waits for the client's close_notify."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
 async def left_open(tmp_path: Path, *, ends: bool) -> int:
-    """Descriptors that are open still, after a client that never says goodbye."""
+    """Return the number of descriptors still open after a client that never sends close_notify."""
     authority = Authority()
     server = TlsIdentity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
     client = TlsIdentity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
@@ -36,7 +36,7 @@ async def left_open(tmp_path: Path, *, ends: bool) -> int:
     greeter.open()
 
     def shake() -> tuple[socket.socket, ssl.SSLObject]:
-        """By hand, so that nothing answers for us afterwards."""
+        """Shake hands manually, so that no library replies afterwards."""
         sock = socket.create_connection(listener.getsockname()[:2])
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = client.client(Role.CONTROLPLANE).wrap_bio(incoming, outgoing)
@@ -65,13 +65,14 @@ async def left_open(tmp_path: Path, *, ends: bool) -> int:
 
 @pytest.mark.parametrize(("ends", "left"), [(True, 0), (False, 1)])
 def test_connection_without_close_notify_is_cut(tmp_path: Path, ends: bool, left: int) -> None:
-    """At the end of a server, not two seconds later, when its loop is gone. The control waits for the goodbye."""
+    """The connection is closed with the server, not two seconds later without a loop. Control: it waits for
+    close_notify."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(left_open(tmp_path, ends=ends)) == left
 
 
 class Exhausted(socket.socket):
-    """A listener of a process without descriptors."""
+    """A listener in a process without free descriptors."""
 
     tries = 0
 
@@ -83,7 +84,7 @@ class Exhausted(socket.socket):
 async def test_failed_accepts_are_logged_less_and_less(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process without descriptors tries ten times a second. A line for each try would fill the log."""
+    """A process without descriptors retries ten times a second. A log line for each would fill the log."""
     monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     greeter = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)

@@ -1,4 +1,4 @@
-"""Talking to the zygote: a pidfd comes with each birth, refusals are facts, nothing leaks whatever the answer is."""
+"""The zygote client gets a pidfd with each fork, turns refusals into failures, and leaks no descriptor."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ Answer = Callable[[socket.socket, bytes], None]
 
 @asynccontextmanager
 async def answering(path: Path, answer: Answer) -> AsyncIterator[ZygoteClient]:
-    """A zygote whose answers are the test's, on a real SEQPACKET socket."""
+    """Run a zygote with scripted replies on a real SEQPACKET socket, and check that no descriptor leaks."""
     directory = SocketDirectory(path)
     listener = directory.listen("zygote.sock", socket.SOCK_SEQPACKET)
 
@@ -59,7 +59,7 @@ def _send(*pieces: bytes, fds: int = 0) -> Answer:
 
 
 async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
-    """The question names the runtime; the descriptor is ours, and not inherited by what we start."""
+    """The request names the runtime. The pidfd is not inherited by child processes."""
     asked: list[bytes] = []
 
     def answer(connection: socket.socket, question: bytes) -> None:
@@ -77,7 +77,7 @@ async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
 
 
 async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
-    """Nobody else knows of it: parked, it would live on as long as its zygote."""
+    """No other process knows of it, so it would stay parked as long as its zygote lives."""
     asked, may_answer = threading.Event(), threading.Event()
     child, left = subprocess.Popen(["sleep", "600"]), tmp_path / "rt-r1.sock"
     left.touch()
@@ -120,17 +120,15 @@ async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path
     ],
 )
 async def test_invalid_fork_reply_is_a_failure(tmp_path: Path, answer: Answer, want: Failure) -> None:
-    """Every other answer is a failure, and its descriptors are closed."""
+    """Every other reply is a failure, and its descriptors are closed."""
     assert await _refusal(tmp_path, answer) == want
 
 
 async def test_undecodable_reply_is_refused(tmp_path: Path) -> None:
-    """An answer that does not decode is named as such."""
     assert isinstance(await _refusal(tmp_path, _send(b"[1]", fds=2)), InvalidRequest)
 
 
 async def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
-    """The wait has a deadline."""
     silent = threading.Event()
 
     def answer(connection: socket.socket, question: bytes) -> None:
@@ -140,7 +138,7 @@ async def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None
 
 
 async def test_missing_zygote_is_unavailable(tmp_path: Path) -> None:
-    """Nobody listens: unavailable, at once."""
+    """Without a listener, the zygote is unavailable at once."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(Refused) as refused:
         await ZygoteClient(directory).ping(5.0)

@@ -1,4 +1,4 @@
-"""What a reader finds at the path is all of one content, whatever interrupts the writer."""
+"""An atomic write is all or nothing, whatever interrupts the writer."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from kelvin.process.atomic_file import pending_file, remove_pending_files, write
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 def test_atomic_write_replaces_the_file(tmp_path: Path, mode: int) -> None:
-    """Content and mode; a directory of its owner's alone; nothing else is left; again replaces it."""
+    """A write sets content and mode, creates a private directory, replaces the old file and leaves no other."""
     path = tmp_path / "tls" / "ca.key"
     for content in (b"first", b"x" * 100_000):
         write_atomic(path, content, mode)
@@ -21,7 +21,7 @@ def test_atomic_write_replaces_the_file(tmp_path: Path, mode: int) -> None:
 
 
 def test_interrupted_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until everything is on the disk the old content stands; a draft that was left is no obstacle."""
+    """The old content stays until the new one is synced. A leftover draft doesn't stop the next write."""
     path = tmp_path / "key"
     write_atomic(path, b"old", 0o600)
 
@@ -38,7 +38,7 @@ def test_interrupted_write_keeps_the_old_content(tmp_path: Path, monkeypatch: py
 
 
 def test_a_draft_is_nothing_until_it_is_kept(tmp_path: Path) -> None:
-    """Nobody finds it under its name, and what was not kept is gone."""
+    """A draft isn't visible under its final name. Without a commit it is deleted."""
     path = tmp_path / "backup"
     with pending_file(path, 0o600) as draft:
         draft.file.write(b"half")
@@ -52,7 +52,7 @@ def test_a_draft_is_nothing_until_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_second_file_without_replace_is_refused(tmp_path: Path) -> None:
-    """Where nothing is to be replaced the second is told, and what it had is gone."""
+    """With `replace=False`, the second commit is refused and its draft deleted."""
     path = tmp_path / "key"
     with pending_file(path, 0o600) as first, pending_file(path, 0o600) as second:
         for draft, text in ((first, b"first"), (second, b"second")):
@@ -65,7 +65,7 @@ def test_second_file_without_replace_is_refused(tmp_path: Path) -> None:
 
 
 def test_drafts_of_a_killed_process(tmp_path: Path) -> None:
-    """They are known by their names; nothing else goes. One that can't be removed keeps none of the others."""
+    """Drafts are recognised by name, and no other file is removed. One that can't be removed stops no others."""
     (tmp_path / ".kelvin-0.tar.0123456789abcdef").mkdir()
     (tmp_path / ".kelvin-2.tar.0123456789abcdef").mkdir()
     for name in (".kelvin-1.tar.0123456789abcdef", "kelvin-1.tar", ".kelvin-1.tar", ".other.0123456789abcdef"):

@@ -1,4 +1,4 @@
-"""A fair lock goes by tenant, weight and time held; its queue is bounded; waiting is safe to cancel."""
+"""A fair lock is shared by tenant, weight and time held. Its queue is bounded, and waiting can be cancelled."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from kelvin.process.fair_lock import FairLock
 
 
 class Desk:
-    """A lock that notes the order of its holders."""
+    """A lock that records the order of its holders."""
 
     def __init__(self) -> None:
         self.lock = FairLock("the queue", 8, 4)
@@ -24,7 +24,7 @@ class Desk:
 
 @pytest.mark.virtual_time
 async def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None:
-    """A tenant with many long requests in the queue gets one of them before a newcomer, and no more."""
+    """A newcomer waits for at most one request of a tenant with many long ones."""
     desk = Desk()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(5):
@@ -36,7 +36,7 @@ async def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None
 
 
 async def test_cancelled_request_does_not_wait_for_a_free_lock() -> None:
-    """It leaves the queue when it runs next, which may be after the holder has gone."""
+    """A cancelled waiter leaves the queue when its task runs next, which may be after the holder's release."""
     desk = Desk()
     async with desk.lock.hold("a"):
         waiting = asyncio.create_task(desk.work("b", 0))
@@ -50,7 +50,7 @@ async def test_cancelled_request_does_not_wait_for_a_free_lock() -> None:
 
 @pytest.mark.virtual_time
 async def test_lock_is_shared_by_weight_and_time() -> None:
-    """Of two that always wait, the one of three times the weight has three times the time."""
+    """With three times the weight, a tenant gets three times as much time, while both always wait."""
     desk, used = Desk(), {"light": 0.0, "heavy": 0.0}
 
     async def always(tenant: str, lasts_s: float, weight: int) -> None:
@@ -68,7 +68,7 @@ async def test_lock_is_shared_by_weight_and_time() -> None:
 
 @pytest.mark.virtual_time
 async def test_tenant_that_was_away_has_no_claim_from_before() -> None:
-    """It gets no credit for the time that others held the lock meanwhile."""
+    """A tenant gets no credit for time in which it didn't wait."""
     desk = Desk()
     for _ in range(10):
         await desk.work("busy", 100)
@@ -82,7 +82,7 @@ async def test_tenant_that_was_away_has_no_claim_from_before() -> None:
 
 @pytest.mark.virtual_time
 async def test_one_tenant_can_not_fill_the_queue() -> None:
-    """Its own part is full first, and others are still taken; a full queue takes nobody."""
+    """A tenant's own share is full first, while others are accepted. A full queue refuses every tenant."""
     desk = Desk()
     waiting = [asyncio.create_task(desk.work("many", 60)) for _ in range(5)]
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_one_tenant_can_not_fill_the_queue() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
 async def test_cancelled_waiter_leaves_the_lock_to_others(moment: int) -> None:
-    """Whenever it leaves, also in the moment in which it is granted: the next one is served."""
+    """Whenever a waiter is cancelled, even as the lock is granted to it, the next waiter gets the lock."""
     desk = Desk()
     first = asyncio.create_task(desk.work("a", 1))
     leaver = asyncio.create_task(desk.work("b", 1))

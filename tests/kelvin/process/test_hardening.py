@@ -1,4 +1,4 @@
-"""A process that keeps secrets leaves no core, and says so to the kernel before it sees one."""
+"""A process with secrets in memory leaves no core dump, and its data directory is private."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ def _allow_cores() -> None:
 
 
 def _aborted(which: str, where: Path) -> tuple[str, list[str]]:
-    """What the kernel says of it, and the files that its death left in its directory."""
+    """Return the process's dumpable flag and the files that its abort left in `where`."""
     done = subprocess.run(
         [sys.executable, "-c", ABORTS, which],
         cwd=where,
@@ -44,7 +44,7 @@ def _aborted(which: str, where: Path) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o2770])
 def test_directory_of_ours_is_closed_to_others(mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its own permissions stay, and the log says so once."""
+    """The owner's permissions stay, and the change is logged once."""
     tmp_path.chmod(mode)
     assert make_private(tmp_path)
     assert make_private(tmp_path)
@@ -57,7 +57,7 @@ def test_directory_of_ours_is_closed_to_others(mode: int, tmp_path: Path, caplog
 def test_directory_of_another_user_stays_as_it_is(
     mode: int, is_private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is private is told."""
+    """The result says whether it is private."""
     tmp_path.chmod(mode)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     assert make_private(tmp_path) is is_private
@@ -65,12 +65,12 @@ def test_directory_of_another_user_stays_as_it_is(
 
 
 def test_protected_process_leaves_no_core(tmp_path: Path) -> None:
-    """Even where its limits allow one."""
+    """No core is written even if the limits allow one."""
     assert _aborted("kept", tmp_path) == ("0", [])
 
 
 def test_unprotected_process_leaves_a_core(tmp_path: Path) -> None:
-    """Negative control."""
+    """Negative control: without protection, the same process writes a core."""
     dumpable, left = _aborted("plain", tmp_path)
     assert dumpable == "1"
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()

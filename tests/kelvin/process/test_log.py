@@ -1,4 +1,4 @@
-"""A line under a request carries its id, however the work got to where it is; the level is for our own lines."""
+"""Log lines of a request carry its id, also across tasks and processes. The log level applies to Kelvin's own lines."""
 
 import asyncio
 import contextvars
@@ -29,7 +29,7 @@ TRACE = TraceContext(0xABC, 0xDEF, True)
 
 @pytest.fixture
 def lines() -> Iterator[Any]:
-    """What was logged since the last call; logging is as before afterwards."""
+    """Return a function that reads the lines logged since its last call. Logging is restored afterwards."""
     root, written = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
 
@@ -55,7 +55,7 @@ def lines() -> Iterator[Any]:
 
 
 def test_a_line_under_a_request_carries_its_id(lines: Any) -> None:
-    """Also without a word of the one who logs; its own word wins; outside of one there is none."""
+    """The id is added without the caller's help, and an explicit id wins. Outside a request there is no id."""
 
     def work() -> None:
         begin("req_1", TRACE)
@@ -71,7 +71,7 @@ def test_a_line_under_a_request_carries_its_id(lines: Any) -> None:
 
 
 def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
-    """What would break a log's reader is not taken over."""
+    """An invalid id, which could break a log reader, is not used."""
 
     def work() -> None:
         begin("two words")
@@ -83,7 +83,7 @@ def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
 
 
 async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
-    """A call to a sibling tells for which request it is made, and the sibling's lines say so; another call's don't."""
+    """A call passes its request id to the other service, whose lines carry it. Other calls' lines don't."""
     app = FastAPI()
 
     @app.get("/say")
@@ -96,7 +96,7 @@ async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
         await client.call("GET", "/say", type(None), timeout_s=5)
 
     async with served(tmp_path, app) as service:
-        for request_id in ("req_1", None, "req_2"):  # over one kept connection
+        for request_id in ("req_1", None, "req_2"):  # over one keep-alive connection
             await asyncio.create_task(call(service.client, request_id))
     said = [line for line in lines() if line["message"] == "said"]
     assert [line.get("request_id") for line in said] == ["req_1", None, "req_2"]
@@ -104,7 +104,7 @@ async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
 
 
 def test_the_level_is_for_our_own_lines(lines: Any) -> None:
-    """At debug a library's debug lines stay unwritten: some of them hold the headers that it sends."""
+    """At debug level, debug lines of libraries are still dropped, because some contain request headers."""
     lines.configure(logging.DEBUG)
     logging.getLogger("kelvin.test").debug("ours")
     logging.getLogger("httpcore").debug("authorization: Bearer secret")
@@ -123,7 +123,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.usefixtures("lines")
 def test_packages_that_log_are_ours() -> None:
-    """So that the level holds for the lines of each."""
+    """Every package that logs is listed, so that the level applies to it."""
     root = Path(__file__).parents[3]
     logging_ones = {
         path.relative_to(root).parts[0]
@@ -135,7 +135,7 @@ def test_packages_that_log_are_ours() -> None:
 
 
 def test_terminal_gets_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person who ran `kelvin up` reads sentences. What a terminal would obey is quoted, keys lose their secret."""
+    """On a terminal, `kelvin up` logs sentences. Control characters are escaped and keys are redacted."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     configure_logging("supervisor")
@@ -155,7 +155,7 @@ def test_terminal_gets_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_level_is_one_of_four() -> None:
-    """Read from the environment, refused with the value."""
+    """The level is read from the environment and refused with its value."""
     assert log_level({}) == logging.INFO
     assert log_level({"KELVIN_LOG_LEVEL": "debug"}) == logging.DEBUG
     with pytest.raises(BadSetting, match="KELVIN_LOG_LEVEL=loud: must be one of debug, info, warning, error"):
@@ -164,9 +164,8 @@ def test_the_level_is_one_of_four() -> None:
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["before its answer", "in the middle of it"])
 async def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) -> None:
-    """A request that is under way when the drain's time is over is cut, which is no defect. The control: an
-    application that awaits something which was cancelled keeps its traceback.
-    """
+    """A request that is cut at the end of the drain is one warning, not a defect. Control: an application that awaits a
+    cancelled future is logged with its traceback."""
     is_under_way = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""A background loop survives its errors, tells of them, and takes readiness only while they go on."""
+"""A background loop survives errors, counts and logs them, and makes the process not ready only while they continue."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from kelvin.telemetry.telemetry import open_without_traces
 
 
 class Broken:
-    """A loop's body that raises until it is repaired."""
+    """A loop body that raises until it is repaired."""
 
     def __init__(self, error: BaseException, works_for_s: float = 0.0) -> None:
         self._error: BaseException | None = error
@@ -51,7 +51,7 @@ class Broken:
     ],
 )
 async def test_loop_is_started_again_after_any_error(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """It runs again soon, the error is counted under the loop's name, and logged with the name."""
+    """The loop restarts soon. The error is counted and logged under the loop's name."""
     with caplog.at_level(logging.ERROR, "kelvin.process.loops"):
         health, broken = LoopHealth(), Broken(error)
         async with Loops(health) as loops:
@@ -66,7 +66,7 @@ async def test_loop_is_started_again_after_any_error(error: BaseException, caplo
 
 @pytest.mark.virtual_time
 async def test_other_loops_go_on() -> None:
-    """The error of one loop is nothing to the others of its owner."""
+    """An error of one loop doesn't affect the others of its owner."""
     health, broken, sound = LoopHealth(), Broken(KeyError("x")), Broken(KeyError("x"), works_for_s=1e9)
     async with Loops(health) as loops:
         loops.start("broken", broken.run)
@@ -78,7 +78,7 @@ async def test_other_loops_go_on() -> None:
 
 @pytest.mark.virtual_time
 async def test_restarts_back_off() -> None:
-    """Pauses grow to ten seconds at most, so a loop that always fails costs next to nothing."""
+    """Pauses grow up to ten seconds, so a loop that always fails costs almost nothing."""
     broken = Broken(ValueError("always"))
     async with Loops(LoopHealth()) as loops:
         loops.start("feed", broken.run)
@@ -91,7 +91,7 @@ async def test_restarts_back_off() -> None:
 
 @pytest.mark.virtual_time
 async def test_repeated_errors_take_readiness_until_a_minute_without() -> None:
-    """Not ready from the fifth error in a row; ready again after a minute without one, and not sooner."""
+    """From the fifth error in a row the process is not ready. It is ready again after a minute without errors."""
     health, broken = LoopHealth(), Broken(ValueError("always"))
     async with Loops(health) as loops:
         loops.start("feed", broken.run)
@@ -111,7 +111,7 @@ async def test_repeated_errors_take_readiness_until_a_minute_without() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("works_for_s", "is_failing"), [(STEADY_S - 1, True), (STEADY_S + 1, False)])
 async def test_errors_count_while_less_than_a_minute_lies_between(works_for_s: float, is_failing: bool) -> None:
-    """A loop that works for a while each time is not ready unless the while is a minute."""
+    """Errors count as one row unless the loop works for more than a minute between them."""
     health = LoopHealth()
     async with Loops(health) as loops:
         loops.start("feed", Broken(ValueError("always"), works_for_s).run)
@@ -122,7 +122,7 @@ async def test_errors_count_while_less_than_a_minute_lies_between(works_for_s: f
 
 @pytest.mark.virtual_time
 async def test_loop_of_one_version_takes_no_readiness() -> None:
-    """It is started again and counted like any other."""
+    """A loop with `takes_readiness=False` is restarted and counted, but the process stays ready."""
     health = LoopHealth()
     async with Loops(health) as loops:
         loops.start("wake", Broken(ValueError("always")).run, about="acme/m", takes_readiness=False)
@@ -134,7 +134,7 @@ async def test_loop_of_one_version_takes_no_readiness() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("error", [Refused(Unavailable("the ledger")), ConnectionResetError(), TimeoutError()])
 async def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> None:
-    """Not even where the loop forgot to expect that: it is started again and counted like any other."""
+    """A dependency's failure restarts the loop and is counted, but the process stays ready."""
     health = LoopHealth()
     async with Loops(health) as loops:
         loops.start("feed", Broken(error).run)
@@ -145,7 +145,7 @@ async def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> N
 
 @pytest.mark.virtual_time
 async def test_ended_loop_takes_no_readiness() -> None:
-    """Cancelled in the middle of its errors, it is no longer a reason to be not ready."""
+    """A failing loop that is cancelled no longer makes the process not ready."""
     health = LoopHealth()
     async with Loops(health) as loops:
         task = loops.start("feed", Broken(ValueError("always")).run)
@@ -159,7 +159,7 @@ async def test_ended_loop_takes_no_readiness() -> None:
 
 @pytest.mark.virtual_time
 async def test_leaving_the_block_cancels_loops_and_waits() -> None:
-    """Also where cleaning up takes a while, and while a loop waits to be started again."""
+    """Leaving waits for slow clean-up, and cancels a loop that waits for its restart."""
     health, is_gone = LoopHealth(), False
 
     async def slow() -> None:
@@ -183,7 +183,7 @@ async def test_leaving_the_block_cancels_loops_and_waits() -> None:
 
 @pytest.mark.virtual_time
 async def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> None:
-    """The error is counted, and whoever closes the loops goes on."""
+    """The error is counted, and closing the loops continues."""
     health, begun = LoopHealth(), asyncio.Event()
 
     async def body() -> None:
@@ -202,7 +202,7 @@ async def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> 
 
 @pytest.mark.virtual_time
 async def test_loop_that_returns_has_ended() -> None:
-    """It is not started again: its work is done."""
+    """A loop that returns is done and isn't restarted."""
     began = 0
 
     async def body() -> None:
@@ -216,7 +216,7 @@ async def test_loop_that_returns_has_ended() -> None:
 
 
 async def _status_of(path: str, health: LoopHealth) -> int:
-    """The status of `path` of an application that is always ready."""
+    """Return the status of `path` from an application that is always ready."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -232,7 +232,7 @@ async def _status_of(path: str, health: LoopHealth) -> int:
 
 @pytest.mark.virtual_time
 async def test_process_is_not_ready_while_a_loop_keeps_failing() -> None:
-    """`/readyz` is 503 and everything else is served; a single error changes nothing."""
+    """`/readyz` is 503 and other paths are served. A single error changes nothing."""
     health, broken = LoopHealth(), Broken(ValueError("always"))
     async with Loops(health) as loops:
         loops.start("feed", broken.run)
@@ -248,9 +248,8 @@ async def test_process_is_not_ready_while_a_loop_keeps_failing() -> None:
 
 @pytest.mark.virtual_time
 async def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop goes on with its other parts, in the same body. While a part keeps failing the loop counts as failing,
-    and once it does not for STEADY_S, the loop works. Control: many parts that fail once do not make a failing loop.
-    """
+    """The body continues with its other parts. A part that keeps failing makes the loop failing until it has worked for
+    STEADY_S. Control: many parts that fail once don't."""
     broken: list[str] = ["a", "b", "c", "d", "e", "f"]
     rounds = 0
 
@@ -283,7 +282,7 @@ async def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytes
 async def test_part_that_fails_in_each_round_makes_a_failing_loop(
     round_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However short a round is. Few of the errors are logged."""
+    """A part that fails in each round, however short, makes the loop failing. Few of its errors are logged."""
 
     async def work() -> None:
         while True:
@@ -303,7 +302,7 @@ async def test_part_that_fails_in_each_round_makes_a_failing_loop(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("is_defect_first", [True, False])
 async def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_first: bool) -> None:
-    """Whichever part of the work comes first."""
+    """The order of the parts doesn't matter."""
     errors = [KeyError("x"), Refused(Unavailable("the database"))]
 
     async def work() -> None:
@@ -321,7 +320,7 @@ async def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_def
 
 @pytest.mark.virtual_time
 async def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
-    """As where it ends the body."""
+    """A dependency's failure in one part leaves the process ready, as it does when it ends the body."""
 
     async def work() -> None:
         while True:
@@ -338,7 +337,7 @@ async def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
 
 @pytest.mark.virtual_time
 async def test_errors_are_on_the_metrics_page_of_every_process() -> None:
-    """By the loop's name, beside the number of loops that keep failing."""
+    """The metrics have errors by loop, and the number of failing loops."""
     async with Loops(PROCESS_HEALTH) as loops:
         loops.start("a loop of this test", Broken(ValueError("always")).run)
         await asyncio.sleep(30.0)

@@ -1,4 +1,4 @@
-"""When a process was forked, by the clock that its life is measured with, whoever had the core meanwhile."""
+"""The fork time of a process, by the clock that measures its life, is exact even under preemption."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SUSPENDED_NS = 7 * 10**9
 
 
 def clocks(away: Callable[[int], bool]) -> SimpleNamespace:
-    """Of a machine that slept for a while; before those readings that `away` names somebody else had the core."""
+    """Return clocks after a suspension of the machine. The reader is preempted before readings that `away` selects."""
     now, readings = 10**12, 0
 
     def read() -> int:
@@ -34,7 +34,7 @@ def clocks(away: Callable[[int], bool]) -> SimpleNamespace:
 
 
 def test_a_child_is_born_between_two_readings() -> None:
-    """By this process's own clock, to the kernel's tick."""
+    """The time is by this process's clock, exact to the kernel's tick."""
     before_ns = time.monotonic_ns()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         after_ns = time.monotonic_ns()
@@ -44,7 +44,7 @@ def test_a_child_is_born_between_two_readings() -> None:
 
 @pytest.mark.parametrize("lost", [1, 3, 5, 9], ids=lambda number: f"before reading {number}")
 def test_start_time_is_stable_under_preemption(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bill of 113 ms that a replica never lived would be one that does not agree with its supervisor's clock."""
+    """A fork time that is 113 ms off would bill time that the replica didn't live."""
     monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
     want = born_ns(os.getpid())
     monkeypatch.setattr(procfs, "time", clocks(lambda number: number == lost))
@@ -52,7 +52,7 @@ def test_start_time_is_stable_under_preemption(lost: int, monkeypatch: pytest.Mo
 
 
 def test_repeated_preemption_shifts_the_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who loses it before each second reading is told another time: then there is nothing to tell it by."""
+    """Negative control: preemption before every second reading can't be detected, so it shifts the result."""
     monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
     want = born_ns(os.getpid())
     monkeypatch.setattr(procfs, "time", clocks(lambda number: number % 2 == 1))

@@ -1,4 +1,4 @@
-"""Whoever comes first is waited for; the others are cut, and gone, whatever they do about it."""
+"""A race returns when its first awaitable ends. The others are cancelled and awaited."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -12,7 +12,7 @@ from kelvin.process.race import first, run_until_disconnect
 
 
 class Work:
-    """Over after a while; cut, it takes another while to go."""
+    """Work that ends after a time. When cancelled, it takes more time to clean up."""
 
     def __init__(self, over_s: float, goes_s: float = 0.0) -> None:
         self._over_s, self._goes_s = over_s, goes_s
@@ -30,7 +30,7 @@ class Work:
 
 @pytest.mark.virtual_time
 async def test_race_ends_the_losers() -> None:
-    """Once it returns, also one that takes its time."""
+    """`first` returns after the slower one has cleaned up."""
     loop = asyncio.get_running_loop()
     slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
     assert await first(slow.do(), quick.do()) == (False, True)
@@ -40,13 +40,13 @@ async def test_race_ends_the_losers() -> None:
 
 @pytest.mark.virtual_time
 async def test_race_keeps_two_results_of_one_tick() -> None:
-    """Both came to their ends."""
+    """Both results are reported if both end in the same tick."""
     assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
 
 
 @pytest.mark.virtual_time
 async def test_race_raises_the_first_error() -> None:
-    """Is raised, and the other is gone."""
+    """The error is raised after the other awaitable has ended."""
 
     async def fails() -> None:
         await asyncio.sleep(1.0)
@@ -60,7 +60,7 @@ async def test_race_raises_the_first_error() -> None:
 
 @pytest.mark.virtual_time
 async def test_cancelled_race_cancels_all() -> None:
-    """With both."""
+    """A cancelled race ends both."""
     one, two = Work(60.0), Work(60.0, goes_s=1.0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5.0):
@@ -71,7 +71,7 @@ async def test_cancelled_race_cancels_all() -> None:
 
 @pytest.mark.virtual_time
 async def test_work_ends_when_its_client_disconnects() -> None:
-    """A client that leaves cancels what is done for it; one that waits gets the result, or what was raised."""
+    """A disconnect cancels the work. Otherwise the caller gets its result or its exception."""
     left = asyncio.Event()
 
     async def receive() -> MutableMapping[str, Any]:

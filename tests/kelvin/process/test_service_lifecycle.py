@@ -1,4 +1,4 @@
-"""A service's process: how it starts, and what ends it."""
+"""A service process: how it starts, and what ends it."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ REPORT = (
     ],
 )
 def test_a_service_has_frozen_what_it_imported(call: str, frozen: bool) -> None:
-    """A full collection while it serves doesn't go through it."""
+    """Imported objects are frozen, so a full garbage collection skips them."""
     done = subprocess.run([sys.executable, "-c", REPORT + call], capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 10_000) == frozen
 
@@ -38,7 +38,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def test_soft_limit_of_descriptors_becomes_the_hard_one() -> None:
-    """Which stays what it was."""
+    """The hard limit is unchanged."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     done = subprocess.run(
         [sys.executable, "-c", RAISES],
@@ -65,7 +65,7 @@ run_service(main, None)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_begins_a_drain(number: signal.Signals) -> None:
-    """A terminal that hangs up, as a dropped ssh session does, ends a process as SIGTERM does."""
+    """A hangup, as of a dropped ssh session, drains a process as SIGTERM does."""
     with subprocess.Popen([sys.executable, "-c", UNTIL_STOPPED], stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
@@ -79,14 +79,14 @@ ECHO = UNTIL_STOPPED.replace("    await stop", ANSWERS + "    await stop")
 
 
 def test_nohup_keeps_a_process_that_loses_its_terminal() -> None:
-    """SIGHUP stays ignored where whoever started the process ignored it."""
+    """SIGHUP stays ignored if it was ignored at the start."""
     command = ["nohup", sys.executable, "-uc", ECHO]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGHUP)
-        for word in ("first\n", "second\n"):  # a process that drains may answer one of them
+        for word in ("first\n", "second\n"):  # a draining process might still reply to one of them
             process.stdin.write(word)
             assert process.stdout.readline() == word
         process.terminate()
@@ -110,7 +110,7 @@ run_service(main, int(sys.argv[1]))
 
 @pytest.mark.parametrize(("behaviour", "status"), [("end", 0), ("hang", 1)])
 def test_the_end_of_the_supervisor_ends_it(behaviour: str, status: int) -> None:
-    """When the other end of the lifeline closes, the process ends, also one that hangs in its drain."""
+    """The process ends when its lifeline closes, even if it hangs in its drain."""
     read, write = os.pipe()
     command = [sys.executable, "-c", ON_A_LIFELINE, str(read), behaviour]
     with subprocess.Popen(command, stdout=PIPE, text=True, pass_fds=(read,)) as process:

@@ -1,4 +1,4 @@
-"""Calls in threads end before their caller goes on, whatever happens to him."""
+"""A call in a thread ends before its caller continues, even if the caller is cancelled."""
 
 import asyncio
 import threading
@@ -10,14 +10,13 @@ from kelvin.process.thread_calls import run_uncancellable
 
 
 async def test_thread_call_returns_result_or_error() -> None:
-    """Its result or its error."""
     assert await run_uncancellable(None, pow, 2, 10) == 1024
     with pytest.raises(ZeroDivisionError):
         await run_uncancellable(None, divmod, 1, 0)
 
 
 async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
-    """Its result, or its error, is nobody's then."""
+    """The result or error of the call is dropped."""
     halted, begun = threading.Event(), threading.Event()
     ran: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What a request costs, as a table."""
+"""The cost of a request."""
 
 import pytest
 
@@ -19,5 +19,5 @@ PRICES = TokenPrices(per_tokens=1000, prompt=500, cached=50, completion=1500, re
     ],
 )
 def test_request_cost_counts_each_kind_of_token(tokens: tuple[int, int, int], want: int) -> None:
-    """Micro-units of prompt, cached and completion tokens."""
+    """The cost is in micro-units: prompt, cached and completion tokens at their prices, plus the price of a request."""
     assert PRICES.cost_micros(*tokens) == want

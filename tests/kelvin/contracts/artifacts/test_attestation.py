@@ -1,4 +1,4 @@
-"""A statement is about one version, by one key; no byte of it can be another one, and none can be moved."""
+"""A signed statement is about one version and by one key. It can't be changed or moved to another version."""
 
 import base64
 import json
@@ -53,7 +53,7 @@ def reason_of(raw: bytes, version: str = VERSION) -> str:
 
 @pytest.mark.parametrize("signer", SIGNERS.values(), ids=SIGNERS)
 def test_statement_and_key_id_round_trip(signer: Signer) -> None:
-    """What was said comes back, and by whom."""
+    """The statement and the id of its key are read back."""
     assert read_origin(signer.attest(VERSION, ORIGIN_TYPE, SAID), VERSION) == (SAID, signer.key_id)
     sealed = read_seal(signer.attest(VERSION, SEAL_TYPE, attestation_of(VERSION)), VERSION)
     assert (sealed.seal, sealed.key_id) == (attestation_of(VERSION), signer.key_id)
@@ -61,14 +61,14 @@ def test_statement_and_key_id_round_trip(signer: Signer) -> None:
 
 @pytest.mark.parametrize("signer", SIGNERS.values(), ids=SIGNERS)
 def test_every_byte_counts(signer: Signer) -> None:
-    """One bit of any byte of the envelope, and it is refused."""
+    """An envelope with one changed bit, in any byte, is refused."""
     raw = signer.attest(VERSION, ORIGIN_TYPE, SAID)
     for at in range(len(raw)):
         reason_of(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
 
 
 def test_envelope_follows_in_toto_and_dsse() -> None:
-    """Other programs read it: the fields and the encoding that is signed are those of the two specifications."""
+    """Other programs can read the envelope: its fields and the signed encoding follow both specifications."""
     signer = SIGNERS["ed25519"]
     envelope = json.loads(signer.attest(VERSION, ORIGIN_TYPE, SAID))
     payload = base64.b64decode(envelope["payload"])
@@ -84,7 +84,7 @@ def test_envelope_follows_in_toto_and_dsse() -> None:
 
 
 def test_statement_of_another_version_is_refused() -> None:
-    """Moved to another version, it says nothing."""
+    """A statement that is moved to another version is refused."""
     assert reason_of(SIGNERS["p-256"].attest(OTHER, ORIGIN_TYPE, SAID)) == f"it speaks of version {OTHER}"
 
 
@@ -111,14 +111,14 @@ Change = Callable[[dict[str, object]], object]
     ],
 )
 def test_forged_envelope_is_refused(change: Change, reason: str) -> None:
-    """Each is refused, and named."""
+    """Each forged envelope is refused with the reason."""
     changed = change(json.loads(SIGNERS["ed25519"].attest(VERSION, ORIGIN_TYPE, SAID)))
     raw = changed if isinstance(changed, str) else json.dumps(changed, sort_keys=True, separators=(",", ":"))
     assert reason in reason_of(raw.encode())
 
 
 def test_non_canonical_payload_is_refused() -> None:
-    """Signed or not: there is one way to write a statement."""
+    """A payload in non-canonical form is refused even if its signature is valid."""
     signer = SIGNERS["ed25519"]
     payload = encode_statement(VERSION, ORIGIN_TYPE, SAID).replace(b'"_type":', b'"_type": ')
     fields = {
@@ -135,7 +135,7 @@ def test_non_canonical_payload_is_refused() -> None:
 
 
 def test_origin_statement_is_no_seal() -> None:
-    """A publisher's statement is no seal, whoever signed it; what it does not know is refused."""
+    """An origin statement is not read as a seal, nor a seal as an origin statement. Unknown fields are refused."""
     signer = SIGNERS["ed25519"]
     with pytest.raises(Refused, match="it is no seal"):
         read_seal(signer.attest(VERSION, ORIGIN_TYPE, SAID), VERSION)
@@ -146,7 +146,7 @@ def test_origin_statement_is_no_seal() -> None:
 
 
 def test_unsigned_seal_opens_without_key_id() -> None:
-    """Those of early stores open; that nobody signed them is told."""
+    """A seal of an early store, which is unsigned, is read with key id None."""
     sealed = read_seal(encode(attestation_of(VERSION)), VERSION)
     assert (sealed.seal, sealed.key_id) == (attestation_of(VERSION), None)
     with pytest.raises(Refused, match="it speaks of version"):
@@ -156,7 +156,7 @@ def test_unsigned_seal_opens_without_key_id() -> None:
 
 
 def test_other_keys_are_refused() -> None:
-    """RSA and other curves have no id here."""
+    """RSA keys and other curves have no key id."""
     for private in (rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())):
         with pytest.raises(ValueError, match="Ed25519, or ECDSA over P-256"):
             key_id_of(private.public_key())

@@ -1,4 +1,4 @@
-"""A policy is read strictly and refused in words; what was found is put in its place."""
+"""A filter policy is read strictly and refused with the rule. A filter's result is applied to the text."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ POLICY: dict[str, Any] = {"format": 1, "filters": [PII]}
 
 
 def test_policy_has_defaults() -> None:
-    """What it doesn't say has a default, and the default refuses."""
+    """Omitted settings have defaults. By default, a failing filter refuses the request."""
     policy = read_policy(encode(POLICY))
     assert (policy.deadline_ms, policy.on_failure) == (500, "refuse")
     assert policy.filters == (Pii(input={"EMAIL_ADDRESS": "redact"}, output={"CREDIT_CARD": "stop"}),)
@@ -67,7 +67,7 @@ def test_policy_has_defaults() -> None:
     ],
 )
 def test_a_malformed_policy_is_refused(raw: bytes, said: str) -> None:
-    """With the file, the value and the rule."""
+    """The refusal names the file, the value and the rule."""
     with pytest.raises(Refused) as refused:
         read_policy(raw)
     failure = refused.value.failure
@@ -97,7 +97,7 @@ def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
     ],
 )
 def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed: FilteredText) -> None:
-    """What may go on, and what has to be asked about again."""
+    """The decided part is final, with its entities replaced. The rest is filtered again later."""
     assert apply_result("abcdef", looked) == passed
 
 
@@ -112,6 +112,6 @@ def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed:
     ],
 )
 def test_contradictory_filter_answer_is_refused(looked: TextResult) -> None:
-    """Is an answer that was not given: the text does not go on."""
+    """A filter response that contradicts itself is refused, and no text is passed on."""
     with pytest.raises(ValueError, match=r"decided|span"):
         apply_result("abcdef", looked)

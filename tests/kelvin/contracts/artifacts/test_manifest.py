@@ -1,4 +1,4 @@
-"""A manifest is its bytes: the version is their digest, and nothing that breaks a rule of the geometry decodes."""
+"""A version is the digest of its manifest's bytes. A manifest that breaks a rule of the geometry isn't decoded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,14 +52,14 @@ def reason(raw: bytes) -> str:
 
 
 def test_manifest_round_trips() -> None:
-    """What was encoded decodes to the same, and its sizes add up."""
+    """The decoded manifest equals the encoded one, and its sizes add up."""
     assert decode_manifest(*encoded(GOOD)) == GOOD
     assert (GOOD.total_bytes, GOOD.weight_bytes) == (3 * PAGE_BYTES, 16)
     assert find_manifest_fault(GOOD) is None
 
 
 def test_the_version_is_frozen() -> None:
-    """Canonical bytes and digest of one manifest, written down: another release that disagrees breaks every name."""
+    """The bytes and digest of one manifest are fixed here. A build that computes others would rename all versions."""
     raw, version = encoded(GOOD)
     assert raw.startswith(b'{"chunk_bytes":8192,"chunks":[{"digest":"aaaa')
     assert version == "8a46d85b4012ca927e022bf579d6fd6f1eda5d7955c12bc29afb3fbdb6b71cf1"
@@ -70,7 +70,7 @@ PREDICTS = structs.replace(GOOD, engine=Engine(1, "onnx", "float32", "predict"),
 
 
 def test_predictor_manifest_pins_its_signature() -> None:
-    """Schema and hash are part of the version; all other manifests say nothing of it."""
+    """The signature and its hash are part of the version. Manifests of other kinds don't mention it."""
     raw, version = encoded(PREDICTS)
     assert decode_manifest(raw, version) == PREDICTS
     assert SIGNATURE.schema_hash.encode() in raw
@@ -89,12 +89,12 @@ def test_predictor_manifest_pins_its_signature() -> None:
     ],
 )  # fmt: skip
 def test_broken_signature_is_refused_in_a_manifest(manifest: Manifest, want: str) -> None:
-    """Computed again at each decoding: fail closed."""
+    """The signature's hash is computed again at each decoding."""
     assert want in reason(encode_manifest(manifest))
 
 
 def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None:
-    """So manifests of decoders are byte for byte what they were before there were others."""
+    """The kind is encoded only if it isn't `generate`, so older manifests keep their bytes."""
     raw, _ = encoded(GOOD)
     assert b"kind" not in raw
     embeds = msgspec.structs.replace(GOOD, engine=Engine(1, "BertModel", "float32", "embed"))
@@ -106,7 +106,7 @@ def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None
 
 
 def test_changed_manifest_bytes_are_refused() -> None:
-    """One bit anywhere, or a byte less or more: not that version."""
+    """Manifest bytes with one changed bit, one byte less or one byte more don't match the version."""
     raw, version = encoded(GOOD)
     for at in range(len(raw)):
         bent = bytearray(raw)
@@ -135,7 +135,7 @@ def test_changed_manifest_bytes_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_non_canonical_manifest_is_refused(raw: bytes, want: str) -> None:
-    """Right by digest is not enough: only the canonical form of this format decodes."""
+    """A matching digest isn't enough: only the canonical form of this format is decoded."""
     assert want in reason(raw)
 
 
@@ -173,13 +173,13 @@ FAULTS: list[tuple[str, Callable[[], Manifest], str]] = [
 
 @pytest.mark.parametrize(("manifest", "want"), [pytest.param(make, want, id=name) for name, make, want in FAULTS])
 def test_broken_geometry_rule_is_refused(manifest: Callable[[], Manifest], want: str) -> None:
-    """Each rule of the geometry has a manifest that breaks it alone, and it does not decode."""
+    """Each manifest breaks one rule of the geometry and is refused with it."""
     assert want in reason(encode_manifest(manifest()))
 
 
 @given(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 9), max_size=5))
 def test_tensor_nbytes_is_width_times_extents(dtype: Any, shape: list[int]) -> None:
-    """Bytes of a tensor: width times extents; a scalar has one element."""
+    """The size of a tensor is the width of its type times its extents. A scalar has one element."""
     want = DTYPE_BYTES[dtype]
     for extent in shape:
         want *= extent

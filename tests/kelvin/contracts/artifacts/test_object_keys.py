@@ -1,4 +1,4 @@
-"""The store's keys are part of the format: written down here, so that a change is seen."""
+"""The store's keys are part of the format. They are written down here so that a change is noticed."""
 
 import pytest
 
@@ -22,12 +22,12 @@ PRINT = Fingerprint(torch="2.13.0", dtype="bfloat16", device_class="cpu-1")
     ],
 )
 def test_object_keys_begin_with_the_tenant(key: str, want: str) -> None:
-    """Tenant first: a prefix is a tenant's, for policies and quotas."""
+    """A key begins with its tenant, so that policies and quotas can use the prefix."""
     assert key == want
 
 
 def test_different_fingerprints_have_different_keys() -> None:
-    """Each part of a fingerprint gives another name."""
+    """Each field of a fingerprint changes the digest."""
     others = [
         Fingerprint(torch="2.12.0", dtype="bfloat16", device_class="cpu-1"),
         Fingerprint(torch="2.13.0", dtype="float32", device_class="cpu-1"),

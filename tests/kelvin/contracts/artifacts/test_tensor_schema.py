@@ -1,4 +1,4 @@
-"""A signature's hash is what callers can compute themselves; values fit a type as JSON has it."""
+"""Callers can compute a signature's hash themselves. Values are checked as JSON has them."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ GOOD = make_signature([X], [Y])
 
 
 def test_schema_hash_is_sha256_of_canonical_json() -> None:
-    """SHA-256 of canonical JSON of what the metadata say; written down once, so that it never changes."""
+    """The hash is the SHA-256 of the metadata's canonical JSON. It is fixed here, so that it never changes."""
     metadata = {"inputs": [X.described()], "outputs": [Y.described()]}
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert GOOD.schema_hash == hashlib.sha256(text.encode()).hexdigest()
@@ -45,7 +45,7 @@ def test_schema_hash_is_sha256_of_canonical_json() -> None:
     ],
 )
 def test_another_schema_has_another_hash(other: TensorSpec) -> None:
-    """And is refused, naming both."""
+    """A changed schema has another hash. The refusal shows the right one."""
     assert schema_hash_of([other], [Y]) != GOOD.schema_hash
     with pytest.raises(Refused) as caught:
         check_schema(schema_hash_of([other], [Y]), GOOD)
@@ -54,13 +54,12 @@ def test_another_schema_has_another_hash(other: TensorSpec) -> None:
 
 
 def test_examples_are_no_schema() -> None:
-    """They change known answers alone; the right hash is taken."""
+    """Examples don't change the hash; they only change known answers."""
     check_schema(schema_hash_of([structs.replace(X, examples=(1.0,))], [Y]), GOOD)
 
 
 @pytest.mark.parametrize("given", ["", "0" * 64, GOOD.schema_hash.upper(), GOOD.schema_hash[:32]])
 def test_any_other_schema_hash_is_refused(given: str) -> None:
-    """Fail closed."""
     with pytest.raises(Refused, match="schema_mismatch"):
         check_schema(given, GOOD)
 
@@ -79,7 +78,7 @@ def test_any_other_schema_hash_is_refused(given: str) -> None:
     ],
 )
 def test_each_signature_rule_is_checked(signature: Any, want: str) -> None:
-    """Each rule has a signature that breaks it."""
+    """Each signature breaks one rule and is refused with it."""
     assert want in str(find_signature_fault(signature))
     assert find_signature_fault(GOOD) is None
 
@@ -110,13 +109,13 @@ def test_each_signature_rule_is_checked(signature: Any, want: str) -> None:
     ],
 )
 def test_first_value_of_the_wrong_type_is_found(datatype: Datatype, values: list[object], want: int | None) -> None:
-    """The first value that is none of the type."""
+    """The index of the first value that doesn't fit the type is returned."""
     assert find_invalid_value(values, datatype) == want
 
 
 @given(st.sampled_from(["UINT8", "INT16", "UINT32", "INT64", "FP32"]), st.lists(st.integers(-(2**65), 2**65)))
 def test_out_of_range_value_is_found(datatype: Datatype, values: list[int]) -> None:
-    """The quick look at a whole list finds what a look at each does."""
+    """The check of a whole list finds the same value as a check of each value."""
     low, high = range_of(datatype)
     wrong = [at for at, value in enumerate(values) if not low <= value <= high]
     assert find_invalid_value(values, datatype) == (wrong[0] if wrong else None)

@@ -1,4 +1,4 @@
-"""What each scope brings, as a table."""
+"""The scopes that each scope includes."""
 
 import pytest
 
@@ -18,6 +18,6 @@ INFER, PUSH, BILLING, ADMIN, OPERATOR = Scope.INFER, Scope.PUSH, Scope.BILLING_R
     ],
 )
 def test_scope_includes_exactly_these_scopes(held: Scope, brings: set[Scope]) -> None:
-    """Exactly these; several add up."""
+    """A scope includes exactly these. Several scopes add up."""
     assert {scope for scope in Scope if scope_allows((held,), scope)} == brings
     assert scope_allows((INFER, held), INFER)

@@ -1,4 +1,4 @@
-"""What a tenant may use of what a version allows, as a table."""
+"""The token limits of a tenant within those of a version."""
 
 import pytest
 
@@ -19,12 +19,11 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, 
     ],
 )
 def test_output_tokens_respect_every_limit(ceiling: TokenLimits, prompt_tokens: int, want: int) -> None:
-    """Of 50 tokens of an answer."""
+    """The version allows 50 output tokens."""
     assert ceiling.output(50, prompt_tokens) == want
 
 
 def test_headers_hold_only_set_limits() -> None:
-    """Only of what there is."""
     assert list(NO_TOKEN_LIMITS.headers()) == []
     assert dict(TokenLimits(30, 5).headers()) == {"x-kelvin-context-tokens": "30", "x-kelvin-output-tokens": "5"}
     assert dict(TokenLimits(None, 5).headers()) == {"x-kelvin-output-tokens": "5"}
@@ -33,11 +32,11 @@ def test_headers_hold_only_set_limits() -> None:
 
 @pytest.mark.parametrize("tokens", [1, MAX_LIMIT])
 def test_every_valid_limit_round_trips(tokens: int) -> None:
-    """A replica that can't read it refuses each request of the tenant."""
+    """A limit that a replica couldn't read would make it refuse every request of the tenant."""
     assert [read_tokens(value) for _, value in TokenLimits(tokens, tokens, tokens).headers()] == [tokens] * 3
 
 
 @pytest.mark.parametrize("written", ["", "-1", "1.5", " 1", "\u0661", str(10 * MAX_LIMIT)])
 def test_invalid_limit_header_is_ignored(written: str) -> None:
-    """Digits alone, and not too many."""
+    """A limit is digits only, and not too many."""
     assert read_tokens(written) is None
