@@ -1,4 +1,4 @@
-"""Disks that are full, failing, stalled, or that lose what was not synced. Each has the interface of the real one."""
+"""Faulty disks with the interface of the real one: full, failing, stalled, or losing unsynced data."""
 
 import errno
 import os
@@ -9,11 +9,11 @@ from typing import Final
 
 from kelvin.spool.segment_disk import SegmentDisk
 
-DEADLINE_S: Final = 20.0  # of whoever waits for a disk
+DEADLINE_S: Final = 20.0  # how long a test waits for a disk
 
 
 class FailingDisk(SegmentDisk):
-    """Fails the operations named in `fail`, after having done half of a write."""
+    """A disk that fails the operations in `fail`. A failing write writes its first half."""
 
     def __init__(self, *fail: str) -> None:
         self.fail = set(fail)
@@ -46,7 +46,7 @@ class FailingDisk(SegmentDisk):
 
 
 class GatedDisk(SegmentDisk):
-    """Syncs only while the gate is open, and says when the committer waits there."""
+    """A disk that syncs only while `gate` is open. `reached` is set when a sync waits."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -61,10 +61,8 @@ class GatedDisk(SegmentDisk):
 
 
 class LosingDisk(SegmentDisk):
-    """Keeps what was written but not synced apart; `power_cut` takes a random part of it away, in 512-byte sectors.
-
-    File names that were created without a directory sync vanish too.
-    """
+    """A disk that tracks unsynced data. `power_cut` drops a random part of it, in 512-byte sectors. Names created
+    without a directory sync may vanish too."""
 
     def __init__(self, seed: int, *, honest: bool = True) -> None:
         self._random = random.Random(seed)
@@ -90,7 +88,7 @@ class LosingDisk(SegmentDisk):
             self._unsynced_names = {path for path in self._unsynced_names if path.parent != directory}
 
     def power_cut(self) -> None:
-        """What a disk may hold after a power cut: everything synced, any of the rest."""
+        """Leave what a disk may hold after a power cut: everything synced, and any part of the rest."""
         for fd, path in self._paths.items():
             if not path.exists():
                 continue

@@ -1,4 +1,4 @@
-"""SIGKILL a writer at random points: every append that returned is readable, in order, without holes."""
+"""A writer is killed at random points. Every append that returned is readable, in order, without holes."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from kelvin.spool.shipper import Post
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 30.0
 
-# Eight tasks append as fast as they can; each tells the pipe its sequence after the append returned.
+# Eight tasks append as fast as they can. Each writes its sequence to the pipe after the append returned.
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ asyncio.run(main())
 
 
 def killed_writer(root: Path, source: str, after_records: int, pause_s: float) -> int:
-    """Run a writer, SIGKILL it some time after so many records; the highest sequence it was told."""
+    """Run a writer, kill it some time after `after_records`, and return the highest sequence that it reported."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root), source], stdout=subprocess.PIPE, cwd=ROOT, bufsize=0
     )
@@ -62,7 +62,7 @@ def killed_writer(root: Path, source: str, after_records: int, pause_s: float) -
 
 
 def recovered(root: Path) -> dict[str, list[int]]:
-    """The sequences that a recovery ships, by source."""
+    """Return the sequences that a recovery ships, by source."""
     taken: dict[str, list[int]] = {}
 
     def post_for(source: str) -> Post:
@@ -77,18 +77,18 @@ def recovered(root: Path) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_acknowledged_records_survive_sigkill(tmp_path: Path, seed: int) -> None:
-    """A recovery ships 1..n without a hole, n at least what the writer had been told."""
+    """A recovery ships 1..n without a hole, and n is at least the highest reported sequence."""
     chance = random.Random(seed)
     told = killed_writer(tmp_path, f"w-{seed}", chance.randint(1, 3000), chance.random() / 50)
     sequences = recovered(tmp_path)[f"w-{seed}"]
     assert sequences == list(range(1, len(sequences) + 1))
     assert len(sequences) >= told
-    # A kill may tear a write that nobody was told of.
+    # A kill may tear a write that wasn't reported.
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".damaged"}
 
 
 def test_the_check_finds_a_writer_that_answers_too_early(tmp_path: Path) -> None:
-    """Negative control: cut the last segment as if the last write had not happened, and the claim does not hold."""
+    """Negative control: without the last segment, as if its writes had not happened, the check fails."""
     told = killed_writer(tmp_path, "w-1", 200, 0.0)
     for path in sorted((tmp_path / "w-1").glob("*.seg"))[-1:]:
         os.truncate(path, 0)
@@ -118,7 +118,7 @@ print(kept == list(range(1, len(kept) + 1)), len(kept), refused)
 
 
 def test_a_file_size_limit_refuses_and_ships_nothing_half_written(tmp_path: Path) -> None:
-    """The kernel's own refusal (EFBIG): appends raise, the sequence has no hole, what is shipped is what was told."""
+    """The kernel refuses writes (EFBIG): appends raise, and exactly the acknowledged records are shipped."""
     result = subprocess.run(
         [sys.executable, "-c", FILLER, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -130,6 +130,6 @@ def test_a_file_size_limit_refuses_and_ships_nothing_half_written(tmp_path: Path
 
 
 def test_a_killed_owner_releases_its_lock(tmp_path: Path) -> None:
-    """No lock outlives its process: the very next recovery takes the source."""
+    """A lock ends with its process, so the next recovery can take the source."""
     killed_writer(tmp_path, "w-1", 1, 0.0)
     assert list(recovered(tmp_path)) == ["w-1"]

@@ -1,4 +1,4 @@
-"""Every state that a killed process, a power cut or a stranger can leave in the spool's directory is readable."""
+"""Every state in which a kill, a power cut or a foreign program can leave a spool directory is readable."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from kelvin.spool.spool import Spool
 FRAME = encode_frame(1, b"record")
 SECOND = encode_frame(2, b"second")
 
-# What lies in the source's directory, and the records that can be read from it.
+# files in the source's directory, and the records that can be read from them
 STATES = [
     pytest.param({}, [], id="no file at all"),
     pytest.param({POSITION: b""}, [], id="an empty position"),
@@ -54,7 +54,7 @@ def _collect(into: list[bytes]) -> Callable[[str], Post]:
 
 @pytest.mark.parametrize(("files", "records"), STATES)
 async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
-    """Each reader sees the whole records and nothing else; the source is shipped. Only a torn segment stays of it."""
+    """Each reader sees exactly the complete records, and the source is shipped. Only a torn segment is kept."""
     source = tmp_path / "supervisor-1"
     _lay(source, files)
     assert list(leftover_records(tmp_path, lambda _: True)) == records
@@ -74,7 +74,7 @@ async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes]
 
 @pytest.mark.parametrize(("files", "records"), STATES)
 def test_every_early_state_is_written_on(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
-    """The next record gets the next sequence and is read back behind what was there."""
+    """The next record gets the next sequence and is read after the old ones."""
     _lay(tmp_path / "one", files)
     spool = Spool.open(tmp_path, "one")
     assert spool.append_blocking(lambda _: b"next") == len(records) + 1
@@ -83,13 +83,13 @@ def test_every_early_state_is_written_on(tmp_path: Path, files: dict[str, bytes]
 
 
 def test_a_source_killed_before_its_first_record_is_read(tmp_path: Path) -> None:
-    """A claim makes the directory and the position, and no segment yet."""
+    """Locking a source creates its directory and position, but no segment."""
     SourceDirectory.lock(tmp_path, "supervisor-1").close()
     assert list(leftover_records(tmp_path, lambda _: True)) == []
 
 
 async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
-    """A name that no source can have is not ours: nothing in it is read, shipped or removed."""
+    """An entry whose name is no valid source is not read, shipped or removed."""
     foreign = {segment_name(1): FRAME, "position": b""}
     for name in ("lost+found", ".new-x", ".Trash-1000", "a b"):
         _lay(tmp_path / name, foreign)
@@ -110,7 +110,7 @@ async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> N
 
 
 async def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recovery leaves it as it is, and ships what the others left."""
+    """Recovery leaves the unreadable source and ships the others."""
     for source in ("activator-1", "activator-2", "activator-3"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
     lock = SourceDirectory.try_lock
@@ -130,7 +130,7 @@ async def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch:
 async def test_a_directory_of_another_user_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stops no reader, however often they look."""
+    """It stops no reader, and is logged once for all of them."""
     for source in ("activator-1", "photos"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path.name != "photos")
@@ -147,7 +147,7 @@ async def test_a_directory_of_another_user_is_logged_once(
 def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a start, which looks for recorded lives, nor a backup, nor the examination of accounts ends with it."""
+    """Recorded lives, unshipped records and listings are still read from the other sources."""
     for source in ("supervisor-1", "supervisor-2"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
     read = Path.read_bytes
@@ -164,7 +164,7 @@ def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
 
 
 def test_a_source_that_is_there_is_claimed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the journal of a full place of backups, whose control plane has to start."""
+    """A control plane must start even if the disk of its backup journal is full."""
 
     def full(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

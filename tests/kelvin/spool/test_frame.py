@@ -1,4 +1,4 @@
-"""A frame reads back as it was written, or not at all."""
+"""A frame is decoded as it was encoded, or not at all."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ SEQUENCES = st.integers(min_value=1, max_value=2**64 - 1)
 
 @given(SEQUENCES, PAYLOADS, st.binary(max_size=40))
 def test_a_frame_reads_back(sequence: int, payload: bytes, before: bytes) -> None:
-    """Sequence, payload and the next offset come back, wherever the frame begins."""
+    """Sequence, payload and end offset are decoded at any offset."""
     frame = decode_frame(before + encode_frame(sequence, payload) + bytes(64), len(before))
     assert frame is not None
     assert (frame.sequence, frame.payload) == (sequence, payload)
@@ -21,7 +21,7 @@ def test_a_frame_reads_back(sequence: int, payload: bytes, before: bytes) -> Non
 
 @given(SEQUENCES, PAYLOADS, st.data())
 def test_a_torn_frame_is_no_frame(sequence: int, payload: bytes, data: st.DataObject) -> None:
-    """Any cut of a frame, zero-filled or not, reads as the end."""
+    """A truncated frame, zero-filled or not, is read as the end."""
     whole = encode_frame(sequence, payload)
     cut = data.draw(st.integers(min_value=0, max_value=len(whole) - 1))
     assert decode_frame(whole[:cut], 0) is None
@@ -31,7 +31,7 @@ def test_a_torn_frame_is_no_frame(sequence: int, payload: bytes, data: st.DataOb
 
 @given(SEQUENCES, PAYLOADS, st.data())
 def test_a_flipped_bit_is_found(sequence: int, payload: bytes, data: st.DataObject) -> None:
-    """One flipped bit anywhere, the sequence included, and the frame is refused."""
+    """A frame with one flipped bit, even in its sequence, is refused."""
     whole = bytearray(encode_frame(sequence, payload))
     bit = data.draw(st.integers(min_value=0, max_value=len(whole) * 8 - 1))
     whole[bit // 8] ^= 1 << (bit % 8)
@@ -47,11 +47,11 @@ def test_a_flipped_bit_is_found(sequence: int, payload: bytes, data: st.DataObje
     ],
 )
 def test_illegal_records_are_refused(sequence: int, payload: bytes) -> None:
-    """What could not be read back is not written."""
+    """A record that couldn't be read back is not written."""
     with pytest.raises(ValueError, match="not"):
         encode_frame(sequence, payload)
 
 
 def test_zeros_are_the_end() -> None:
-    """Preallocated space holds no frame."""
+    """Preallocated space contains no frame."""
     assert decode_frame(bytes(4096), 0) is None

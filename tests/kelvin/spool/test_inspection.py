@@ -1,4 +1,4 @@
-"""A look at a spool sees what waits in it, whatever its owner and its shipper do meanwhile, and changes nothing."""
+"""Inspecting a spool shows its unshipped records while its owner and shipper work, and changes nothing."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def _seen(directory: Path, after: int = 0) -> list[tuple[int, bytes]]:
 
 
 def test_committed_records_are_read_in_order(tmp_path: Path) -> None:
-    """Over segments, live and closed; nothing that was acknowledged, once it is asked for what comes after."""
+    """Records are read across segments, from live and closed spools, starting after a given sequence."""
     journal = SegmentWriter(tmp_path, segment_bytes=64)
     for number in range(1, 10):
         _commit(journal, b"%d" % number * 10)
@@ -31,28 +31,28 @@ def test_committed_records_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_a_torn_tail_is_no_record(tmp_path: Path) -> None:
-    """Half a frame, and preallocated zeros."""
+    """Half a frame and preallocated zeros are not read."""
     whole = encode_frame(1, b"whole") + encode_frame(2, b"cut")[:-1]
     (tmp_path / segment_name(1)).write_bytes(whole + bytes(64))
     assert _seen(tmp_path) == [(1, b"whole")]
 
 
 def test_an_abandoned_tail_gives_way_to_the_next_segment(tmp_path: Path) -> None:
-    """What a failed commit left behind has the number of another record."""
+    """A failed commit may leave a record under a sequence that a later record got."""
     (tmp_path / segment_name(1)).write_bytes(encode_frame(1, b"good") + encode_frame(2, b"refused"))
     (tmp_path / segment_name(2)).write_bytes(encode_frame(2, b"taken"))
     assert _seen(tmp_path) == [(1, b"good"), (2, b"taken")]
 
 
 def test_a_hole_shows_as_a_jump(tmp_path: Path) -> None:
-    """Whoever looks compares the sequences."""
+    """A hole shows as a jump in the sequences."""
     (tmp_path / segment_name(1)).write_bytes(encode_frame(1, b"a"))
     (tmp_path / segment_name(4)).write_bytes(encode_frame(4, b"d"))
     assert [sequence for sequence, _ in _seen(tmp_path)] == [1, 4]
 
 
 def test_only_what_was_not_shipped_waits(tmp_path: Path) -> None:
-    """Of every source; strangers' files and half-made sources are passed over."""
+    """Unshipped records of every source are found. Other files and incomplete sources are skipped."""
     for source, acknowledged in (("a", 1), ("b", 0), ("c", 2)):
         (tmp_path / source).mkdir()
         (tmp_path / source / segment_name(1)).write_bytes(encode_frame(1, b"1") + encode_frame(2, b"2"))
@@ -64,13 +64,13 @@ def test_only_what_was_not_shipped_waits(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_gone_holds_nothing(tmp_path: Path) -> None:
-    """It was shipped in the meantime."""
+    """The directory was shipped and removed in the meantime."""
     assert list(frames_after(tmp_path / "gone", 0)) == []
     assert list(unshipped(tmp_path / "gone")) == []
 
 
 def test_looking_leaves_everything_to_the_shipper(tmp_path: Path) -> None:
-    """The same records are shipped afterwards."""
+    """The same records can be shipped afterwards."""
     journal = SegmentWriter(tmp_path)
     _commit(journal, b"a", b"b")
     assert len(_seen(tmp_path)) == 2

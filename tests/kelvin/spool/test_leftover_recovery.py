@@ -1,4 +1,4 @@
-"""What a dead process left in its spool is shipped and removed; what a live one owns is left alone."""
+"""Leftover records of a dead process are shipped and removed. Those of a live process are left alone."""
 
 import errno
 import os
@@ -24,12 +24,12 @@ from tests.kelvin.spool.test_segment_writer import make
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Sources that no live process owns."""
+    """Return the sources without a live owner."""
     return [source for source in sources(directory) if not has_owner(directory, source)]
 
 
 def leave(root: Path, source: str, records: int, size: int = 10) -> None:
-    """As a killed process would: records, no shipper."""
+    """Write records and close without shipping, as a killed process would."""
     spool = Spool.open(root, source, segment_bytes=4096)
     for _ in range(records):
         spool.append_blocking(make("x" * size))
@@ -37,14 +37,14 @@ def leave(root: Path, source: str, records: int, size: int = 10) -> None:
 
 
 class Receiver:
-    """Files records by source."""
+    """A receiver that collects records by source."""
 
     def __init__(self) -> None:
         self.taken: dict[str, list[bytes]] = {}
         self.away = False
 
     def post_for(self, source: str) -> Post | None:
-        """Sources that begin with "other" are not ours."""
+        """Return a post for `source`, or None for sources that begin with "other"."""
         if source.startswith("other"):
             return None
 
@@ -57,7 +57,7 @@ class Receiver:
 
 
 async def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
-    """Each once, whole, in order; live sources and those that are not ours stay."""
+    """Each dead source is shipped once, complete and in order. Live sources and unknown ones stay."""
     leave(tmp_path, "dead-1", 3)
     leave(tmp_path, "dead-2", 40, size=500)
     leave(tmp_path, "other-1", 1)
@@ -77,7 +77,7 @@ async def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
 
 
 async def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None:
-    """The next call ships it."""
+    """The next call ships the records."""
     leave(tmp_path, "dead-1", 3)
     receiver = Receiver()
     receiver.away = True
@@ -88,7 +88,7 @@ async def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None
 
 
 async def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None:
-    """The position of the dead process stands."""
+    """The position of the dead process is used."""
     spool = Spool.open(tmp_path, "dead-1")
     for _ in range(5):
         spool.append_blocking(make("x"))
@@ -100,7 +100,7 @@ async def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None
 
 
 async def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
-    """Everything still there is shipped again; the receiver ignores repeats."""
+    """All remaining records are shipped again, and the receiver ignores repeats."""
     spool = Spool.open(tmp_path, "dead-1")
     for _ in range(5):
         spool.append_blocking(make("x"))
@@ -114,7 +114,7 @@ async def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
 
 
 def flip(path: Path, offset: int) -> bytes:
-    """Damage one byte. Return the damaged content."""
+    """Flip one byte of the file and return the damaged content."""
     content = bytearray(path.read_bytes())
     content[offset] ^= 0xFF
     path.write_bytes(content)
@@ -122,7 +122,7 @@ def flip(path: Path, offset: int) -> bytes:
 
 
 async def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
-    """A damaged byte in a middle segment costs one record. The segment is kept aside."""
+    """A damaged byte in a middle segment costs one record. The segment is kept."""
     leave(tmp_path, "dead-1", 20, size=500)
     home = tmp_path / "dead-1"
     second = segments(home)[1]
@@ -139,7 +139,7 @@ async def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("part", [pytest.param(at, id=f"byte {at} of the frame") for at in (0, 3, 4, 8, 16, 20)])
 async def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: int) -> None:
-    """Five records, the third damaged: four are shipped, one is counted as lost, and its bytes stay."""
+    """With the third of five records damaged, four are shipped, one is counted as lost, and the bytes are kept."""
     leave(tmp_path, "dead-1", 5)
     home = tmp_path / "dead-1"
     frame_bytes = len(encode_frame(1, make("x" * 10)(1)))
@@ -160,7 +160,7 @@ async def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, pa
 async def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """The records behind the damage are shipped, too."""
+    """The records after the damage are shipped too."""
 
     def link(source: Path, *_: object) -> None:
         raise OSError(code, os.strerror(code), str(source))
@@ -179,7 +179,7 @@ async def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
 async def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, segments_bytes: int
 ) -> None:
-    """The disk is read-only. All that can be read is shipped, once, and nothing is lost."""
+    """On a read-only disk, all readable records are shipped once and nothing is lost."""
     spool = Spool.open(tmp_path, "dead-1", segment_bytes=segments_bytes)
     for _ in range(20):
         spool.append_blocking(make("x" * 500))
@@ -203,7 +203,7 @@ async def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
 
 
 def kept_in(home: Path) -> dict[str, bytes]:
-    """Every file of a source."""
+    """Return the content of every file of a source."""
     return {path.name: path.read_bytes() for path in home.iterdir()}
 
 
@@ -227,7 +227,7 @@ FRAME_BYTES = len(WHOLE) // 4
 async def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, segment: bytes, shipped: int, offset: int
 ) -> None:
-    """Nobody can tell a torn write from damaged records. The kept file holds up neither recoveries nor backups."""
+    """A torn write can't be told from damage, so the file is kept. It doesn't delay later recoveries or backups."""
     home = tmp_path / "dead-1"
     home.mkdir()
     (home / segment_name(1)).write_bytes(segment)
@@ -257,7 +257,7 @@ async def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
 async def test_damage_anywhere_loses_no_record(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], flips: list[int], acknowledged: int
 ) -> None:
-    """Each record is shipped as it was written, or lies in a file that is kept. Without damage nothing is kept."""
+    """Each record is either shipped unchanged or in a kept file. Without damage, no file is kept."""
     root = tmp_path_factory.mktemp("spool")
     spool = Spool.open(root, "dead-1", segment_bytes=4096)
     for size in sizes:
@@ -282,7 +282,7 @@ async def test_damage_anywhere_loses_no_record(
 
 
 def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> None:
-    """Not even where it begins the same segment again, and again can't read it."""
+    """Kept files aren't overwritten, even if the writer begins the same segment again and it is unreadable again."""
     spool_of = partial(Spool.open, tmp_path, "journal")
     home = tmp_path / "journal"
     first, second = b"!" * 100, b"?" * 100
@@ -298,7 +298,7 @@ def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> 
 
 
 def test_a_torn_end_before_a_writer_went_on_is_kept_once_its_segment_is_shipped(tmp_path: Path) -> None:
-    """It may have been the records that come next by number: the writer gave their numbers again."""
+    """The torn bytes may have been records with sequences that the writer then used again, so they are kept."""
     leave(tmp_path, "journal", 3)
     home = tmp_path / "journal"
     segment = home / segment_name(1)
@@ -313,7 +313,7 @@ def test_a_torn_end_before_a_writer_went_on_is_kept_once_its_segment_is_shipped(
 
 
 def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> None:
-    """The position may lie before, in or behind the hole. A hole ends no batch."""
+    """The position may be before, in or after the hole. A hole doesn't end a batch."""
     spool = Spool.open(tmp_path, "live-1", recent_bytes=0)
     for _ in range(5):
         spool.append_blocking(make("x"))
@@ -330,7 +330,7 @@ def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> No
 def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading each segment before it is removed would cost the door's requests a few per cent."""
+    """Undamaged segments aren't read again before removal, because that would slow requests by a few per cent."""
     looked: list[int] = []
 
     def look(directory: Path, first: int) -> None:
@@ -356,7 +356,7 @@ def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
 async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, reserved: int
 ) -> None:
-    """Every second of 4,000 records is damaged. That costs neither a post nor a log line for each of them."""
+    """With every second of 4,000 records damaged, there are only four posts and four log lines."""
     frames = [bytearray(encode_frame(sequence, b"%d" % sequence)) for sequence in range(1, 4001)]
     for frame in frames[1::2]:
         frame[-1] ^= 0xFF
@@ -367,7 +367,7 @@ async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
     async def post(records: Sequence[bytes]) -> None:
         posts.append(records)
 
-    # The last record is damaged, too: it is behind each one that can be read, and not counted.
+    # The last record is damaged too. It is after all readable records, so it isn't counted.
     assert await recover(tmp_path, lambda _: post) == [RecoveredSource("dead-1", 2000, 1999, 0)]
     assert [int(record) for records in posts for record in records] == list(range(1, 4000, 2))
     assert len(posts) == 4
@@ -378,8 +378,8 @@ async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
 
 
 def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
-    """Whether the batch is full by records or by bytes, or the hole lies at the end of a segment."""
-    leave(tmp_path, "dead-1", 12, size=1000)  # three segments of three and four records
+    """A hole is counted once, whether the batch ends by records, by bytes or at the end of a segment."""
+    leave(tmp_path, "dead-1", 12, size=1000)  # three segments of three to five records
     home = tmp_path / "dead-1"
     second = segments(home)[1]
     frame_bytes = len(encode_frame(1, make("x" * 1000)(1)))
@@ -401,7 +401,7 @@ def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(tmp_path: Path) -> None:
-    """A writer goes on while a shipper reads up to the record that was the last one, which is damaged."""
+    """A read up to a damaged last record doesn't include records that the writer appends later."""
     frames = b"".join(encode_frame(sequence, b"%d" % sequence) for sequence in range(1, 6))
     (tmp_path / segment_name(1)).write_bytes(frames)
     flip(tmp_path / segment_name(1), 3 * FRAME_BYTES - 1)
@@ -416,7 +416,7 @@ def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(
 
 
 async def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
-    """Half a record with nothing readable behind it: most likely a power cut took it before it was acknowledged."""
+    """Half a record at the end was most likely torn by a power cut before it was acknowledged."""
     leave(tmp_path, "dead-1", 3)
     segment = tmp_path / "dead-1" / segment_name(1)
     segment.write_bytes(segment.read_bytes() + encode_frame(4, b"x" * 2000)[:-500] + bytes(4096))
@@ -425,7 +425,7 @@ async def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
 
 
 async def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
-    """The lock is held while it ships."""
+    """A recovery holds the source's lock while it ships."""
     leave(tmp_path, "dead-1", 3)
     home = SourceDirectory.try_lock(tmp_path, "dead-1")
     assert home is not None
@@ -436,13 +436,13 @@ async def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> Non
 
 
 async def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
-    """Before the first spool."""
+    """A spool directory that doesn't exist yet has no leftovers."""
     assert leftovers(tmp_path / "none") == []
     assert await recover(tmp_path / "none", Receiver().post_for) == []
 
 
 def test_whether_a_source_has_an_owner(tmp_path: Path) -> None:
-    """A live one's lock tells; asking disturbs nobody. One that is left over, or gone, has none."""
+    """A live source has an owner, which the check doesn't disturb. A dead or missing source has none."""
     live = Spool.open(tmp_path, "live-1")
     leave(tmp_path, "dead-1", 1)
     assert [has_owner(tmp_path, source) for source in ("live-1", "dead-1", "never")] == [True, False, False]

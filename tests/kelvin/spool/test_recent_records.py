@@ -1,4 +1,4 @@
-"""What was just committed is shipped from memory; what is not there, from the disk; nothing twice, nothing lost."""
+"""Recent records are shipped from memory and older ones from disk, without repeats or losses."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tests.kelvin.spool.test_shipper import Receiver, quick, soon
 
 
 def frames(first: int, *payloads: bytes) -> list[bytes]:
-    """As a journal writes them."""
+    """Encode frames as a segment writer does."""
     return [encode_frame(sequence, payload) for sequence, payload in enumerate(payloads, first)]
 
 
 def test_only_what_follows_without_a_gap() -> None:
-    """A record that is not here is on the disk, and those behind it wait for it."""
+    """Only records that follow without a gap are returned. Later ones wait until the missing one was read from disk."""
     recent = RecentRecords()
     recent.add(3, frames(3, b"c", b"d"))
     recent.add(7, frames(7, b"g"))
@@ -34,7 +34,7 @@ def test_only_what_follows_without_a_gap() -> None:
 
 @given(sizes=st.lists(st.integers(1, 400), max_size=60), limit=st.integers(0, 2000), kept=st.integers(0, 60))
 def test_recent_records_are_bounded(sizes: list[int], limit: int, kept: int) -> None:
-    """However many come, and whatever was forgotten between them."""
+    """The memory bound holds for any sizes and any forgotten records."""
     recent = RecentRecords(limit)
     for sequence, size in enumerate(sizes, 1):
         recent.add(sequence, frames(sequence, b"x" * size))
@@ -43,7 +43,7 @@ def test_recent_records_are_bounded(sizes: list[int], limit: int, kept: int) -> 
 
 
 async def test_shipping_what_was_just_committed_reads_no_disk(tmp_path: Path) -> None:
-    """Its segment is unreadable, and all of it arrives; test_shipper has the control, whose spool keeps nothing."""
+    """All records arrive although their segment is unreadable. `test_shipper.py` has the control."""
     spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096), Receiver(refusals=3)
     for _ in range(3):
         await spool.append(make("x" * 1000))
@@ -55,7 +55,7 @@ async def test_shipping_what_was_just_committed_reads_no_disk(tmp_path: Path) ->
 
 
 async def test_from_memory_to_the_disk_and_back(tmp_path: Path) -> None:
-    """Some fitted, the next ones lie in segments that were begun meanwhile, the last ones fit again."""
+    """The first batch comes from memory, the next ones from segments on disk, the last ones from memory again."""
     spool = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=3500)
     receiver = Receiver()
     for _ in range(12):

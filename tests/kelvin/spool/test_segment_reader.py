@@ -1,4 +1,4 @@
-"""A segment is dropped when every record in it was acknowledged, and not one record sooner."""
+"""A segment is removed once all its records are acknowledged, and not earlier."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.kelvin.spool.test_segment_writer import make
 
 
 def three_segments(directory: Path) -> None:
-    """[1, 2], [3, 4], [5]: closed and opened again between them."""
+    """Write three segments with records [1, 2], [3, 4] and [5], closing the writer between them."""
     for count in (2, 2, 1):
         journal = SegmentWriter(directory)
         journal.commit([make("x")] * count)
@@ -30,11 +30,11 @@ def three_segments(directory: Path) -> None:
     ],
 )
 def test_acknowledged_records_are_skipped(tmp_path: Path, last: int, kept: list[int]) -> None:
-    """What is left reads on behind the acknowledged record, in this process and in the next one."""
+    """Reading continues after the acknowledged record, in this process and in the next one."""
     three_segments(tmp_path)
     tail = SegmentReader(tmp_path)
     tail.acknowledge(last)
-    tail.acknowledge(last - 1)  # an older answer that comes late
+    tail.acknowledge(last - 1)  # a late reply with an older sequence
     assert segments(tmp_path) == kept
     assert read_position(tmp_path) == last
     for reader in (tail, SegmentReader(tmp_path)):
@@ -46,7 +46,7 @@ def test_acknowledged_records_are_skipped(tmp_path: Path, last: int, kept: list[
 
 
 def test_reading_is_bounded_by_what_is_durable_and_by_the_batch(tmp_path: Path) -> None:
-    """Nothing beyond `until`, not more records and not more bytes than asked for, but one record at least."""
+    """A batch ends at `until` and at its limits of records and bytes, but has at least one record."""
     three_segments(tmp_path)
     tail = SegmentReader(tmp_path)
     for until, records, size, want in ((0, 9, 99, 0), (4, 9, 99, 4), (5, 3, 99, 3), (5, 9, 6, 2), (5, 9, 1, 1)):

@@ -1,4 +1,4 @@
-"""A commit makes a record durable under the next sequence, or raises for it and leaves no hole."""
+"""A commit makes a record durable under the next sequence, or raises and leaves no hole."""
 
 import errno
 import os
@@ -21,12 +21,12 @@ SEGMENT = 4096
 
 
 def make(text: str) -> Make:
-    """A record that names its own sequence."""
+    """Return a function that makes a record with its own sequence."""
     return lambda sequence: f"{sequence}:{text}".encode()
 
 
 def read_all(directory: Path) -> list[bytes]:
-    """Everything that can be read, as a recovery would."""
+    """Return all records that a recovery could read."""
     tail = SegmentReader(directory)
     batch = tail.read(last_sequence(directory), 10**9, 10**9)
     tail.close()
@@ -34,7 +34,7 @@ def read_all(directory: Path) -> list[bytes]:
 
 
 def test_sequences_are_gapless_from_one(tmp_path: Path) -> None:
-    """Across groups and segments."""
+    """Sequences have no gap between groups and segments."""
     journal = SegmentWriter(tmp_path, segment_bytes=SEGMENT)
     got = [journal.commit([make("a" * 700)] * size) for size in (1, 3, 7, 20)]
     assert [sequence for group in got for sequence in group] == list(range(1, 32))
@@ -45,7 +45,7 @@ def test_sequences_are_gapless_from_one(tmp_path: Path) -> None:
 
 
 def test_a_close_that_fails_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system may report an error only at close. The number is free then, and another file may get it."""
+    """A network file system may report an error only at close. Another file may have the descriptor by then."""
     directory, other, close, closed = tmp_path / "spool", tmp_path / "other", os.close, list[int]()
     directory.mkdir()
 
@@ -76,7 +76,7 @@ def test_a_close_that_fails_is_not_repeated(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
-    """Its caller gets the error, the others their records."""
+    """Its caller gets the exception, and the other records are written."""
 
     def broken(_: int) -> bytes:
         raise KeyError("no such field")
@@ -106,12 +106,12 @@ def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
 def test_a_failing_disk_raises_and_leaves_nothing_behind(
     tmp_path: Path, operation: str, before: int, cut: bool
 ) -> None:
-    """The append raises; its sequence goes to the next record; what is read is exactly what was acknowledged."""
+    """The append raises, and its sequence goes to the next record. Exactly the acknowledged records are readable."""
     disk = FailingDisk()
     journal = SegmentWriter(tmp_path, disk=disk, segment_bytes=SEGMENT)
     acknowledged = [f"{sequence}:kept".encode() for sequence in journal.commit([make("kept")] * before)]
     if operation in ("create", "sync_directory") and before:
-        journal.close()  # those happen at a new segment only
+        journal.close()  # these operations happen only for a new segment
     disk.fail = {operation, "cut"} if cut else {operation}
     for outcome in journal.commit([make("lost"), make("lost as well")]):
         assert isinstance(outcome, Refused)
@@ -127,7 +127,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
 
 
 def test_a_group_over_two_segments_fails_only_in_its_second_part(tmp_path: Path) -> None:
-    """What was durable before the disk filled keeps its sequences."""
+    """Records that were durable before the disk was full keep their sequences."""
 
     class FullAfterOneSegment(SegmentDisk):
         made = 0
@@ -147,7 +147,7 @@ def test_a_group_over_two_segments_fails_only_in_its_second_part(tmp_path: Path)
 
 
 def test_the_backlog_is_bounded(tmp_path: Path) -> None:
-    """Over the limit the append is refused as an overload, and enters again once something was shipped."""
+    """Above the limit, an append is refused as an overload. It is accepted again once records were shipped."""
     journal = SegmentWriter(tmp_path, segment_bytes=SEGMENT, limit_bytes=2 * SEGMENT)
     outcomes = journal.commit([make("a" * 1000)] * 12)
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
@@ -161,7 +161,7 @@ def test_the_backlog_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_reopened_source_goes_on(tmp_path: Path) -> None:
-    """After a torn last group the next sequence follows the last whole record."""
+    """After a torn last group, the next sequence follows the last complete record."""
     journal = SegmentWriter(tmp_path)
     journal.commit([make("a")] * 3)
     journal.close()
@@ -181,12 +181,12 @@ def test_a_reopened_source_goes_on(tmp_path: Path) -> None:
 def test_a_power_cut_takes_nothing_that_was_acknowledged(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[int]], seed: int
 ) -> None:
-    """Whatever a disk does to unsynced sectors and names: acknowledged records are there, in order."""
+    """Acknowledged records survive in order, whatever a disk does to unsynced sectors and names."""
     assert lost_after_power_cut(tmp_path_factory.mktemp("spool"), groups, LosingDisk(seed)) == 0
 
 
 def test_without_sync_the_power_cut_test_goes_red(tmp_path: Path) -> None:
-    """Negative control: the same check finds a disk that only pretends to sync."""
+    """Negative control: the same check fails with a disk that only pretends to sync."""
     lost = 0
     for seed in range(5):
         (tmp_path / str(seed)).mkdir()
@@ -195,7 +195,7 @@ def test_without_sync_the_power_cut_test_goes_red(tmp_path: Path) -> None:
 
 
 def lost_after_power_cut(directory: Path, groups: list[list[int]], disk: LosingDisk) -> int:
-    """How many acknowledged records cannot be read after a cut in the middle of one more commit."""
+    """Return how many acknowledged records are unreadable after a power cut during one more commit."""
     journal = SegmentWriter(directory, disk=disk, segment_bytes=SEGMENT)
     acknowledged: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Records arrive in order, at least once, in bounded batches; nothing is forgotten before it was acknowledged."""
+"""Records arrive in order, at least once, in bounded batches. A record is kept until it is acknowledged."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ AWAY = Refused(Unavailable("control plane"))
 
 
 class Receiver:
-    """Takes records durably; refuses the first `refusals` posts, half of them after having taken the records."""
+    """A receiver that refuses the first `refusals` posts. In every second refusal, it keeps the records."""
 
     def __init__(self, refusals: int = 0, error: Exception = AWAY) -> None:
         self.taken: list[bytes] = []
@@ -38,19 +38,19 @@ class Receiver:
         if self.refusals:
             self.refusals -= 1
             if self.refusals % 2:
-                self.taken += records  # the answer is lost, not the records
+                self.taken += records  # only the response is lost, not the records
             raise self.error
         self.taken += records
         self.batches.append(len(records))
         self.more.set()
 
     def first_times(self) -> list[bytes]:
-        """What a receiver that ignores repeats has."""
+        """Return the records without repeats."""
         return list(dict.fromkeys(self.taken))
 
 
 def quick(spool: Spool, receiver: Receiver) -> Shipper:
-    """Without pauses, so that a test takes no time."""
+    """Return a shipper without pauses."""
     return Shipper(spool, receiver.post, linger_s=0.0, backoff_s=0.0, max_backoff_s=0.0)
 
 
@@ -59,7 +59,7 @@ def soon() -> Deadline:
 
 
 async def test_everything_arrives_in_order_and_segments_go(tmp_path: Path) -> None:
-    """While it runs in the background: batches within the limit, acknowledged segments deleted, position kept."""
+    """In the background, batches stay within the limit, acknowledged segments are deleted, and the position is kept."""
     spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=300_000), Receiver()
     async with quick(spool, receiver) as shipper:
         await asyncio.gather(*(spool.append(make("x" * 1000)) for _ in range(2000)))
@@ -74,7 +74,7 @@ async def test_everything_arrives_in_order_and_segments_go(tmp_path: Path) -> No
 
 
 async def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> None:
-    """Also behind one that was full: else requests that come steadily are posted a few at a time."""
+    """The shipper lingers after a full batch too. Otherwise a steady flow would be posted in small batches."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     await asyncio.gather(*(spool.append(make("x")) for _ in range(MAX_RECORDS + 1)))
     async with Shipper(spool, receiver.post, linger_s=3600.0) as shipper, asyncio.timeout(DEADLINE_S):
@@ -88,7 +88,7 @@ async def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> Non
 
 
 async def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
-    """A commit wakes it."""
+    """A commit wakes the shipper."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     async with quick(spool, receiver):
         for _ in range(3):
@@ -102,7 +102,7 @@ async def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [AWAY, OSError("full")], ids=["refused", "a disk"])
 async def test_a_receiver_that_is_away_loses_nothing(tmp_path: Path, error: Exception) -> None:
-    """Refused posts are repeated in order; a receiver that ignores repeats has each record once."""
+    """Refused posts are repeated in order. Without repeats, each record arrived once."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(7, error)
     async with quick(spool, receiver) as shipper:
         for _ in range(20):
@@ -114,7 +114,7 @@ async def test_a_receiver_that_is_away_loses_nothing(tmp_path: Path, error: Exce
 
 
 async def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
-    """Nothing is forgotten then: the records are there for a recovery."""
+    """The records stay for a recovery."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(refusals=10**9)
     await spool.append(make("x"))
     shipper = quick(spool, receiver)
@@ -126,7 +126,7 @@ async def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_pauses_double_up_to_the_cap_and_are_jittered(tmp_path: Path) -> None:
-    """Between half of the pause and all of it."""
+    """A pause is between half of the doubled value and all of it."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     low = Shipper(spool, receiver.post, backoff_s=0.1, max_backoff_s=3.0, jitter=lambda: 0.0)
     high = Shipper(spool, receiver.post, backoff_s=0.1, max_backoff_s=3.0, jitter=lambda: 1.0)
@@ -140,7 +140,7 @@ def test_pauses_double_up_to_the_cap_and_are_jittered(tmp_path: Path) -> None:
 
 
 async def test_one_large_record_is_not_held_back_by_the_batch_limit(tmp_path: Path) -> None:
-    """Batches end before they grow over the limit, but hold one record at least."""
+    """A batch ends before it exceeds the limit, but has at least one record."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     for _ in range(9):
         await spool.append(lambda sequence: bytes([sequence]) * 200_000)
@@ -150,7 +150,7 @@ async def test_one_large_record_is_not_held_back_by_the_batch_limit(tmp_path: Pa
 
 
 async def test_cancelling_a_post_repeats_it_later(tmp_path: Path) -> None:
-    """Leaving the block in the middle of a post leaks no task and acknowledges nothing."""
+    """A post that is cancelled on leaving the block leaks no task and acknowledges nothing."""
     spool, entered, tasks = Spool.open(tmp_path, "a-1"), asyncio.Event(), asyncio.all_tasks()
 
     async def hang(_: Sequence[bytes]) -> None:
@@ -170,7 +170,7 @@ async def test_cancelling_a_post_repeats_it_later(tmp_path: Path) -> None:
 
 
 async def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
-    """Records that cannot be read back neither spin nor vanish: they are a backlog, then a hole that is passed."""
+    """An unreadable record stays in the backlog, without a busy loop, until the next segment exists."""
     spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=0), Receiver()
     assert await spool.append(make("x" * 3000)) == 1
     (path,) = spool.path.glob("*.seg")
@@ -197,14 +197,14 @@ async def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> Non
 async def test_any_order_of_appends_failures_and_restarts_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int, recent_bytes: int
 ) -> None:
-    """Whatever happens, a last flush completes exactly the sequence 1..n, from memory, the disk, or both."""
+    """In any order of events, a last flush completes exactly the sequence 1..n, from memory, disk or both."""
     root = tmp_path_factory.mktemp("spool")
 
     def opened() -> Spool:
         return Spool.open(root, "a-1", segment_bytes=4096, recent_bytes=recent_bytes)
 
     spool, receiver, appended = opened(), Receiver(), 0
-    # An empty directory is removed at a close, and its sequence with it: keep one record back.
+    # A spool without unshipped records is removed at close, with its sequence, so keep one record.
     for step in ["append", *steps]:
         if step == "append":
             appended += 1
@@ -226,7 +226,7 @@ async def test_any_order_of_appends_failures_and_restarts_loses_nothing(
 
 
 async def test_defect_of_shipping_is_the_loops_to_count(tmp_path: Path) -> None:
-    """What is neither the receiver's refusal nor the disk's ends the run. Its loop counts that, and ships on."""
+    """An unexpected exception ends the shipper's run. Its loop counts the error and restarts it."""
     spool, receiver, health = Spool.open(tmp_path, "a-1"), Receiver(), LoopHealth()
 
     async def post(records: Sequence[bytes]) -> None:
@@ -244,7 +244,7 @@ async def test_defect_of_shipping_is_the_loops_to_count(tmp_path: Path) -> None:
 
 
 async def test_defect_ends_no_drain(tmp_path: Path) -> None:
-    """A flush says that it did not succeed, and who drains goes on."""
+    """`flush` returns False, so that a drain continues."""
 
     async def post(_: Sequence[bytes]) -> None:
         raise KeyError("a defect")
@@ -256,9 +256,7 @@ async def test_defect_ends_no_drain(tmp_path: Path) -> None:
 
 
 async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the position of what was acknowledged is being written, the loop goes on. A shipper that is cancelled ends
-    once the disk is done.
-    """
+    """While the position is being written, the event loop continues. A cancelled shipper ends once the disk is done."""
     goes_on, writes = threading.Event(), threading.Event()
     acknowledge = SegmentReader.acknowledge
 
@@ -275,6 +273,6 @@ async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pyt
         await receiver.more.wait()
         while not writes.is_set():
             await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.01, goes_on.set)  # the loop runs, or nothing ever goes on
+        asyncio.get_running_loop().call_later(0.01, goes_on.set)  # only a running event loop can release the disk
     assert read_position(spool.path) == 1
     spool.close()

@@ -1,4 +1,4 @@
-"""Appends from loops and threads: durable when they return, one commit for many, bounded, and clean to close."""
+"""Appends from event loops and threads: durable on return, one commit for many, bounded, and clean to close."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ from tests.kelvin.spool.test_segment_writer import make, read_all
 
 
 async def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
-    """While the disk has not synced, the append waits; so do all others, and they share the next sync."""
+    """Appends wait for the disk's sync. Those that arrive meanwhile share the next sync."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
@@ -38,7 +38,7 @@ async def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
 
 
 def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> None:
-    """Every sequence is given once; the record under it is the one that was told so."""
+    """Each sequence is assigned once, and its record is the one whose append returned it."""
     spool = Spool.open(tmp_path, "a-1")
 
     async def loop_side() -> list[tuple[int, str]]:
@@ -61,7 +61,7 @@ def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> N
 
 
 async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
-    """The record of a cancelled append is there; the committer goes on."""
+    """The record of a cancelled append is written, and the committer continues."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
@@ -78,7 +78,7 @@ async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> No
 
 
 async def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None:
-    """Who waits on a loop that is gone is forgotten; the record stays."""
+    """A waiter whose event loop is gone is dropped. Its record stays."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
@@ -92,7 +92,7 @@ async def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None
 
 
 def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -> None:
-    """`failing` holds until a commit succeeds; the sequence has no hole."""
+    """The spool reports FAILING until a commit succeeds. The sequence has no hole."""
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     with pytest.raises(Refused) as caught:
@@ -100,7 +100,7 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
     assert caught.value.failure == Unavailable("the usage spool (its disk is full)")
     assert spool.failure == caught.value.failure
     assert "FAILING" in repr(spool)
-    with pytest.raises(KeyError):  # nothing is written, so nothing is known of the disk
+    with pytest.raises(KeyError):  # nothing was written, so the state of the disk is still unknown
         spool.append_blocking(_no_record)
     assert "FAILING" in repr(spool)
     disk.fail.clear()
@@ -114,7 +114,7 @@ def _no_record(sequence: int) -> bytes:
 
 
 def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
-    """Nobody waits for ever, and the next append is made."""
+    """No append waits forever, and the next one succeeds."""
 
     class Defective(SegmentDisk):
         defect = True
@@ -136,7 +136,7 @@ def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
 
 
 def test_waiting_is_bounded(tmp_path: Path) -> None:
-    """One more than may wait is refused at once; a thread's wait has a deadline."""
+    """An append above the limit is refused at once. A thread's wait has a deadline."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
     with ThreadPoolExecutor(2) as threads:
@@ -155,7 +155,7 @@ def test_waiting_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
 async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -> None:
-    """Nothing is waited for; it is on the disk before the next append that is, and without one a moment later."""
+    """The record is written with the next awaited append, or by itself a moment later."""
     spool = Spool.open(tmp_path, "a-1")
 
     for number in range(3):
@@ -176,7 +176,7 @@ async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -
 async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One more than may wait is refused; one that the disk does not take is in the log, and the spool says so."""
+    """An append above the limit is refused. If the disk fails, the loss is logged and the spool reports it."""
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
 
@@ -192,7 +192,7 @@ async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
 
 
 def test_closing_commits_what_waits(tmp_path: Path) -> None:
-    """An append that was accepted before the close succeeds; one after it is refused; closing again is harmless."""
+    """An append accepted before the close succeeds, and a later one is refused. A second close is harmless."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     with ThreadPoolExecutor(3) as threads:
@@ -206,7 +206,7 @@ def test_closing_commits_what_waits(tmp_path: Path) -> None:
         late = second.exception(DEADLINE_S)
         if late is None:
             assert second.result() == 2
-        else:  # it came after the close
+        else:  # the append came after the close
             assert isinstance(late, Refused)
             assert late.failure == Internal()
     with pytest.raises(Refused):
@@ -217,7 +217,7 @@ def test_closing_commits_what_waits(tmp_path: Path) -> None:
 def test_closing_on_a_disk_that_hangs_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process whose disk does not answer ends all the same. It says so, and keeps the source until then."""
+    """Closing gives up on a disk that doesn't respond, with a log line, and keeps the lock until the disk does."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     with ThreadPoolExecutor(2) as threads:
@@ -239,7 +239,7 @@ def test_closing_on_a_disk_that_hangs_has_an_end(
 
 
 def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
-    """A second open is refused while the first lives; an unshipped directory stays after the close."""
+    """A second open is refused while the first is alive. A directory with unshipped records stays after the close."""
     spool = Spool.open(tmp_path, "a-1")
     with pytest.raises(BlockingIOError):
         Spool.open(tmp_path, "a-1")
@@ -252,7 +252,7 @@ def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
 
 
 class RecordingDisk(SegmentDisk):
-    """Says what was made durable, in order: names in a directory, or the bytes of a segment."""
+    """A disk that records what was made durable, in order: directories, or the bytes of a segment."""
 
     def __init__(self) -> None:
         self.synced: list[Path | str] = []
@@ -267,7 +267,7 @@ class RecordingDisk(SegmentDisk):
 
 
 def test_a_sources_name_is_durable_before_its_records_are(tmp_path: Path) -> None:
-    """No power cut takes the directory with records that were acknowledged."""
+    """The directory is durable first, so that a power cut can't remove it with acknowledged records."""
     disk = RecordingDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     spool.append_blocking(make("kept"))
@@ -276,14 +276,13 @@ def test_a_sources_name_is_durable_before_its_records_are(tmp_path: Path) -> Non
 
 
 def test_a_name_that_does_not_become_durable(tmp_path: Path) -> None:
-    """There is no spool then, and nobody keeps its lock."""
+    """The open fails and releases the lock."""
     with pytest.raises(OSError, match="No space left"):
         Spool.open(tmp_path, "a-1", disk=FailingDisk("sync_directory"))
     Spool.open(tmp_path, "a-1").close()
 
 
 def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
-    """Nothing to ship, nothing left."""
     Spool.open(tmp_path, "a-1").close()
     assert list(tmp_path.iterdir()) == []
 
@@ -292,7 +291,7 @@ def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
 def test_a_spool_on_a_disk_that_fails_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
-    """Whoever has it ends in order, and lets go of the source: the next one can have it."""
+    """Closing releases the source, so the next owner can open it."""
 
     def refuse(path: Path, **_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -308,13 +307,13 @@ def test_a_spool_on_a_disk_that_fails_is_closed(
 
 @pytest.mark.parametrize("source", ["", ".", "..", "a/b", ".hidden", "a" * 129, "a\0b"])
 def test_a_source_is_a_plain_file_name(tmp_path: Path, source: str) -> None:
-    """Anything else is refused by name and rule."""
+    """Any other name is refused with the rule."""
     with pytest.raises(ValueError, match="source"):
         Spool.open(tmp_path, source)
 
 
 def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: Path) -> None:
-    """Its record goes with the next one, whoever brings that: another loop, or a thread."""
+    """The record is committed with the next append, from another loop or from a thread."""
 
     async def leave(spool: Spool) -> None:
         waiting = spool.append(make("left"))
@@ -323,7 +322,7 @@ def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: P
 
     for name in ("loop", "thread"):
         spool = Spool.open(tmp_path, name)
-        loop = asyncio.new_event_loop()  # `asyncio.run` would go round once more, and wake the committer
+        loop = asyncio.new_event_loop()  # `asyncio.run` would run one more iteration, which wakes the committer
         loop.run_until_complete(leave(spool))
         loop.close()
         assert spool.committed == 0, "nobody was woken"

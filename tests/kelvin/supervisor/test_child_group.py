@@ -1,4 +1,4 @@
-"""A process of ours that died comes back, also where its start is refused; that it died is the reaper's to see."""
+"""A dead child process is restarted, even if the system first refuses it. Only the reaper sees deaths."""
 
 import asyncio
 import errno
@@ -35,12 +35,12 @@ from kelvin.supervisor.settings import EngineSettings, PodSettings, UpSettings
 from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
-PID: Final = 4_000_000  # beyond any that the kernel gives
-Supervised = tuple[ChildGroup, Child]  # whose deaths are seen, and one of them
+PID: Final = 4_000_000  # larger than any process id that the kernel assigns
+Supervised = tuple[ChildGroup, Child]  # the group that reaps deaths, and one child of it
 
 
 class Process:
-    """As much of one as a child shows."""
+    """A process with the attributes that a child uses."""
 
     pid = PID
     returncode: int | None = None
@@ -70,7 +70,7 @@ def _pod(data: Path) -> Supervised:
 def test_a_start_that_the_system_refuses_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: Callable[[Path], Supervised]
 ) -> None:
-    """By whichever supervisor, ever later, as if it had died; once it is begun, no more."""
+    """Each supervisor retries a refused start with growing pauses, as after a death, and stops once it succeeds."""
     tried_s: list[float] = []
     dead = ReapedChild(PID, -signal.SIGKILL, 1, 1, 1, 1)
 
@@ -117,7 +117,7 @@ def test_only_an_unexpected_end_is_a_warning(
 
 @pytest.mark.virtual_time
 async def test_unwanted_child_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain began between two tries, or before the first."""
+    """A drain that begins between two attempts, or before the first, stops restarts."""
     child, tried = Child(ChildSpec("cache", "weightcache", None)), []
 
     def spawn(each: Child) -> None:
@@ -147,7 +147,7 @@ STUBBORN: Final = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ],
 )
 async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
-    """It is gone when `end` returns, has left the group, and does not come back; another one of the group lives on."""
+    """The child has ended and left the group when `end` returns, and isn't restarted. Another child lives on."""
     deaths: list[tuple[int, Child]] = []
 
     def spawn(child: Child) -> None:
@@ -157,7 +157,7 @@ async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
             ready.readline()
 
     def died(reaped: ReapedChild, child: Child | None) -> None:
-        if child is not None:  # a test before this one may have left children
+        if child is not None:  # an earlier test may have left children
             deaths.append((reaped.status, child))
 
     ending, other = (Child(ChildSpec(name, name, None)) for name in ("cache", "zygote"))
@@ -171,7 +171,7 @@ async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
 
 
 def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the supervisor has no descriptor left for a moment, nothing else tells of that death."""
+    """If the supervisor has no free descriptor, it retries, because no later event would report the death."""
     monkeypatch.setattr(subject, "RETRY_S", 0.01)
     collected: list[int] = []
     refused = [True]
@@ -196,7 +196,7 @@ def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.M
 
 
 def test_thread_that_has_ended_hides_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was listed a moment ago: the watchdog and the drain of an installation go on."""
+    """A thread may end while children are listed. The others are still listed."""
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: [str(PID), *listed(path)])
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -205,12 +205,12 @@ def test_thread_that_has_ended_hides_no_children(monkeypatch: pytest.MonkeyPatch
 
 
 def test_signal_does_not_reap_a_dead_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that died just before it would be collected by nobody else, and be waited for."""
+    """If the signal reaped a child that just died, the reaper would never see its death."""
     child = Child(ChildSpec("cache", "weightcache", None))
     child.process = subprocess.Popen(["true"])
     pid, waitid = child.process.pid, os.waitid
-    waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead
-    monkeypatch.setattr(os, "waitid", lambda _, __, options: waitid(os.P_PID, pid, options))  # none but ours
+    waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # wait until it is dead
+    monkeypatch.setattr(os, "waitid", lambda _, __, options: waitid(os.P_PID, pid, options))  # reap only this child
     child.signal(signal.SIGTERM)
     (reaped,) = reap_children()
     assert (reaped.pid, reaped.status) == (pid, 0)

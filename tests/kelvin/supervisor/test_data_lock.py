@@ -1,4 +1,4 @@
-"""A data directory that will hold keys is closed to other users, or refused."""
+"""A data directory that will contain keys is made private, or refused."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from kelvin.supervisor.data_lock import InsecureDirectory, data_lock
 
 
 def test_new_directory_is_its_owners_alone(tmp_path: Path) -> None:
-    """Whatever the umask."""
+    """The mode is 0700 for any umask."""
     before = os.umask(0)
     try:
         with data_lock(tmp_path / "data", keeps_secrets=True):
@@ -22,7 +22,7 @@ def test_new_directory_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_open_directory_of_ours_is_closed(tmp_path: Path) -> None:
-    """Mode 0755, as `mkdir` makes it, becomes 0700."""
+    """Mode 0755, the default of `mkdir`, becomes 0700."""
     tmp_path.chmod(0o755)
     with data_lock(tmp_path, keeps_secrets=True):
         assert tmp_path.stat().st_mode & 0o777 == 0o700
@@ -42,7 +42,7 @@ data = Path(sys.argv[1])
 
 @pytest.mark.parametrize("run", ["run_engine(EngineSettings(data, ''))", "run_pod(PodSettings(data, 1, {}, None))"])
 def test_supervisor_logs_as_json_that_it_closed_the_directory(tmp_path: Path, run: str) -> None:
-    """With the mode that the directory had."""
+    """The log line has the previous mode."""
     tmp_path.chmod(0o755)
     command = [sys.executable, "-c", START.format(run=run), str(tmp_path)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
@@ -50,7 +50,7 @@ def test_supervisor_logs_as_json_that_it_closed_the_directory(tmp_path: Path, ru
 
 
 def test_open_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names owner, mode and what to do. A pod, which keeps no keys there, takes it as it is."""
+    """The error names owner, mode and the fix. A pod keeps no keys there and uses the directory as it is."""
     tmp_path.chmod(0o755)
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)

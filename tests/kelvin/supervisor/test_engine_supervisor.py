@@ -1,4 +1,4 @@
-"""`kelvin engine`: jobs of a push are done by it or refused for now, whatever of it dies; nothing of it lives on."""
+"""`kelvin engine` runs or refuses push jobs, even if its processes die, and leaves none behind. Real processes."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import TENANT, Version
 
-GATE: Final = GateJob(config_json="{}", tensors={})  # which an engine that is there refuses in its own words
+GATE: Final = GateJob(config_json="{}", tensors={})  # the engine rejects this job, which shows that the gate works
 PROCESSES: Final = ("runtime.app.zygote", "weightcache")
 
 
@@ -33,7 +33,7 @@ PROCESSES: Final = ("runtime.app.zygote", "weightcache")
 def engine(
     house: Installation, data: Path, *, ends: bool = True, ended_by: signal.Signals = signal.SIGTERM, **more: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command, over the house's store; told to end it does, with 0, and with no traceback."""
+    """Run the command over the installation's store. At the end it must exit with 0 and without a traceback."""
     settings = {"KELVIN_NVME_BYTES": "0"} | more
     with kelvin(house, "engine", "--data", str(data), settings=settings) as process:
         yield process
@@ -43,7 +43,7 @@ def engine(
 
 
 def is_ready(data: Path) -> bool | None:
-    """As a probe asks."""
+    """Return True if the readiness probe succeeds, otherwise None."""
 
     async def ask() -> bool | None:
         with closing(SocketDirectory(data / "run", is_ours=False)) as directory:
@@ -61,7 +61,7 @@ def is_ready(data: Path) -> bool | None:
 
 
 def gate(data: Path) -> Failure:
-    """Why it is refused."""
+    """Return the failure with which GATE is refused."""
     judge = StandaloneEngine(data / "run")
     with pytest.raises(Refused) as refused:
         asyncio.run(judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=GATE, timeout_s=DEADLINE_S))
@@ -69,14 +69,14 @@ def gate(data: Path) -> Failure:
 
 
 def seal(data: Path, version: str) -> SealAttestation:
-    """As a snapshotter has it done."""
+    """Run a seal job, as a snapshotter does."""
     job = SealJob(tenant=TENANT, version=version)
     judge = StandaloneEngine(data / "run")
     return asyncio.run(judge.call("POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=DEADLINE_S))
 
 
 def seal_in_the_end(data: Path, version: Version) -> SealAttestation:
-    """As a snapshotter that is asked again: on a busy machine a standby may take longer than the engine waits."""
+    """Run a seal job and retry it while that may help: a standby on a busy machine may start too late."""
 
     def sealed() -> SealAttestation | None:
         try:
@@ -90,7 +90,7 @@ def seal_in_the_end(data: Path, version: Version) -> SealAttestation:
 
 
 def is_judged(data: Path) -> bool | None:
-    """Whether the gate has spoken; anything else has to be what may be repeated."""
+    """Return True if the gate rejected the job. Any other failure must be retryable."""
     found = gate(data)
     if isinstance(found, RemoteFailure) and found.remote_code == "artifact_rejected":
         return True
@@ -103,18 +103,15 @@ def may_be_repeated(failure: Failure) -> bool:
 
 
 def another(process: "subprocess.Popen[bytes]", module: str, killed: int) -> int | None:
-    """That is in the place of the one that was killed."""
+    """Return the process id of the process that replaced `killed`, or None."""
     return None if (found := child_of(process, module)) == killed else found
 
 
 def test_engine_runs_gate_and_seal_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """A gate in its own words, a seal as any engine would record it, and nothing is left of the standbys.
-
-    A body that no job has is refused by its size.
-    """
+    """The gate rejects a job, a seal is attested, and no standby file is left. A body too large is refused."""
     house, version = sealed
     data = tmp_path / "engine"
-    assert gate(data) == Unavailable("the engine")  # the control: nothing else answers
+    assert gate(data) == Unavailable("the engine")  # the control: no other process responds
     with engine(house, data):
         poll_until("it is ready", lambda: is_ready(data))
         poll_until("the gate speaks", lambda: is_judged(data))
@@ -127,7 +124,7 @@ def test_engine_runs_gate_and_seal_jobs(sealed: tuple[Installation, Version], tm
             seal(data, "v" * SMALL_BYTES)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_code == "request_too_large"
-    assert gate(data) == Unavailable("the engine")  # its socket is there still
+    assert gate(data) == Unavailable("the engine")  # its socket file still exists
 
 
 @pytest.mark.deep
@@ -135,7 +132,7 @@ def test_engine_runs_gate_and_seal_jobs(sealed: tuple[Installation, Version], tm
 def test_end_under_a_job_leaves_no_traceback(
     sealed: tuple[Installation, Version], tmp_path: Path, ended_by: signal.Signals
 ) -> None:
-    """Whatever asks for it: see `engine` for who looks."""
+    """No process logs a traceback, whichever signal ends the engine. `engine` checks the log."""
     house, version = sealed
     data = tmp_path / "engine"
     with ThreadPoolExecutor(1) as beside, engine(house, data, ended_by=ended_by):
@@ -146,9 +143,8 @@ def test_end_under_a_job_leaves_no_traceback(
 
 
 def test_dead_engine_processes_are_restarted(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Zygote or cache agent: what was asked meanwhile may be repeated, and is done in the end. The job of a standby
-    that is killed is done by another one, or may be repeated.
-    """
+    """After the zygote or the cache agent dies, jobs are refused as retryable and then work again. The job of a killed
+    standby runs on another one, or is retryable."""
     house, version = sealed
     data = tmp_path / "engine"
     with engine(house, data) as process, ThreadPoolExecutor(1) as beside:
@@ -165,8 +161,8 @@ def test_dead_engine_processes_are_restarted(sealed: tuple[Installation, Version
         page = poll_until("a standby", lambda: next(pages.glob("*.push-*"), None))
         os.kill(int(page.name.partition(".")[0]), signal.SIGKILL)
         try:
-            assert job.result(DEADLINE_S).version == version.id  # another standby did it
-        except Refused as refused:  # it was killed before it had the job
+            assert job.result(DEADLINE_S).version == version.id  # another standby ran it
+        except Refused as refused:  # the standby was killed before it had the job
             failure = refused.failure
             assert isinstance(failure, RemoteFailure)
             assert (failure.remote_code, failure.remote_retryable) == ("unavailable", True)
@@ -175,7 +171,7 @@ def test_dead_engine_processes_are_restarted(sealed: tuple[Installation, Version
 
 @pytest.mark.deep
 def test_hung_processes_are_replaced(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Zygote and cache agent hang at once. Both are killed, and a seal that comes after that is done."""
+    """The zygote and the cache agent hang at the same time. Both are replaced, and a later seal succeeds."""
     house, version = sealed
     data = tmp_path / "engine"
     with engine(house, data) as process:
@@ -191,7 +187,7 @@ def test_hung_processes_are_replaced(sealed: tuple[Installation, Version], tmp_p
 
 
 def test_killed_engine_leaves_no_processes(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Its processes end with it, and one that is begun over what it left does its work."""
+    """Child processes end with the engine. An engine started over its leftovers works."""
     house, version = sealed
     data = tmp_path / "engine"
     with engine(house, data, ends=False) as process:
@@ -210,7 +206,7 @@ def test_killed_engine_leaves_no_processes(sealed: tuple[Installation, Version],
 
 
 def test_second_engine_in_a_directory_is_refused(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """The second one says who is there."""
+    """A second engine exits with 1, and the first one continues."""
     house, _ = sealed
     data = tmp_path / "engine"
     with engine(house, data):
@@ -221,14 +217,14 @@ def test_second_engine_in_a_directory_is_refused(sealed: tuple[Installation, Ver
 
 
 def test_refused_setting_ends_the_engine_with_2(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Ends all of it, with 2: it would be refused again."""
+    """Exit status 2 means that a restart would fail in the same way."""
     house, _ = sealed
     with engine(house, tmp_path / "engine", ends=False, KELVIN_SLAB_BYTES="5") as process:
         assert process.wait(DEADLINE_S) == 2
 
 
 def test_job_that_does_not_fit_is_refused_for_good(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Is refused for good, with both figures."""
+    """The refusal is not retryable. A smaller version is still sealed."""
     house, version = sealed
     data = tmp_path / "engine"
     large = house.publish(make_llama(seed=6, intermediate_size=1 << 14))

@@ -1,4 +1,4 @@
-"""Each replica's life is written once, wherever the supervisor that writes it is killed."""
+"""Each replica's life is recorded once, wherever the recording supervisor is killed."""
 
 import asyncio
 import errno
@@ -31,11 +31,11 @@ from tests.kelvin.dying_supervisor import PID, POINTS
 from tests.kelvin.spool.disks import FailingDisk, GatedDisk
 
 ROOT = Path(__file__).parents[3]
-LIVED_US = 9_000_000  # as the supervisor that saw the death has it
+LIVED_US = 9_000_000  # the lifetime that the supervisor measured
 
 
 def leave_page(data: Path, name: str, idle_ns: int = 0, version: str = "") -> None:
-    """A replica that restored for a second, was active for two, and is idle since."""
+    """Write the meter page of a replica that restored for 1 s, was active for 2 s, and has been idle since."""
     now_ns = time.monotonic_ns() - idle_ns
     meter = Meter(Phase.RESTORE, now_ns - 3 * 10**9, now_ns - 3 * 10**9, tenant="acme", model="m", device_class="cpu-1")
     meter = replace(meter, version=version).enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
@@ -45,12 +45,12 @@ def leave_page(data: Path, name: str, idle_ns: int = 0, version: str = "") -> No
 
 
 def pages(data: Path) -> list[str]:
-    """What is not buried."""
+    """Return the meter pages that are not recorded yet."""
     return sorted(page.name for page in (data / "run" / "meters").iterdir())
 
 
 def record_exit(graves: ExitRecorder, reaped: ReapedChild, patience_s: float = 60.0) -> None:
-    """Until the record is written, or the patience ends."""
+    """Record the exit and wait until it is written, or for `patience_s`."""
 
     async def main() -> None:
         graves.record_exit(reaped)
@@ -60,20 +60,20 @@ def record_exit(graves: ExitRecorder, reaped: ReapedChild, patience_s: float = 6
 
 
 def kill_at(data: Path, point: str) -> None:
-    """A supervisor that dies while it buries."""
+    """Run a supervisor that is killed at `point` while it records an exit."""
     command = [sys.executable, "-m", "tests.kelvin.dying_supervisor", str(data), point]
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == -signal.SIGKILL
 
 
 def start_again(data: Path, source: str, recorded: Collection[str]) -> None:
-    """The next supervisor's first act."""
+    """Recover the leftover pages, as a starting supervisor does."""
     spool = Spool.open(data / "spool", source)
     ExitRecorder(data / "run" / "meters", spool, source).recover(recorded)
     spool.close()
 
 
 def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
-    """Ship what all of them left: (runtime, microseconds of life) of every record, and how many contradict."""
+    """Ship all spools to a ledger. Return its (runtime, microseconds of life) pairs and the number of conflicts."""
     engine = memory_ledger_engine()
 
     def post_for(_: str) -> Post:
@@ -94,7 +94,7 @@ def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
 @pytest.mark.deep
 @pytest.mark.parametrize("point", POINTS)
 def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
-    """What the killed one wrote stands; where it wrote nothing, the next one counts up to the page's last change."""
+    """The killed supervisor's record is kept. Without one, the next supervisor counts to the page's last change."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, point)
     assert pages(tmp_path) == ([] if point == "page removed" else [f"{PID}.rt-1"])
@@ -106,7 +106,7 @@ def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path
 
 
 def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path) -> None:
-    """The control: the ledger keeps the second one aside, and the month does not balance."""
+    """Negative control: if the spool isn't read, the ledger gets a second record and keeps it as a conflict."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, "synced")
     start_again(tmp_path, "supervisor-2", ())
@@ -116,7 +116,7 @@ def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path)
 async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the death that the supervisor saw: its idle time is not lost. It is written once."""
+    """The record is written once, up to the death that the supervisor saw, so idle time isn't lost."""
     monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
@@ -136,7 +136,7 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
 async def test_life_whose_page_cannot_be_read_now_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """A supervisor without file descriptors goes on with other deaths, and bills up to the death that it saw."""
+    """A supervisor without file descriptors retries, and records up to the death that it saw."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -155,7 +155,7 @@ async def test_life_whose_page_cannot_be_read_now_is_written_later(
 
 
 def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path) -> None:
-    """A full disk ends no supervisor; what it could not write until its own end is there for the next start."""
+    """The page that couldn't be written stays for the next start. The next exit is recorded."""
     for number in (1, 2):
         leave_page(tmp_path, f"{PID + number}.rt-{number}")
     disk = FailingDisk("write")
@@ -172,7 +172,7 @@ def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path)
 
 
 def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> None:
-    """The spool refused the first life. The page of it ends with its last change, not with the second process."""
+    """The page of the first process ends with its last change, not with the death of the second."""
     leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
     graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
@@ -184,9 +184,8 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
 
 
 def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
-    """Its socket answers nobody: the process that has the pid now would be killed for it. Pages tell which processes
-    have taken a version.
-    """
+    """The process that now has the pid would be killed for the silence of the earlier one's socket. The last field
+    tells whether a version is bound."""
     leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - born_ns(os.getpid()) + 10**9)
     leave_page(tmp_path, f"{os.getpid()}.rt-2")
     leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
@@ -199,7 +198,7 @@ def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path
 
 
 def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
-    """Foreign entries stay. The earlier supervisor was killed before its first record."""
+    """Foreign entries stay, and empty pages are removed. The earlier supervisor was killed before its first record."""
     SourceDirectory.lock(tmp_path / "spool", "supervisor-0").close()
     leave_page(tmp_path, f"{PID}.rt-1")
     meters = tmp_path / "run" / "meters"
@@ -215,7 +214,7 @@ def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
-    """The page stays for the start after it, if the disk takes nothing until then."""
+    """The page stays for the next start if the disk stays full."""
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
     graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
@@ -230,7 +229,7 @@ async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> 
 async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same supervisor: nobody has to start it again for a bill that balances."""
+    """The supervisor that found the page retries, so that no restart is needed for a balanced bill."""
     monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
@@ -250,7 +249,7 @@ async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_
 def test_a_page_that_cannot_be_removed_keeps_no_other(
     tmp_path: Path, recorded: Collection[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays, and the page behind it becomes a record."""
+    """The page stays, and the next one is recorded."""
     leave_page(tmp_path, f"{PID}.rt-0")
     leave_page(tmp_path, f"{PID}.rt-1")
     stuck, unlink = tmp_path / "run" / "meters" / f"{PID}.rt-0", Path.unlink
@@ -269,7 +268,7 @@ def test_a_page_that_cannot_be_removed_keeps_no_other(
 
 
 def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
-    """Its clock says nothing here."""
+    """Monotonic times of another boot have no meaning here."""
     leave_page(tmp_path, f"{PID}.rt-1")
     page = tmp_path / "run" / "meters" / f"{PID}.rt-1"
     far_ns = time.monotonic_ns() + 10**15
@@ -280,7 +279,7 @@ def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
-    """The disk stalls while a life is written. The event loop goes on, and the life is recorded once it is back."""
+    """While the disk stalls, the event loop continues. The life is recorded when the disk responds."""
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = GatedDisk()
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
@@ -289,7 +288,7 @@ async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
     graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
     graves.record_exit(
         ReapedChild(PID, 0, 1, time.monotonic_ns(), 0, 0)
-    )  # a later process with the pid: the page is not its
+    )  # a later process with the same pid, which the page doesn't belong to
     await graves.wait_recorded(0.01)
     assert time.monotonic() - started_s < 5.0
     assert pages(tmp_path) == [f"{PID}.rt-1"]

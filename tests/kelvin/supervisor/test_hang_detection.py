@@ -1,10 +1,10 @@
-"""When a process hangs, by what looks at it found."""
+"""When a process counts as hanging, from the results of its probes."""
 
 import pytest
 
 from kelvin.supervisor.restart_policy import COUNTED_PROBE_S_MAX, SILENT_S, START_S, SilenceTimer
 
-Look = tuple[bool, float]  # whether it answered, and how long the look took
+Look = tuple[bool, float]  # whether it answered, and how long the probe took
 GOOD: Look = (True, 3.0)
 BAD: Look = (False, 6.0)
 
@@ -22,7 +22,7 @@ BAD: Look = (False, 6.0)
     ],
 )
 def test_process_hangs_after_a_silence(looks: list[Look], hangs: bool) -> None:
-    """Each look counts for as long as it took, COUNTED_PROBE_S_MAX at most."""
+    """Each probe counts for its duration, up to COUNTED_PROBE_S_MAX."""
     silence = SilenceTimer()
     for answers, look_s in looks:
         silence = silence.after_probe(answers, look_s)
@@ -30,5 +30,5 @@ def test_process_hangs_after_a_silence(looks: list[Look], hangs: bool) -> None:
 
 
 def test_one_look_is_never_enough() -> None:
-    """A supervisor that had no processor time for an hour kills nobody."""
+    """A supervisor that had no processor time for an hour must not kill its children."""
     assert COUNTED_PROBE_S_MAX < SILENT_S < START_S

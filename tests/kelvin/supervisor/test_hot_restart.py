@@ -1,4 +1,4 @@
-"""The door is changed once the new one is ready; whatever keeps it from that, the old one stays, and it is said why."""
+"""A hot restart replaces the activator once the new one is ready. Otherwise the old one stays, with the reason."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ DOOR = ChildSpec("activator", "activator", "activator.sock", listens=True)
 
 
 class Process:
-    """As much of one as a child shows."""
+    """A process with the attributes that a child uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -29,7 +29,7 @@ def _begun(child: Child, pid: int) -> None:
 
 
 class Group(ChildGroup):
-    """One whose processes end as soon as they are told to."""
+    """A group whose processes end as soon as they are told to."""
 
     def __init__(self, spawn: Callable[[Child], None]) -> None:
         super().__init__([Child(ChildSpec("cache", "weightcache", None)), Child(DOOR)], spawn, lambda *_: None)
@@ -44,7 +44,7 @@ class Group(ChildGroup):
 
 @dataclass
 class Supervisor:
-    """Its children and what was done to them."""
+    """A supervisor's children, and what was done to them."""
 
     run: Path
     ready_s: float = 60.0
@@ -58,7 +58,7 @@ class Supervisor:
         self.children, self.ended = self.group.members, self.group.ended
 
     async def change(self) -> None:
-        """One, to its end."""
+        """Run a hot restart to its end."""
         _begun(self.children[1], 1)
         self.succession = HotRestart(self.group, self.may_begin, self.is_serving, self.run, self.ready_s, 5.0)
         self.succession.begin()
@@ -75,18 +75,18 @@ class Supervisor:
 
     @property
     def doors(self) -> list[tuple[int | None, bool]]:
-        """Process and whether it is brought back."""
+        """Return process id and restart flag of each activator."""
         return [(child.pid, child.is_restarted) for child in self.children if child.spec.listens]
 
     @property
     def said(self) -> str:
-        """Of what came to nothing."""
+        """Return the reason of a failed restart, or ""."""
         path = self.run / OUTCOME_FILE
         return path.read_text() if path.exists() else ""
 
 
 def test_old_activator_ends_once_the_new_is_ready(tmp_path: Path) -> None:
-    """As a lame duck; two orders before it has begun are one."""
+    """The old activator gets SIGUSR1. Two orders before the start count as one."""
     supervisor = Supervisor(tmp_path)
     asyncio.run(supervisor.change())
     assert supervisor.ended == [(1, signal.SIGUSR1)]
@@ -95,7 +95,7 @@ def test_old_activator_ends_once_the_new_is_ready(tmp_path: Path) -> None:
 
 
 def test_an_order_while_both_are_there_is_followed_by_another_change(tmp_path: Path) -> None:
-    """Whoever gave it took the second for the old one, and waits for its end; those that come meanwhile are one."""
+    """A later order is for the activator that is then current, so another restart follows, once for all of them."""
     begun: list[int] = []
 
     def start(supervisor: Supervisor, child: Child) -> None:
@@ -161,7 +161,7 @@ def _refused(supervisor: Supervisor, child: Child) -> None:
 def test_failed_hot_restart_keeps_the_old_activator(
     tmp_path: Path, supervisor: Callable[[Path], Supervisor], reason: str, ended: list[tuple[int | None, int]]
 ) -> None:
-    """And is brought back as before."""
+    """The old activator keeps running and is restarted if it dies."""
     it = supervisor(tmp_path)
     asyncio.run(it.change())
     assert reason in it.said
@@ -170,8 +170,6 @@ def test_failed_hot_restart_keeps_the_old_activator(
 
 
 def test_dead_old_activator_is_not_signalled(tmp_path: Path) -> None:
-    """Nobody is signalled."""
-
     def dies(supervisor: Supervisor) -> bool:
         supervisor.children[1].process = None
         return True
@@ -183,7 +181,7 @@ def test_dead_old_activator_is_not_signalled(tmp_path: Path) -> None:
 
 
 def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None:
-    """A new activator that took the socket's name and then failed leaves the old one where everybody finds it."""
+    """If the new activator took the socket's name and failed, the name goes back to the old one."""
     name = tmp_path / "activator.sock"
 
     def takes_over(supervisor: Supervisor, child: Child) -> None:
@@ -200,7 +198,7 @@ def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None
 
 
 def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_path: Path) -> None:
-    """It died during the change, and its next process has the name by now: a dead socket must not replace that."""
+    """The old activator died and was restarted, so its new process has the name. The dead socket doesn't replace it."""
     name = tmp_path / "activator.sock"
 
     def comes_back(supervisor: Supervisor) -> bool:
@@ -217,7 +215,7 @@ def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_p
 
 
 def test_new_activator_keeps_the_socket_name(tmp_path: Path) -> None:
-    """The control of the above: nothing is given back where the new one is ready."""
+    """Control of the two tests above: if the new activator is ready, it keeps the name."""
     name = tmp_path / "activator.sock"
 
     def takes_over(supervisor: Supervisor, child: Child) -> None:
@@ -234,7 +232,7 @@ def test_new_activator_keeps_the_socket_name(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_links_no_sockets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever ordered the change hears of it at once, and the old one stays."""
+    """The reason is reported at once, and the old activator stays."""
 
     def link(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))

@@ -1,4 +1,4 @@
-"""What `kelvin up` says while it waits for its processes, and if they don't become ready."""
+"""`kelvin up`: log lines and errors while it waits for its processes."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ from tests.controlplane.machine_fixture import ROOT
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    """None of its processes was started."""
+    """A supervisor whose processes were not started."""
     (tmp_path / "logs").mkdir()
     settings = UpSettings(data=tmp_path, port=8443, host="localhost", ready_s=0, drain_s=1)
     with closing(SocketDirectory(tmp_path / "run")) as directory, open_exit_recorder(tmp_path) as (graves, _):
@@ -33,7 +33,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 async def test_start_that_fails_on_a_full_disk_names_the_disk(
     supervisor: Supervisor, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process's log had no room for the reason, so its last lines don't say it."""
+    """The process's log has no space for the reason, so the error names the full disk."""
 
     def allocate(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -50,7 +50,7 @@ async def test_start_that_fails_on_a_full_disk_names_the_disk(
 async def test_slow_start_names_the_missing_process(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing else is printed before the installation is ready."""
+    """Nothing else is logged before the installation is ready."""
     monkeypatch.setattr(subject, "WAIT_LOG_S", 0.0)
     with caplog.at_level(logging.INFO), pytest.raises(NotReady):
         await supervisor.wait_ready()
@@ -72,7 +72,7 @@ async def test_slow_start_names_the_missing_process(
     ],
 )
 def test_ready_line_names_an_address_that_is_listened_at(host: str, want: str) -> None:
-    """Commands on this machine read it, too."""
+    """Commands on this machine read this address too."""
     assert activator_url(host, 8443) == want
 
 
@@ -95,7 +95,7 @@ except OSError as error:
 
 
 def test_start_that_the_system_refuses_leaves_no_process(tmp_path: Path) -> None:
-    """Those that were started before the one that was refused are ended."""
+    """Processes started before the refused one are ended."""
     command = [sys.executable, "-c", START, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "activator.log 0\n"

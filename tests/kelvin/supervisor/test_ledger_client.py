@@ -1,4 +1,4 @@
-"""What a pod tells while it lives and as it ends: again where that helps, and nothing is lost that could be told."""
+"""A pod's reports to the ledger, during its life and at its end: retries, and no lost records."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +24,7 @@ from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.stub_server import StubServer
 
 EVERY_S = 30.0
-ALL = {("lifetimes", "rt-1"), ("lifetimes", "rt-2"), ("requests", "rt-1")}  # that is ever to be handed over here
+ALL = {("lifetimes", "rt-1"), ("lifetimes", "rt-2"), ("requests", "rt-1")}  # all records that the tests below send
 AWAY = RemoteFailure("unavailable", 503, "the database is not available", remote_retryable=True)
 
 
@@ -39,7 +39,7 @@ AWAY = RemoteFailure("unavailable", 503, "the database is not available", remote
 )
 @pytest.mark.virtual_time
 async def test_failed_usage_report_is_retried_with_backoff(failure: Failure | None, most_s: list[float]) -> None:
-    """Soon, and then less often; where another try is worth nothing, the next word comes at its time."""
+    """A retryable failure is retried with back-off. After others, the next report comes at its regular time."""
     told_s: list[float] = []
 
     async def post(record: LifetimeRecord) -> None:
@@ -58,13 +58,13 @@ async def test_failed_usage_report_is_retried_with_backoff(failure: Failure | No
 
 
 class Ledger:
-    """Refuses so often before it takes anything, and says nothing at all while it is `stuck`."""
+    """A ledger that refuses the first `refusals` posts, and never responds while it is `stuck`."""
 
     def __init__(self, refusals: int, *, stuck: bool = False) -> None:
         self.refusals = refusals
         self.stuck = stuck
         self.asked = asyncio.Event()
-        self.taken: set[tuple[str, str]] = set()  # a record that is handed over twice is one
+        self.taken: set[tuple[str, str]] = set()  # a set, because repeated records count once
 
     async def take(self, request: web.Request) -> web.Response:
         self.asked.set()
@@ -80,7 +80,7 @@ class Ledger:
 
 @asynccontextmanager
 async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerClient]:
-    """Of spools in `path`, where a dead runtime's and that of a dead supervisor lie."""
+    """Yield a client of `ledger`, with leftover spools of a dead runtime and a dead supervisor in `path`."""
     for source, record in (("runtime-1", request_record(1)), ("supervisor-1", lifetime_record(1))):
         with closing(Spool.open(path / "spool", source)) as left:
             left.append_blocking(lambda sequence, record=record: encode(record))  # type: ignore[misc]
@@ -106,7 +106,7 @@ async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerClient]
     ],
 )
 async def test_final_flush_lasts_as_long_as_allowed(tmp_path: Path, refusals: int, stuck: bool) -> None:
-    """The pod's own record, and what others left; nothing of it is there when the block is left."""
+    """The pod's own record and the leftovers are sent, and the spool is empty when the block ends."""
     ledger = Ledger(refusals, stuck=stuck)
 
     async with ledger_desk(tmp_path, ledger) as desk:
@@ -120,7 +120,7 @@ async def test_final_flush_lasts_as_long_as_allowed(tmp_path: Path, refusals: in
 
 
 async def test_usage_reporting_survives_an_unexpected_error(tmp_path: Path) -> None:
-    """An error while the life is looked at does not end the telling for as long as the pod lives."""
+    """An exception while a lifetime is read doesn't stop later reports."""
     ledger, errors = Ledger(0), [ValueError("a meter of another build")]
 
     def running_lifetime() -> LifetimeRecord:
@@ -139,7 +139,7 @@ async def test_usage_reporting_survives_an_unexpected_error(tmp_path: Path) -> N
 async def test_a_pod_ends_though_nobody_takes_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After its time, and says so; the records are where the next one hands them over."""
+    """After its time limit the pod ends and logs it. The records stay for the next recovery."""
     monkeypatch.setattr(subject, "FINAL_FLUSH_S", 0.2)
     away = Ledger(10**6)
 
@@ -158,7 +158,7 @@ async def test_a_pod_ends_though_nobody_takes_its_records(
 
 
 async def test_a_disk_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left is handed over once it can be read."""
+    """Leftovers are sent once the disk can be read."""
     ledger, fails = Ledger(0), iter((OSError("a moment"), OSError("another")))
 
     async def failing(spools: Path, post_for: Callable[[str], Post | None]) -> list[RecoveredSource]:

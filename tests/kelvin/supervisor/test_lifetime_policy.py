@@ -1,4 +1,4 @@
-"""A lifetime's parts are the runtime's own counts, its total the supervisor's clock."""
+"""A lifetime's parts are the runtime's own counts. Its total is by the supervisor's clock."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ def _meter() -> Meter:
 
 
 def test_the_open_interval_ends_with_the_death() -> None:
-    """A replica killed while active has been active until then."""
+    """A replica killed while active counts as active until its death."""
     death = ChildDeath("rt-1", 42, 9_000_000, 1_000_000, 9_001, -9, 5, 6)
     record = lifetime_record(_meter(), death, "supervisor-1", 3)
     assert (record.standby_us, record.restore_us, record.active_us, record.idle_us) == (1_000, 2_000, 6_000, 0)
@@ -22,7 +22,7 @@ def test_the_open_interval_ends_with_the_death() -> None:
 
 
 def test_idle_is_never_a_remainder() -> None:
-    """Where the clocks disagree the record shows it instead of hiding it in idle time."""
+    """If the clocks disagree, the record shows it and doesn't hide it in idle time."""
     death = ChildDeath("rt-1", 42, 9_000_000, 1_000_000, 50_000, 0, 0, 0)
     record = lifetime_record(_meter(), death, "s", 1)
     parts = record.standby_us + record.restore_us + record.active_us + record.idle_us
@@ -31,7 +31,7 @@ def test_idle_is_never_a_remainder() -> None:
 
 
 def test_an_unseen_death_ends_with_the_last_transition() -> None:
-    """A replica that died with its supervisor is billed up to what it wrote last."""
+    """A replica that died with its supervisor is billed up to its last transition."""
     death = unseen_death(_meter(), "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="b")
     assert death is not None
     assert death.total_us == 3_000
@@ -44,7 +44,7 @@ def test_a_page_of_another_boot_is_no_lifetime() -> None:
 
 
 def test_a_page_of_a_shorter_boot_is_no_lifetime() -> None:
-    """Its times fit this boot's, too, and would date the life by this boot's clock: the boot ids differ."""
+    """The page's times would fit this boot too, but the boot ids differ."""
     page = replace(_meter(), boot="an earlier one")
     assert unseen_death(page, "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="this one") is None
     assert unseen_death(page, "rt-1", 42, now_ns=20_000_000, now_at_us=500_000, boot="an earlier one") is not None

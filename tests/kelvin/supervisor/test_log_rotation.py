@@ -1,4 +1,4 @@
-"""Logs of child processes stay bounded while the children hold them open; the last lines are read without the rest."""
+"""Logs of child processes stay bounded while the children hold them open. The last lines are read without the rest."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from kelvin.supervisor.log_rotation import last_lines, rotate
 
 
 def test_child_goes_on_in_the_truncated_file(tmp_path: Path) -> None:
-    """A process with the log open loses no line, and writes on where the file begins anew."""
+    """A process with the open log loses no line and continues in the empty file."""
     path = tmp_path / "activator.log"
     with path.open("ab") as child:
         os.write(child.fileno(), b"first\n" * 10)
@@ -24,7 +24,7 @@ def test_child_goes_on_in_the_truncated_file(tmp_path: Path) -> None:
 
 
 def test_second_rotation_replaces_the_older_file(tmp_path: Path) -> None:
-    """Two files at most, however long a process lives."""
+    """There are at most two files."""
     path = tmp_path / "cache.log"
     for word in (b"a", b"b", b"c"):
         path.write_bytes(word * 30)
@@ -34,7 +34,7 @@ def test_second_rotation_replaces_the_older_file(tmp_path: Path) -> None:
 
 
 def test_log_within_the_limit_stays(tmp_path: Path) -> None:
-    """Exactly at the limit nothing is moved."""
+    """A log of exactly the limit isn't rotated."""
     path = tmp_path / "zygote.log"
     path.write_bytes(b"x" * 20)
     rotate(path, limit_bytes=20)
@@ -42,7 +42,7 @@ def test_log_within_the_limit_stays(tmp_path: Path) -> None:
 
 
 def test_log_stays_where_the_copy_fails(tmp_path: Path) -> None:
-    """A copy that can't be made truncates nothing."""
+    """A failed copy truncates nothing."""
     path = tmp_path / "controlplane.log"
     path.write_bytes(b"x" * 30)
     (tmp_path / "controlplane.log.1").mkdir()
@@ -52,11 +52,11 @@ def test_log_stays_where_the_copy_fails(tmp_path: Path) -> None:
 
 
 def test_full_disk_gets_room_back(tmp_path: Path) -> None:
-    """A copy that does not fit leaves nothing of itself. A log of more than twice the limit is emptied all the same."""
+    """A copy that doesn't fit is removed. A log of more than twice the limit is emptied without a copy."""
     path = tmp_path / "zygote.log"
     path.write_bytes(b"x" * 300_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a copy ends there as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a copy fails there, as on a full disk
     try:
         with pytest.raises(OSError, match="too large"):
             rotate(path, limit_bytes=200_000)
@@ -74,7 +74,7 @@ def test_full_disk_gets_room_back(tmp_path: Path) -> None:
 def test_last_lines_are_those_of_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, data: list[bytes], count: int
 ) -> None:
-    """Wherever a block of the reader ends, and with or without a last newline."""
+    """The result doesn't depend on the reader's blocks or on a last newline."""
     path = tmp_path_factory.mktemp("tail") / "x.log"
     path.write_bytes(b"".join(data))
     lines = path.read_bytes().splitlines()[-count:]
@@ -82,7 +82,7 @@ def test_last_lines_are_those_of_the_whole_file(
 
 
 def test_a_long_file_is_not_read_whole(tmp_path: Path) -> None:
-    """One line of a log of 32 MiB takes less than 1 MiB of memory."""
+    """Reading the last line of a 32 MiB log takes less than 1 MiB of memory."""
     path = tmp_path / "long.log"
     path.write_bytes(b"a line of a log\n" * (2 << 20))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""`kelvin cache`: the pods of a tenant on a node share what one of them brought; another tenant's get nothing of it."""
+"""`kelvin cache`: pods of one tenant on a node share loaded weights, and pods of another tenant don't."""
 
 import asyncio
 import json
@@ -18,15 +18,14 @@ from weightcache.app.api import State
 
 
 def told(run: Path) -> State:
-    """By the agent."""
+    """Return the agent's state."""
     with closing(SocketDirectory(run, is_ours=False)) as directory:
         return asyncio.run(state_of(directory))
 
 
 def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Of store or disk: both map the same memory, each keeps it when the other is killed, and neither starts an agent.
-    A pod of another tenant is told that there is no such version, though the agent has it and the store would.
-    """
+    """A second pod reads nothing from store or disk. Both map the same memory, each keeps it when the other is killed,
+    and neither starts an agent. A pod of another tenant is refused, although agent and store have the version."""
     house, version = sealed
     asyncio.run(publish(FileStore(house.data / "store"), version, "other"))
     run = tmp_path / "node" / "run"

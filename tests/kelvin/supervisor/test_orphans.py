@@ -1,4 +1,4 @@
-"""A process that was still loading when its supervisor was killed takes nothing from the installation that follows."""
+"""A child that is still loading when its supervisor is killed takes nothing from the next installation."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from kelvin.supervisor.settings import child_environment, load_up
 
 @pytest.mark.parametrize("spec", specs_of(filters=True), ids=lambda spec: spec.name)
 def test_late_orphan_makes_no_socket(spec: ChildSpec, tmp_path: Path) -> None:
-    """It ends well. The next installation has the names of its sockets, and the database."""
+    """It exits with 0 and creates no socket and no database."""
     reader, writer = os.pipe()
     os.close(writer)
     environment = child_environment(load_up(tmp_path, None, None), reader, uses_store=spec.uses_store)

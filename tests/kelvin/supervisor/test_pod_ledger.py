@@ -1,4 +1,4 @@
-"""What a pod tells a real control plane over mutual TLS: its life while it lasts, its end, its orphans."""
+"""What a pod reports to a real control plane over mutual TLS: its life, its end and its orphaned requests."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ LIFE_S = 1
 
 
 class Books:
-    """A control plane's, read beside it."""
+    """A control plane's address, settings and database."""
 
     def __init__(self, place: Path) -> None:
         self.data = place / "control"
@@ -40,7 +40,7 @@ class Books:
         self.pods = {"INNER_TLS": str(inner), "CONTROL": f"https://127.0.0.1:{port}", "LIFE_S": str(LIFE_S)}
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """Of its database, none before there is one."""
+        """Return the rows of a query, none before the database exists."""
         try:
             with closing(sqlite3.connect(f"file:{self.data / 'kelvin.db'}?mode=ro", uri=True)) as database:
                 database.row_factory = sqlite3.Row
@@ -49,12 +49,12 @@ class Books:
             return []
 
     def so_far(self) -> LifetimeRecord | None:
-        """What the only pod has said of its life."""
+        """Return the last report of the only running pod."""
         rows = self.rows("SELECT record FROM ledger_open_lives")
         return decode(rows[0]["record"].encode(), LifetimeRecord) if rows else None
 
     def lives(self) -> list[dict[str, Any]]:
-        """Whose end is recorded."""
+        """Return the recorded lifetimes."""
         return self.rows("SELECT * FROM ledger_lifetimes")
 
 
@@ -64,7 +64,7 @@ def books(tmp_path: Path) -> Books:
 
 
 def open_stream(port: int, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """An answer that goes on for long; nobody will confirm that it is recorded."""
+    """Open a long stream whose record no activator acknowledges."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     body = PROMPT | {"max_tokens": tokens, "stream": True}
     connection.request(
@@ -76,9 +76,8 @@ def open_stream(port: int, tokens: int) -> tuple[http.client.HTTPConnection, htt
 def test_a_drain_that_is_too_short_loses_nothing(
     sealed: tuple[Installation, Version], books: Books, tmp_path: Path
 ) -> None:
-    """The control plane comes late and hears of the life so far. A stream that outlives the drain ends with an error,
-    and its record, the pod's life and its exit status arrive before the pod has ended; its directory can go with it.
-    """
+    """The control plane starts late and gets the life so far. A stream that outlives the drain fails. Its record, the
+    pod's life and its exit status arrive before the pod ends, so its directory may be deleted then."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1", RUNTIME_DRAIN_S="1", **books.pods) as each:
         poll_until("it is ready", each.is_ready)
@@ -111,10 +110,8 @@ def _active(books: Books) -> bool:
 
 
 def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
-    """A runtime alone: what keeps it records its end, and ends as it did. All of a pod at once, and its directory with
-    it: what it lived since its last word is what is lost, and no more than one interval of it. (Of one that is told of
-    no ledger the record stays in its spool: `test_a_pods_life`.)
-    """
+    """If only the runtime is killed, its supervisor records the end and exits with the same status. If the whole pod
+    and its directory are lost, the ledger keeps the last report, so at most one interval is lost."""
     house, version = sealed
     data = tmp_path / "data"
     with (

@@ -1,4 +1,4 @@
-"""A pod that waits begins anew what ended in it: once, whatever else was about to come back."""
+"""A waiting pod restarts its cache agent once when a runtime ends, even if a restart was already due."""
 
 import asyncio
 import itertools
@@ -19,10 +19,10 @@ from kelvin.supervisor.settings import PodSettings
 
 @pytest.mark.virtual_time
 async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It died a moment before the runtime was released; what it had kept is gone."""
+    """The agent died just before the runtime was released. Its cache is deleted."""
     parked = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(tmp_path, 1, {}, Pod(runtime_id="r", host="", port=1, parked=parked))
-    pids = itertools.count(4_000_000)  # beyond any that the kernel gives
+    pids = itertools.count(4_000_000)  # larger than any process id that the kernel assigns
     running: dict[str, int] = {}
     started: list[str] = []
     dead: list[ReapedChild] = []

@@ -1,4 +1,4 @@
-"""`kelvin runtime` as a kubelet sees it: a command line, a port, probes, a signal, an exit status."""
+"""`kelvin runtime` as a kubelet sees it: command line, port, probes, signals and exit status. Real processes."""
 
 import contextlib
 import http.client
@@ -27,7 +27,7 @@ def text_of(raw: bytes) -> str:
 
 
 def test_pod_serves_drains_and_ends(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Ready once it can answer, as right as an installation's runtime; deaf to orders; a drain ends what is begun."""
+    """A ready pod gives the right completion and has no control routes. A drain finishes running requests."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
         poll_until("it is ready", each.is_ready)
@@ -67,7 +67,7 @@ def test_pod_serves_drains_and_ends(sealed: tuple[Installation, Version], tmp_pa
 
 @pytest.mark.deep
 def test_hung_cache_agent_is_replaced(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """The kubelet does not probe it. The runtime goes on answering meanwhile."""
+    """The kubelet doesn't probe the cache agent. Meanwhile the runtime serves requests."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
         poll_until("it is ready", each.is_ready)
@@ -90,24 +90,24 @@ def test_hung_cache_agent_is_replaced(sealed: tuple[Installation, Version], tmp_
 def test_end_under_a_request_leaves_no_traceback(
     sealed: tuple[Installation, Version], tmp_path: Path, ended_by: signal.Signals
 ) -> None:
-    """Whatever asks for the end: no process says more of it than a line. See `pod` for who looks."""
+    """No process logs more than a line, whatever ends the pod. `pod` checks the log."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
         poll_until("it is ready", each.is_ready)
         connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
         assert answer.read(1)
         each.process.send_signal(ended_by)
-        with contextlib.suppress(OSError, http.client.HTTPException):  # cut where the supervisor is lost
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the stream is cut if the supervisor is lost
             answer.read()
         connection.close()
         assert each.process.wait(DEADLINE_S) == (-ended_by if ended_by is signal.SIGKILL else 0)
         if ended_by is signal.SIGKILL:
-            _, lines = each.process.communicate(timeout=DEADLINE_S)  # once the last of them has ended
+            _, lines = each.process.communicate(timeout=DEADLINE_S)  # waits until its last process has ended
             assert find_unclean_exit(lines.decode()) == []
 
 
 def test_missing_version_ends_the_pod_with_1(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """A version that the store hasn't: 1, with the reason among its lines."""
+    """Exit status 1, with the reason in the log."""
     house, _ = sealed
     with pod(house, "0" * 64, tmp_path / "data") as each:
         _, lines = each.process.communicate(timeout=DEADLINE_S)
@@ -118,7 +118,7 @@ def test_missing_version_ends_the_pod_with_1(sealed: tuple[Installation, Version
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_missing_device_ends_the_pod_with_2(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Before anything is restored: 2, with the class and the rule among its lines. The test above is the control."""
+    """Exit status 2 before anything is restored, with class and rule in the log. The test above is the control."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--device-class", "h100") as each:
         _, lines = each.process.communicate(timeout=DEADLINE_S)
@@ -138,7 +138,7 @@ def test_missing_device_ends_the_pod_with_2(sealed: tuple[Installation, Version]
 def test_bad_arguments(
     sealed: tuple[Installation, Version], tmp_path: Path, version: str, options: tuple[str, ...], words: bytes
 ) -> None:
-    """Named with value and rule; 2, as for every wrong use."""
+    """Exit status 2, as for all wrong usage, with value and rule."""
     house, _ = sealed
     with pod(house, version, tmp_path / "data", *options) as each:
         _, lines = each.process.communicate(timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What `kelvin runtime` hands to its processes, which may be elsewhere than it was started."""
+"""Settings that `kelvin runtime` passes to its processes, which may have another working directory."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def loaded(cache: Path | None, **env: str) -> PodSettings:
 
 
 def test_paths_of_the_command_line_are_absolute_for_others() -> None:
-    """Where it keeps things, and where its node's agent is; with one it has none of its own."""
+    """The data directory and the node's agent are made absolute. With a node's agent, the pod has none of its own."""
     settings = loaded(Path("node/run"))
     assert settings.data == Path.cwd() / "data"
     assert Path(settings.pod.agent) == Path.cwd() / "node/run"
@@ -24,7 +24,7 @@ def test_paths_of_the_command_line_are_absolute_for_others() -> None:
 
 
 def test_the_environment_says_absolute_paths() -> None:
-    """It is written elsewhere than we are started. The control: an absolute one is taken."""
+    """The environment may come from another directory, so relative paths are refused. Control: an absolute one."""
     with pytest.raises(BadSetting, match="KELVIN_CACHE_AGENT=node/run: must be an absolute path"):
         loaded(None, KELVIN_CACHE_AGENT="node/run")
     assert loaded(None, KELVIN_CACHE_AGENT="/node/run").pod.agent == "/node/run"

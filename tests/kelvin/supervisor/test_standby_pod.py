@@ -1,4 +1,4 @@
-"""A pod that waits for a version, from outside: probes, orders over mutual TLS, one tenant after another."""
+"""A standby pod: probes, commands over mutual TLS, one tenant after another. Real processes."""
 
 import json
 import os
@@ -25,26 +25,25 @@ QUEUE = {"K-Network-Probe": "queue"}
 
 
 def parks(orders: Orders, other_than: str = "") -> str:
-    """The name of the runtime that waits there, once one does which is not that one."""
+    """Return the runtime id of the parked runtime, once there is one other than `other_than`."""
     return poll_until("it waits", lambda: orders.parked(other_than))
 
 
 def lives(data: Path) -> list[LifetimeRecord]:
-    """Those that are recorded."""
+    """Return the recorded lifetimes."""
     found = leftover_records(data / "spool", lambda source: source.startswith(LIFETIME_PREFIX))
     return [decode(raw, LifetimeRecord) for raw in found]
 
 
 def kept(data: Path, name: str) -> list[Path]:
-    """Files of the pod's cache whose name has that in it."""
+    """Return the files of the pod's cache whose name contains `name`."""
     return [path for path in (data / "cache").rglob("*") if path.is_file() and name in path.name]
 
 
 def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Ready while it waits, and for no request; bound once, to what fits, by the control plane alone; it serves then,
-    and what asks for the same is answered likewise. Released, it ends what it answers as in any drain and begins
-    nothing else; a fresh process waits with nothing of the one before, whose life is the tenant's.
-    """
+    """A standby pod is ready but accepts no requests. Only the control plane can bind it, once, to a version that fits;
+    a repeated bind gets the same reply. A release drains it. Then a fresh process waits without data of the last
+    version, and the last one's life is recorded for its tenant."""
     house, version = sealed
     orders, take = Orders.made(tmp_path), take_of(house, version)
     with standby(house, tmp_path / "data", "--weights", "5000", **orders.settings) as each:
@@ -93,16 +92,15 @@ def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version
 
 
 def refused(take: BindPodRequest) -> Iterator[tuple[BindPodRequest, int]]:
-    """What does not fit a pod, and how it says so."""
+    """Yield bind requests that don't fit the pod, with the status of each refusal."""
     yield msgspec.structs.replace(take, device_class="h100"), 400
     yield msgspec.structs.replace(take, store="s3://elsewhere/prod"), 400
     yield msgspec.structs.replace(take, weight_bytes=5001), 507
 
 
 def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """A bind that is cut goes on to its end, and whoever comes next finds it; what can't be restored, and what is
-    killed, leaves no pod between the two: a fresh process waits.
-    """
+    """A bind continues after its caller disconnects, and a later caller gets its result. After a failed restore or a
+    kill, a fresh process waits."""
     house, version = sealed
     orders, take = Orders.made(tmp_path), take_of(house, version)
     with standby(house, tmp_path / "data", **orders.settings) as each:
@@ -128,7 +126,7 @@ def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Versio
 
 
 def bound_to(orders: Orders) -> str | None:
-    """Who serves there."""
+    """Return the id of the serving runtime, or None."""
     state = orders.state()
     return str(state["runtime_id"]) if state is not None and state["state"] == "ready" else None
 
@@ -148,7 +146,7 @@ def test_bad_arguments(
     settings: dict[str, str],
     words: bytes,
 ) -> None:
-    """Named, before anything is started."""
+    """The error is logged before any process starts."""
     house, _ = sealed
     with standby(house, tmp_path / "data", *options, **(Orders.made(tmp_path).settings | settings)) as each:
         _, lines = each.process.communicate(timeout=DEADLINE_S)

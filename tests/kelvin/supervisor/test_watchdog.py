@@ -1,4 +1,4 @@
-"""The watchdog kills what hangs and nothing else. With an installation: tests/e2e/failures/test_hung_processes.py."""
+"""The watchdog kills only hanging processes. `tests/e2e/failures/test_hung_processes.py` uses an installation."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Processes:
-    """What the watchdog sees: who is there, and who answers."""
+    """The watched processes, and which of them are silent."""
 
     def __init__(self, *pids: int, start_s: float = START_S) -> None:
         self._start_s = start_s
@@ -39,7 +39,7 @@ class Processes:
         self.killed: list[tuple[int, str]] = []
 
     async def watch(self, seconds: float) -> None:
-        """Run the watchdog for so long."""
+        """Run the watchdog for `seconds`."""
         watchdog = Watchdog(
             lambda: self.there, self.answers, lambda hung, why: self.killed.append((hung.pid, why)), self._start_s
         )
@@ -48,14 +48,14 @@ class Processes:
         task.cancel()
 
     async def answers(self, each: WatchedProcess) -> bool:
-        """As a real question: it takes its time where nobody answers."""
+        """Answer like a real probe, which takes its time if the process is silent."""
         await asyncio.sleep(3.0 if each.pid in self.silent else 0.001)
         return each.pid not in self.silent
 
 
 @pytest.mark.virtual_time
 async def test_silent_process_is_killed_within_half_a_minute(process: subprocess.Popen[bytes]) -> None:
-    """Counted from its last answer; the reason says for how long it was silent."""
+    """The time counts from the last answer, and the reason contains it."""
     processes = Processes(process.pid)
 
     watching = asyncio.create_task(processes.watch(60))
@@ -69,9 +69,7 @@ async def test_silent_process_is_killed_within_half_a_minute(process: subprocess
 
 
 def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.Popen[bytes]) -> None:
-    """It has taken a version, so it is no process that starts. A standby beside it that is as silent is given its time:
-    the control.
-    """
+    """A replica that has a version isn't starting, so it has no extra time. Control: a silent standby does."""
     processes = Processes(process.pid)
     replica = processes.there[0]
     processes.there = [replace(replica, has_answered=True), WatchedProcess("standby", os.getpid(), "y.sock")]
@@ -83,7 +81,7 @@ def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.
 
 @pytest.mark.virtual_time
 async def test_answering_process_is_not_killed(process: subprocess.Popen[bytes]) -> None:
-    """Also one that misses some looks in between: the control of the above."""
+    """Control: a process that misses only some probes is not killed."""
     processes = Processes(process.pid)
 
     watching = asyncio.create_task(processes.watch(600))
@@ -98,7 +96,7 @@ async def test_answering_process_is_not_killed(process: subprocess.Popen[bytes])
 
 
 def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: subprocess.Popen[bytes]) -> None:
-    """A control plane that migrates a large ledger says nothing until it has done that."""
+    """A control plane that migrates a large ledger is silent until it is done."""
     processes = Processes(process.pid, start_s=3600.0)
     processes.silent.add(process.pid)
     run_virtually(processes.watch(3000))
@@ -108,8 +106,8 @@ def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: 
 
 @pytest.mark.virtual_time
 async def test_process_that_died_during_a_look_is_not_killed_again() -> None:
-    """Its pid may be another process's by then."""
-    processes = Processes(2**22 + 1)  # no process has such a number
+    """Its pid may belong to another process by then."""
+    processes = Processes(2**22 + 1)  # larger than any process id
 
     watching = asyncio.create_task(processes.watch(60))
     await asyncio.sleep(5)
@@ -142,7 +140,7 @@ run_service(main, None)
 
 @pytest.mark.parametrize("status", [200, 503], ids=["healthy", "an answer all the same"])
 def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
-    """It answers while its event loop runs, and not while it is stopped or gone."""
+    """The process answers while its event loop runs, and not while it is stopped or gone."""
     command = [sys.executable, "-c", SERVES, str(tmp_path), str(status)]
     with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -163,7 +161,7 @@ def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
 
 
 def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_path: Path) -> None:
-    """A new front door takes the name of the old one's socket. If it hangs then, the old one stays."""
+    """A new activator takes over the old one's socket name. If it hangs, the old one is not killed."""
     command = [sys.executable, "-c", SERVES, str(tmp_path), "200"]
     with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -184,7 +182,7 @@ def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_pa
 
 @pytest.mark.parametrize("socket_name", ["x.sock", None])
 def test_own_lack_of_descriptors_is_nobodys_silence(tmp_path: Path, socket_name: str | None) -> None:
-    """A supervisor that has none left can ask nobody. It must not kill the whole installation for that."""
+    """A supervisor without descriptors can't probe, and must not kill the installation for that."""
 
     async def main() -> bool:
         with closing(SocketDirectory(tmp_path)) as directory, no_descriptors_left():
@@ -195,7 +193,7 @@ def test_own_lack_of_descriptors_is_nobodys_silence(tmp_path: Path, socket_name:
 
 @contextmanager
 def no_descriptors_left() -> Iterator[None]:
-    """Have this process at its limit of open files."""
+    """Use up this process's file descriptors."""
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, before[1]))
     try:

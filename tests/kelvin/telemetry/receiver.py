@@ -1,6 +1,7 @@
-"""A collector of the tests' own, as a process: takes OTLP over HTTP, decodes the protobuf, and shows what came.
+"""An OTLP collector for tests, as a process. It decodes protobuf over HTTP and shows what it received.
 
-`running()` starts it. It takes everything, refuses everything (503), or answers nothing (`hang`), as it was last told.
+`running()` starts it. It accepts everything, refuses everything (503) or never responds (`hang`), as last set by
+`become`.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ MODES: Final = ("take", "refuse", "hang")
 
 @dataclass
 class Received:
-    """What came, newest last, as protobuf's JSON."""
+    """What was received, as protobuf's JSON, newest last."""
 
     mode: str = "take"
     released: threading.Event = field(default_factory=threading.Event)
@@ -71,7 +72,7 @@ class _Door(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -80,23 +81,23 @@ class _Server(ThreadingHTTPServer):
 
 @dataclass(frozen=True)
 class Receiver:
-    """The process, as a test has it."""
+    """A client of the collector process."""
 
     endpoint: str
 
     def become(self, mode: str) -> None:
-        """From now on it takes, refuses or hangs."""
+        """Set the mode to one of MODES."""
         assert mode in MODES
         request = urllib.request.Request(f"{self.endpoint}/mode/{mode}", data=b"", method="POST")
         urllib.request.urlopen(request, timeout=10).close()
 
     def seen(self) -> Any:
-        """All that came so far."""
+        """Return everything received so far."""
         with urllib.request.urlopen(self.endpoint, timeout=10) as answer:
             return json.load(answer)
 
     def spans(self) -> list[dict[str, Any]]:
-        """Every span, its attributes as a plain mapping, its resource's under `resource`."""
+        """Return every span with its attributes as a dict, and its resource's attributes under `resource`."""
         return [
             {
                 **span,
@@ -110,7 +111,7 @@ class Receiver:
         ]
 
     def trace_of(self, request_id: str) -> list[dict[str, Any]]:
-        """The spans of that request's trace, the whole first."""
+        """Return the spans of the request's trace, the root span first."""
         spans = self.spans()
         for whole in spans:
             if whole["attributes"].get("kelvin.request_id") == request_id:
@@ -119,7 +120,7 @@ class Receiver:
 
 
 def plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """OTLP's attributes as Python has them; protobuf's JSON writes 64-bit numbers as text."""
+    """Return OTLP attributes as a dict. Protobuf's JSON has 64-bit numbers as text."""
     read: dict[str, Callable[[Any], Any]] = {"string_value": str, "int_value": int, "bool_value": bool}
     return {
         item["key"]: read[kind](value) for item in attributes for kind, value in item["value"].items() if kind in read
@@ -128,7 +129,7 @@ def plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running() -> Iterator[Receiver]:
-    """Until the block ends."""
+    """Run the collector until the block ends."""
     command = [sys.executable, "-m", "tests.kelvin.telemetry.receiver"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

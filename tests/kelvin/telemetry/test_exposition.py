@@ -1,4 +1,4 @@
-"""Pages are Prometheus' text format; several processes' make one."""
+"""Metrics pages use Prometheus' text format, and pages of several processes can be merged."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kelvin.telemetry.policy.instruments import MAX_SERIES, MetricKind, MetricsP
 
 
 def page(process: str = "activator") -> MetricsPage:
-    """One of each kind."""
+    """Return a page with one instrument of each kind."""
     made = MetricsPage(process)
     made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
@@ -18,7 +18,7 @@ def page(process: str = "activator") -> MetricsPage:
 
 
 def test_a_page_is_rendered() -> None:
-    """Names, help, types, labels, cumulative buckets; a family without series is left out."""
+    """A page has names, help, types, labels and cumulative buckets. A family without series is left out."""
     made = MetricsPage("activator")
     requests = made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     waits = made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
@@ -46,14 +46,14 @@ def test_a_page_is_rendered() -> None:
 
 
 def test_values_of_labels_are_escaped() -> None:
-    """A quote, a backslash or a line's end stays within its value."""
+    """A quote, a backslash or a newline stays within its value."""
     made = MetricsPage("p")
     made.counter("k_total", "K.", ("name",)).add(('a"b\\c\nd',))
     assert r'name="a\"b\\c\nd"' in render(made.families(), "p")
 
 
 def test_a_value_may_be_no_number() -> None:
-    """It is written as Go reads floats, which is what the format asks."""
+    """NaN and infinity are written as Go parses floats, as the format requires."""
     made = MetricsPage("p")
     made.gauge("k_unknown", "K.", lambda: float("nan"))
     made.gauge("k_endless", "K.", lambda: float("inf"))
@@ -64,7 +64,7 @@ def test_a_value_may_be_no_number() -> None:
 
 
 def test_pages_are_merged() -> None:
-    """Families are said once; the same series of two runtimes is added up, that of another process stands beside it."""
+    """Each family is declared once. Equal series of two runtimes are added, those of other processes kept apart."""
     one, two, other = page("runtime"), page("runtime"), page("activator")
     merged = merge(render(each.families(), each.process) for each in (one, two, other))
     assert merged.count("# TYPE k_replicas gauge") == 1
@@ -73,7 +73,7 @@ def test_pages_are_merged() -> None:
 
 
 def test_a_family_never_outgrows_its_bound() -> None:
-    """Whatever labels come, there are MAX_SERIES of them, and one that takes the rest."""
+    """A family has at most MAX_SERIES series, and one more for the rest."""
     made = MetricsPage("p")
     counter, histogram = made.counter("k_total", "K.", ("x",)), made.histogram("k_seconds", "K.", ("x",), (1.0,))
     for number in range(MAX_SERIES + 500):
@@ -89,7 +89,7 @@ def test_a_family_never_outgrows_its_bound() -> None:
 
 
 def test_a_reading_that_fails_takes_no_other_along() -> None:
-    """It is left out, and its error told."""
+    """A failing reading is left out, and its error is reported."""
 
     def fail() -> float:
         raise OSError("a disk that is gone")

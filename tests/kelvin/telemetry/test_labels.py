@@ -1,4 +1,4 @@
-"""Labels come from closed sets, or from as many values as were allowed."""
+"""Metric labels come from closed sets, or from a limited number of values."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from kelvin.telemetry.policy.labels import LabelCap, outcome_of, slowest_tier
     ],
 )
 def test_unknown_outcome_code_is_other(code: str, want: str) -> None:
-    """A code of ours, or other."""
+    """Only codes that callers see are used as labels."""
     assert outcome_of(code) == want
 
 
@@ -34,12 +34,12 @@ def test_unknown_outcome_code_is_other(code: str, want: str) -> None:
     ],
 )
 def test_slowest_tier_of_a_restore_is_named(bytes_by_tier: dict[str, int], want: str) -> None:
-    """What a restore had to wait for."""
+    """The label is the slowest tier that a restore read from."""
     assert slowest_tier(bytes_by_tier) == want
 
 
 def test_beyond_the_cap_all_share_a_name() -> None:
-    """The first two keep theirs, for good; a thousand others are one."""
+    """The first two names keep their labels. All later ones share `other`."""
     cap = LabelCap(2)
     assert [cap.bounded(("a", "m")), cap.bounded(("b", "m"))] == [("a", "m"), ("b", "m")]
     assert {cap.bounded((f"t{number}", "m")) for number in range(1000)} == {("other", "other")}

@@ -1,4 +1,4 @@
-"""Telemetry leaves the machine where an address is named, and nothing secret is shown on the way."""
+"""Traces are sent only to a configured address, and no secret is shown in errors."""
 
 import pytest
 
@@ -10,7 +10,7 @@ HERE = {"KELVIN_OTLP_ENDPOINT": "http://127.0.0.1:4318/"}
 
 
 def test_traces_are_off_without_an_endpoint() -> None:
-    """Variables meant for other programs do not switch it on."""
+    """OpenTelemetry's own endpoint variable, which is meant for other programs, doesn't turn traces on."""
     assert read_settings({}) == NO_TRACES
     assert read_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://elsewhere:4318"}) == NO_TRACES
     assert read_settings(HERE | {"KELVIN_TRACE_SHARE": "0.5"}).endpoint == "http://127.0.0.1:4318"
@@ -29,7 +29,7 @@ def test_traces_are_off_without_an_endpoint() -> None:
     ],
 )
 def test_bad_telemetry_setting_is_refused(env: dict[str, str], said: str) -> None:
-    """By its name and rule; what may be secret is not shown."""
+    """The error has name and rule. Values that may be secret are not shown."""
     with pytest.raises(BadSetting) as refused:
         read_settings(env)
     assert said in str(refused.value)
@@ -37,5 +37,5 @@ def test_bad_telemetry_setting_is_refused(env: dict[str, str], said: str) -> Non
 
 
 def test_good_headers_pass() -> None:
-    """Several, with spaces around."""
+    """Several headers, with spaces around them, are accepted."""
     read_settings(HERE | {"OTEL_EXPORTER_OTLP_HEADERS": f"authorization={SECRET}, x-tenant=a"})

@@ -1,4 +1,4 @@
-"""A finished request's trace says what its timeline says, no more and no less."""
+"""The spans of a finished request match its timeline."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ COLD = RequestFacts(
 
 
 def test_each_stage_is_a_span_from_the_one_before_it() -> None:
-    """They follow each other without a gap, within the whole, each by the process that stamped it."""
+    """Stage spans follow each other without a gap within the root span, each under the process that stamped it."""
     whole, *stages = request_spans(COLD)
     assert (whole.begin_us, whole.end_us, whole.parent_id, whole.is_server) == (1_000_000, 1_000_090, None, True)
     assert [(span.name, span.begin_us - 1_000_000, span.end_us - 1_000_000) for span in stages] == [
@@ -51,7 +51,7 @@ def test_each_stage_is_a_span_from_the_one_before_it() -> None:
 
 
 def test_the_whole_says_who_what_and_how_it_ended() -> None:
-    """The attributes; what is unknown is left out rather than empty."""
+    """Unknown attributes are left out."""
     (whole, *_) = request_spans(replace(COLD, version=None))
     assert whole.attributes == {
         "kelvin.request_id": "req_1",
@@ -70,7 +70,7 @@ def test_the_whole_says_who_what_and_how_it_ended() -> None:
 
 
 def test_request_trace_belongs_to_the_callers_trace() -> None:
-    """The caller's span is its parent."""
+    """The root span's parent is the caller's span."""
     spans = request_spans(replace(COLD, caller=TraceContext(7, 9, True)))
     assert {span.trace_id for span in spans} == {7}
     assert spans[0].parent_id == 9
@@ -78,7 +78,7 @@ def test_request_trace_belongs_to_the_callers_trace() -> None:
 
 
 def test_a_cold_start_names_the_restore_that_it_waited_for() -> None:
-    """The restore's own trace has the ids that the request refers to; a warm request refers to none."""
+    """A cold request links to the restore's trace. A warm request links to none."""
     (restore, *stages) = restore_spans(
         RestoreFacts("r1", "acme", "m", "v", "ok", 900_000, (Stamp(Stage.DECIDED, 5),), {"nvme": 12})
     )
@@ -89,13 +89,13 @@ def test_a_cold_start_names_the_restore_that_it_waited_for() -> None:
 
 
 def test_a_failed_restore_is_a_span_without_length() -> None:
-    """Its code is its failure."""
+    """Its failure is the error code."""
     (restore,) = restore_spans(RestoreFacts("x", "acme", "m", "v", "chunk_corrupt", 5))
     assert (restore.begin_us, restore.end_us, restore.failure) == (5, 5, "chunk_corrupt")
 
 
 def test_errors_and_cold_starts_are_notable() -> None:
-    """Whatever the share."""
+    """They are sampled at any rate."""
     warm = replace(COLD, cold=False)
     assert (COLD.is_always_sampled, warm.is_always_sampled, replace(warm, outcome="cancelled").is_always_sampled) == (
         True,
@@ -118,12 +118,11 @@ LOW, HIGH = 1, (1 << 64) - 1
     ],
 )
 def test_sampling_uses_the_lower_64_bits(trace_id: int, share: float, want: bool) -> None:
-    """By the lower 64 bits."""
     assert is_sampled(trace_id, share) is want
 
 
 def test_the_share_of_many_is_the_share() -> None:
-    """Ids of requests are spread evenly, and a larger share holds the smaller one's."""
+    """Request ids are sampled evenly, and a larger share includes the smaller one."""
     ids = [trace_id_of(f"req_{number}") for number in range(10_000)]
     tenth = {trace_id for trace_id in ids if is_sampled(trace_id, 0.1)}
     fifth = {trace_id for trace_id in ids if is_sampled(trace_id, 0.2)}
@@ -141,6 +140,6 @@ def test_the_share_of_many_is_the_share() -> None:
     ],
 )
 def test_caller_may_only_refuse_sampling(caller: bool | None, share: float, want: bool) -> None:
-    """The caller may say no, and never yes."""
+    """The caller can refuse sampling, but can't force it."""
     context = None if caller is None else TraceContext(LOW, 1, caller)
     assert is_sampled_for_caller(LOW, context, share) is want

@@ -1,4 +1,4 @@
-"""Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
+"""Sending traces never delays the process. A failing or hanging collector loses only its traces, counted."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tests.eventually import wait
 
 
 def facts(number: int = 0, **fields: Any) -> RequestFacts:
-    """A request that went well."""
+    """Return the facts of a successful request."""
     known: dict[str, Any] = {
         "request_id": f"req_{number}", "caller": None, "tenant": "t", "model": "m", "version": None,
         "runtime_id": None, "cold": False, "outcome": "ok", "status": 200, "prompt_tokens": 1, "cached_tokens": 0,
@@ -25,7 +25,7 @@ def facts(number: int = 0, **fields: Any) -> RequestFacts:
 
 
 class FakeCollector(OtlpCollector):
-    """Takes, refuses, raises or hangs. It opens no connection."""
+    """A collector that opens no connection, and accepts, refuses, raises or hangs."""
 
     def __init__(self, answer: Callable[[], bool] = lambda: True) -> None:
         self.answer = answer
@@ -42,19 +42,19 @@ class FakeCollector(OtlpCollector):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often."""
+    """Shorten the poll interval."""
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
 
 
 def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) -> TraceSender:
-    """A sender to it."""
+    """Return a started sender to `collector`."""
     sender = TraceSender(lambda: collector, clock=clock)
     sender.start()
     return sender
 
 
 async def test_what_is_offered_arrives_once_and_in_order() -> None:
-    """Also what waited when it was closed."""
+    """Traces that wait at the close are sent too."""
     collector = FakeCollector()
     sender = started(collector)
     for number in range(50):
@@ -66,7 +66,7 @@ async def test_what_is_offered_arrives_once_and_in_order() -> None:
 
 
 async def test_traces_without_a_collector_are_lost() -> None:
-    """It can't be made, as where its library is broken: what was offered, and what comes later, is counted."""
+    """If the collector can't be created, as without its library, all traces are counted as lost."""
 
     def fail() -> OtlpCollector:
         raise ImportError
@@ -80,7 +80,7 @@ async def test_traces_without_a_collector_are_lost() -> None:
 
 
 async def test_a_collector_that_hangs_costs_nothing() -> None:
-    """Offering goes on at once; beyond the queue's room it is dropped and counted; the end waits only so long."""
+    """Offering never waits, a full queue drops and counts, and the close waits only for its limit."""
     hold = threading.Event()
     collector = FakeCollector(hold.wait)
     ticks = iter(range(10**9))
@@ -96,7 +96,7 @@ async def test_a_collector_that_hangs_costs_nothing() -> None:
 
 
 async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """What it did not take is counted; the 1st, 2nd, 4th … refusal is logged."""
+    """Refused traces are counted. The 1st, 2nd, 4th, ... refusal is logged."""
     collector = FakeCollector(lambda: False)
     sender = started(collector)
     for number in range(16 * 5):
@@ -108,7 +108,7 @@ async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytes
 
 
 async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged and counted as lost; what comes after it is told."""
+    """The batch is logged and counted as lost. The next one is sent."""
     defects = iter([RuntimeError("a defect")])
 
     def answer() -> bool:
@@ -127,7 +127,7 @@ async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCapt
 
 
 async def test_missing_collector_ends_sending_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """That it can't be made is logged; offering and closing are as before."""
+    """The error is logged. Offering and closing still work."""
 
     def make() -> FakeCollector:
         raise RuntimeError("a defect")
@@ -140,7 +140,7 @@ async def test_missing_collector_ends_sending_alone(caplog: pytest.LogCaptureFix
 
 
 def test_trace_rate_is_limited() -> None:
-    """A flood of errors is told in part: so many at once, then so many a second."""
+    """Of a flood of errors, only a burst and then a fixed number per second are kept."""
     now = [0.0]
     sender = TraceSender(FakeCollector, clock=lambda: now[0])
     for number in range(1000):
