@@ -1,4 +1,4 @@
-"""What holds for every test, which files are read and in which order, and the S3 server that some share."""
+"""Settings of every test run, the order of files, and the shared S3 server."""
 
 import gc
 import signal
@@ -15,16 +15,16 @@ from tests.faults.s3_buckets import Buckets, serving
 from tests.shared_fixtures import SHARED_FIXTURES, FixtureGroupScheduling, is_deep, shared_fixture_of
 from tests.virtual_loop import VirtualLoop
 
-# How long an example takes says more about the machine's neighbours than about the example.
+# The time of an example depends on other load on the machine, so it is not checked.
 settings.register_profile("kelvin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kelvin")
 
-# Under `nohup` the processes that tests start would ignore it, too, and those that it should end would live on.
+# `nohup` makes child processes ignore SIGHUP, and then tests that send it would leave them running.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of which nothing would run is not even imported: that takes seconds, in each worker."""
+    """Skip the import of a file whose tests are all deselected: an import takes seconds in each worker."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if config.option.markexpr != "not deep" or not is_test or not is_deep(collection_path):
         return None
@@ -34,7 +34,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """All that is imported and collected is there to the end: no collection of garbage looks through it."""
+    """Turn garbage collection off during collection, then freeze the objects: they live until the end."""
     gc.disable()
     try:
         return (yield)
@@ -45,13 +45,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FixtureGroupScheduling:
-    """Files that share an installation are one worker's; a file that asks for two goes with the first of them."""
+    """Send files that share an installation to one worker. A file that uses two goes with the first of them."""
     return FixtureGroupScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that may take long come first: begun last, all workers but one would wait for them at the end."""
+    """Run files with long timeouts first: started last, they would keep one worker busy while the others are idle."""
     limits: defaultdict[Path, float] = defaultdict(float)
     for item in items:
         limit = item.get_closest_marker("timeout")
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """A worker that goes on to other files keeps nothing of those before, which no worker is given again."""
+    """Close shared fixtures when a worker goes on to a file of another group: no later file gets them."""
     yield
     is_last = nextitem is None or shared_fixture_of(nextitem.path) != shared_fixture_of(item.path)
     if is_last and hasattr(item.config, "workerinput"):
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
-    """The event loop of an async test: asyncio's own, or the one that its marker names."""
+    """The event loop of an async test: asyncio, or the one that its marker names."""
     if request.node.get_closest_marker("virtual_time") is not None:
         return "asyncio", {"loop_factory": VirtualLoop}
     return "asyncio", {"use_uvloop": request.node.get_closest_marker("uvloop") is not None}
@@ -86,6 +86,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
 
 @pytest.fixture(scope="session")
 def buckets() -> Iterator[Buckets]:
-    """An S3 server of this session's own."""
+    """An S3 server for this session."""
     with serving() as buckets:
         yield buckets

@@ -12,7 +12,7 @@ _LONGEST_PAUSE_S: Final = 0.1
 
 
 async def eventually(holds: Callable[[], object], what: str = "the condition") -> None:
-    """Return once `holds()`. Fails after PATIENCE_S, naming it."""
+    """Return once `holds()` is true. Fails after PATIENCE_S and names the condition."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
@@ -22,7 +22,10 @@ async def eventually(holds: Callable[[], object], what: str = "the condition") -
 
 
 def wait(is_so: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
-    """Block until `is_so()`. Fails after `limit_s`, naming `what`. Pauses grow, since others need the cores."""
+    """Block until `is_so()` is true. Fails after `limit_s` and names `what`.
+
+    Pauses grow, because other processes need the cores.
+    """
     limit, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
     while not is_so():
         assert time.monotonic() < limit, f"after {limit_s:g} s it is not so that {what}"

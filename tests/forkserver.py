@@ -1,4 +1,4 @@
-"""Start processes as forks of one that has imported what they need, because most of a start is imports."""
+"""Start processes as forks of a process that has already imported their modules, since imports take most of a start."""
 
 import multiprocessing
 from typing import Final

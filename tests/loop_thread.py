@@ -1,4 +1,4 @@
-"""A loop in a thread: what a test asks from its own thread, or from other processes, while it waits."""
+"""Run an event loop in a thread, so that a blocking test can talk to servers in its own process."""
 
 import asyncio
 import socket
@@ -20,14 +20,15 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @contextmanager
 def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threading.Thread]:
-    """`main(stop)` until the block is left, on uvloop if `quick`. Yields its thread, which ends early where `main`
-    does; what it raised is raised here when the block ends.
+    """Run `main(stop)` in a thread until the block ends, on uvloop if `quick`. Yield the thread.
+
+    The thread ends early if `main` returns. An error of `main` is raised when the block ends.
     """
     begun = threading.Event()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
     failed: list[BaseException] = []
 
-    async def told() -> None:
+    async def run_main() -> None:
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
         begun.set()
@@ -36,7 +37,7 @@ def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threadin
     def run() -> None:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop if quick else None) as runner:
-                runner.run(told())
+                runner.run(run_main())
         except BaseException as error:
             failed.append(error)
 
@@ -49,7 +50,7 @@ def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threadin
         for loop, stop in loops:
             try:
                 loop.call_soon_threadsafe(stop.set)
-            except RuntimeError:  # it has ended, and is closed
+            except RuntimeError:  # the loop has ended and is closed
                 break
         thread.join(END_S)
         assert not thread.is_alive(), "the loop did not end"
@@ -59,7 +60,7 @@ def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threadin
 
 @contextmanager
 def running_http_server(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[int]:
-    """A server of HTTP that answers so, on a port of this machine. Yields the port."""
+    """Run an HTTP server on a local port that answers with `answer`. Yield the port."""
 
     async def main(stop: asyncio.Event) -> None:
         runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.1)

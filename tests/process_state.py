@@ -1,4 +1,4 @@
-"""Stop a process and wait until it is stopped: each thread takes SIGSTOP only when it next runs."""
+"""Stop a process and wait until it has stopped: each thread handles SIGSTOP only when it next runs."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from tests.eventually import wait
 
 
 def stop(pid: int) -> None:
-    """Send SIGSTOP. Return once no thread of the process runs. Raises ProcessLookupError if it ends instead."""
+    """Send SIGSTOP and return once all threads are stopped. Raises ProcessLookupError if the process ends instead."""
     os.kill(pid, signal.SIGSTOP)
 
     def is_at_rest() -> bool:
@@ -24,7 +24,7 @@ def is_stopped(pid: int) -> bool:
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except (FileNotFoundError, ProcessLookupError):
-        return False  # one has just ended
+        return False  # a thread has just ended
     return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 

@@ -13,7 +13,7 @@ SPIN = "while True: pass"
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """One core has something else to do, as it would beside a noisy neighbour."""
+    """Keep one core busy, as a noisy neighbour would."""
     core = max(os.sched_getaffinity(0))
     spinner = subprocess.Popen([sys.executable, "-c", SPIN], preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     try:
@@ -24,7 +24,7 @@ def busy_core() -> Iterator[None]:
 
 
 def main() -> int:
-    """Exit code 0 when all ten are green; every run's seed is printed so that it can be repeated."""
+    """Run the suite ten times and print each seed, so that a run can be repeated. Return 0 if all are green."""
     red = []
     for run in range(RUNS):
         seed, is_busy = time.time_ns() % 2**32, run % 2 == 1

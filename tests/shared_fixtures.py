@@ -1,5 +1,6 @@
-"""Which files go to one worker: those that share what takes long to start, so that it is started once, and ends with
-the last of them: an installation that nobody asks anything needs the processor, too.
+"""Assign test files to workers: files that share a slow fixture run in one worker, which starts it once.
+
+The fixture ends with the last of these files, because an idle installation takes processor time too.
 """
 
 import functools
@@ -14,7 +15,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 T = TypeVar("T")
 
 ROOT: Final = Path(__file__).parents[1]
-# Session fixtures that are processes, as tests and fixtures ask for them.
+# Session fixtures that run processes, as they appear in the parameters of tests and fixtures.
 _ASKED: Final = re.compile(
     r"^(?:@pytest\.fixture[^\n]*\n)?def \w+\([^)]*?"
     r"\b((?:kelvin|watched|house): Installation|sealed: tuple\[Installation, Version\]|buckets: Buckets)",
@@ -26,7 +27,7 @@ _DEEP: Final = re.compile(r"^pytestmark = .*\bpytest\.mark\.deep\b", re.MULTILIN
 
 @functools.cache
 def shared_fixture_of(path: Path) -> str | None:
-    """The first fixture of that kind which the file's tests ask for; None where they need none."""
+    """Return the first shared fixture that the file's tests use; None if they use none."""
     for found in _ASKED.finditer(text := path.read_text()):
         if _TEST.match(text, found.start()):
             return found[1]
@@ -34,12 +35,12 @@ def shared_fixture_of(path: Path) -> str | None:
 
 
 def is_deep(path: Path) -> bool:
-    """Whether the whole file is: then nothing of it runs without `-m deep`."""
+    """Return whether the whole file is marked deep, so that none of it runs without `-m deep`."""
     return _DEEP.search(path.read_text()) is not None
 
 
 class SharedFixtures:
-    """What the files of a group share, by name."""
+    """The shared fixtures of a group of files, by name."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -49,14 +50,14 @@ class SharedFixtures:
         return f"<Kept {', '.join(self._made) or 'nothing'}>"
 
     def get(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
-        """Made by who asks first. Raises what that raises."""
+        """Return the fixture, making it on first use. Raises what `make` raises."""
         if name not in self._made:
             self._made[name] = self._stack.enter_context(make())
         found: T = self._made[name]
         return found
 
     def close(self) -> None:
-        """Nothing of it is left, and the next who asks has another."""
+        """Close all fixtures. The next `get` makes a new one."""
         self._made.clear()
         self._stack.close()
 
@@ -65,7 +66,7 @@ SHARED_FIXTURES: Final = SharedFixtures()
 
 
 class FixtureGroupScheduling(LoadFileScheduling):  # type: ignore[misc]
-    """By file, and files that share a fixture together."""
+    """Schedule tests by file, and files that share a fixture together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

@@ -1,4 +1,4 @@
-"""What comes is waited for, and what never does is named in the end."""
+"""`eventually` and `wait` return once a condition holds, and name it if it never does."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.virtual_loop import run_virtually
 @pytest.mark.parametrize("after_s", [0.0, PATIENCE_S / 2])
 @pytest.mark.virtual_time
 async def test_eventually_returns_once_it_holds(after_s: float) -> None:
-    """At once, or after a while: it is seen within a moment."""
+    """`eventually` returns within a moment of the change, and at once if the condition already holds."""
 
     loop = asyncio.get_running_loop()
     await eventually(lambda: loop.time() >= after_s)
@@ -19,19 +19,17 @@ async def test_eventually_returns_once_it_holds(after_s: float) -> None:
 
 
 def test_eventually_fails_after_its_limit() -> None:
-    """Its control."""
     with pytest.raises(AssertionError, match="a door that opens does not come about"):
         run_virtually(eventually(lambda: False, "a door that opens"))
 
 
 def test_blocking_wait_sees_what_comes() -> None:
-    """It looks again until the condition holds."""
+    """`wait` polls until the condition holds, and no longer."""
     looks = iter((False, False, True))
     wait(lambda: next(looks), "the third look")
     assert next(looks, None) is None
 
 
 def test_blocking_wait_names_what_never_comes() -> None:
-    """Its control."""
     with pytest.raises(AssertionError, match="it is not so that a door opens"):
         wait(lambda: False, "a door opens", limit_s=0.01)

@@ -1,4 +1,4 @@
-"""Who is stopped is stopped, or has ended."""
+"""`stop` returns once a real process is stopped, or raises if it has ended."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.process_state import has_ended, is_stopped, stop
 
 
 def test_stop_returns_for_an_ended_process() -> None:
-    """Whether it was reaped by then or not; one that lives is stopped (the control)."""
+    """`stop` raises for an ended process, reaped or not. A living one is stopped (the control)."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         stop(process.pid)

@@ -1,4 +1,4 @@
-"""Files that share an installation are found by what their tests ask for; a file that is deep, by its mark."""
+"""Files that share an installation are found by the fixtures in their text, and deep files by their marker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from tests.shared_fixtures import ROOT, SharedFixtures, is_deep, shared_fixture_
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        pytest.param("def test_a(kelvin: Installation) -> None:", "kelvin: Installation", id="by a test"),
-        pytest.param("def test_a(tmp_path: Path, house: Installation)", "house: Installation", id="not first"),
-        pytest.param("def test_a(\n    buckets: Buckets, bucket: str\n)", "buckets: Buckets", id="over lines"),
-        pytest.param('@pytest.fixture()\ndef two(kelvin: Installation)', "kelvin: Installation", id="a fixture"),
-        pytest.param("def _ask(kelvin: Installation) -> None:", None, id="not by what tests call"),
-        pytest.param("def test_a(kelvin: str) -> None:", None, id="not by another's name"),
+        pytest.param("def test_a(kelvin: Installation) -> None:", "kelvin: Installation", id="a test's parameter"),
+        pytest.param("def test_a(tmp_path: Path, house: Installation)", "house: Installation", id="a later parameter"),
+        pytest.param("def test_a(\n    buckets: Buckets, bucket: str\n)", "buckets: Buckets", id="several lines"),
+        pytest.param('@pytest.fixture()\ndef two(kelvin: Installation)', "kelvin: Installation", id="by a fixture"),
+        pytest.param("def _ask(kelvin: Installation) -> None:", None, id="a helper's parameter does not count"),
+        pytest.param("def test_a(kelvin: str) -> None:", None, id="another type does not count"),
     ],
 )  # fmt: skip
 def test_shared_fixtures_are_found_by_text(tmp_path: Path, text: str, want: str | None) -> None:
-    """By the file's text: who gives out the work has imported none of it."""
+    """The group is found from the text, because the process that schedules has imported no test file."""
     path = tmp_path / "test_x.py"
     path.write_text(f"import pytest\n\n\n{text}\n")
     assert shared_fixture_of(path) == want
@@ -30,28 +30,28 @@ def test_shared_fixtures_are_found_by_text(tmp_path: Path, text: str, want: str 
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        pytest.param("pytestmark = pytest.mark.deep\n", True, id="all of it"),
-        pytest.param("pytestmark = [pytest.mark.deep, pytest.mark.timeout(9)]\n", True, id="with others"),
-        pytest.param("@pytest.mark.deep\ndef test_a() -> None:\n    ...\n", False, id="one test of it"),
-        pytest.param("pytestmark = pytest.mark.gpu\n", False, id="something else"),
+        pytest.param("pytestmark = pytest.mark.deep\n", True, id="a deep file"),
+        pytest.param("pytestmark = [pytest.mark.deep, pytest.mark.timeout(9)]\n", True, id="deep and another marker"),
+        pytest.param("@pytest.mark.deep\ndef test_a() -> None:\n    ...\n", False, id="one deep test"),
+        pytest.param("pytestmark = pytest.mark.gpu\n", False, id="another marker"),
     ],
 )
 def test_deep_files_are_found_by_text(tmp_path: Path, text: str, want: bool) -> None:
-    """Then a run without such tests does not import it."""
+    """Deep files are known before the import, so that a normal run can skip them."""
     path = tmp_path / "test_x.py"
     path.write_text(text)
     assert is_deep(path) == want
 
 
 def test_several_files_share_each_installation() -> None:
-    """Of the suite itself: more than one file asks for each of them."""
+    """The suite itself has more than one file for each installation fixture."""
     found = [shared_fixture_of(path) for path in (ROOT / "tests").rglob("test_*.py")]
     for name in ("kelvin: Installation", "watched: Installation", "house: Installation"):
         assert found.count(name) > 1, name
 
 
 def test_shared_fixture_is_made_once_and_closed() -> None:
-    """For all who ask for it by that name; the next after its end has another."""
+    """A shared fixture is made on first use, shared by name, closed once, and made again afterwards."""
     kept, seen = SharedFixtures(), list[str]()
 
     @contextmanager

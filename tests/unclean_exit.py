@@ -1,4 +1,4 @@
-"""What a process that ended in order must not have left in its log."""
+"""Signs in a process's log that it did not end cleanly."""
 
 import re
 from typing import Final
@@ -9,5 +9,5 @@ _SIGNS: Final = re.compile(
 
 
 def find_unclean_exit(log: str) -> list[str]:
-    """Return the lines of a log that tell of an end which was not orderly: a traceback, a task or connection left."""
+    """Return the log lines that show an unclean end: a traceback, a leftover task or connection."""
     return [line for line in log.splitlines() if _SIGNS.search(line)]

@@ -1,4 +1,4 @@
-"""An event loop in which time passes only while everybody waits, and then at once: a loop's minutes in milliseconds."""
+"""An event loop on virtual time: when all coroutines wait, time jumps ahead, so minutes take milliseconds."""
 
 import asyncio
 import selectors
@@ -9,31 +9,31 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.DefaultSelector):
-    """Waits for nobody: what a wait would have taken is over."""
+    """Skips each wait and adds its length to the virtual time."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
         if not events:
-            assert timeout is not None, "everybody waits for ever"
+            assert timeout is not None, "every coroutine waits for ever"
             self.now_s += max(0.0, timeout)
         return events
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """For coroutines that touch no socket."""
+    """An event loop on virtual time, for coroutines that use no sockets."""
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
         super().__init__(self._skipping)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return virtual seconds since the loop was made."""
         return self._skipping.now_s
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, on such a loop."""
+    """Run a coroutine like `asyncio.run`, on virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

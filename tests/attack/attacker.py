@@ -1,4 +1,4 @@
-"""What an attack has of an installation beside tenants: raw connections, a bystander, and memory that is watched."""
+"""Tools of the attack tests: raw TLS connections, bystanders that keep sending requests, and a memory watch."""
 
 import contextlib
 import json
@@ -25,13 +25,13 @@ SETTINGS: Final = {
     "KELVIN_KV_BYTES": str(64 << 20),
     "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
     "KELVIN_SCRUB_S": "0",
-    "KELVIN_BREAKER_S": "1",  # what is broken on purpose is tried again soon
+    "KELVIN_BREAKER_S": "1",  # a replica that an attack broke is tried again soon
 }
 MIB: Final = 1 << 20
 
 
 def failure_text(code: int, out: str, err: str) -> str:
-    """Return what a command that failed says. Fails where it did not fail, or where it shows a traceback."""
+    """Return the output of a command that failed. Fails if it succeeded or printed a traceback."""
     assert code != 0, out
     said = out + err
     assert "Traceback" not in said, said
@@ -39,13 +39,13 @@ def failure_text(code: int, out: str, err: str) -> str:
 
 
 def metric(up: Installation, series: str) -> float:
-    """Return the sum of the series that begin so on the page of metrics; 0 where there are none."""
+    """Return the sum of the metric series whose names begin with `series`; 0 if there are none."""
     page = ask(up, "GET", "/admin/v1/metrics", up.data / "admin.key").raw.decode()
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(series))
 
 
 class Bystander:
-    """Asks the same thing again and again from a thread of its own, and keeps what it was answered."""
+    """Sends the same request again and again from its own thread, and records the answers, times and failures."""
 
     def __init__(self, ask: Callable[[], Answer], pause_s: float = 0.1) -> None:
         self._ask, self._pause_s = ask, pause_s
@@ -67,7 +67,7 @@ class Bystander:
         self._thread.join()
 
     def wait_for(self, answers: int, limit_s: float = 60.0) -> None:
-        """Wait for so many more."""
+        """Wait for this many more answers."""
         with self._answered:
             wanted = len(self.seconds) + answers
             is_answered = self._answered.wait_for(lambda: len(self.seconds) >= wanted, limit_s)
@@ -85,7 +85,7 @@ class Bystander:
                 self.answers.append(answer)
                 if answer.status != 200 or answer.error:
                     self.failures.append(f"{answer.status} {answer.raw[:200].decode(errors='replace')}")
-            except BaseException as error:  # whatever it is, the bystander noticed the attack
+            except BaseException as error:  # any error at all means that the attack disturbed the bystander
                 self.failures.append(repr(error))
             with self._answered:
                 self.seconds.append(time.monotonic() - began)
@@ -94,12 +94,12 @@ class Bystander:
 
 
 def percentile_95(seconds: Sequence[float]) -> float:
-    """Return the 95th percentile, the larger neighbour where it lies between two."""
+    """Return the 95th percentile; between two values, the larger one."""
     return sorted(seconds)[min(len(seconds) - 1, int(0.95 * len(seconds)))]
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Return the memory that is a process's own; 0 where it has ended."""
+    """Return the private memory of a process; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -109,7 +109,7 @@ def anonymous_bytes(pid: int) -> int:
 
 @dataclass
 class MemoryWatch:
-    """Watches the memory of all processes of an installation while its block lasts."""
+    """Measures the memory of all child processes of an installation while its block runs."""
 
     pid: int
     before_bytes: int = 0
@@ -132,7 +132,7 @@ class MemoryWatch:
 
     @property
     def growth_bytes(self) -> int:
-        """By how much it was more at its peak than before."""
+        """Peak memory minus the memory before the block."""
         return self.peak_bytes - self.before_bytes
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class MemoryWatch:
 
 
 class RawTlsConnection:
-    """One TLS connection on which raw bytes are sent, and answers are read one after another."""
+    """A TLS connection that sends raw bytes and reads one response after another."""
 
     def __init__(self, up: Installation) -> None:
         context = ssl.create_default_context(cafile=str(up.data / "ca.pem"))
@@ -166,11 +166,10 @@ class RawTlsConnection:
         self._socket.close()
 
     def send(self, raw: bytes) -> None:
-        """Send it as it is."""
         self._socket.sendall(raw)
 
     def answer(self) -> Answer | None:
-        """Return the next answer; None where the connection ends before its head."""
+        """Return the next response; None if the connection ends before its status line."""
         try:
             line = self._file.readline()
         except (ssl.SSLError, ConnectionError):
@@ -185,7 +184,7 @@ class RawTlsConnection:
         return Answer(status, headers, body)
 
     def more(self, limit_s: float = 1.0) -> Answer | None:
-        """Return another answer that nobody asked for; None where none comes within the time."""
+        """Return one more response, which no request should have caused; None if none arrives in time."""
         self._socket.settimeout(limit_s)
         try:
             return self.answer()
@@ -194,7 +193,7 @@ class RawTlsConnection:
 
 
 def request(up: Installation, body: object, *headers: str, key: Path | None = None, version: str = "HTTP/1.1") -> bytes:
-    """Return a completion request as bytes, with more header lines."""
+    """Return a completion request as bytes, with additional header lines."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     secret = (key or up.data / "default.key").read_text().strip()
     lines = [f"POST /v1/completions {version}", "Host: localhost", f"Authorization: Bearer {secret}",

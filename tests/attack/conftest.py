@@ -1,4 +1,4 @@
-"""A scratch directory whose path is short, as a user's would be, and a tiny model."""
+"""A scratch directory with a short path, as a user would have, and a tiny model."""
 
 import tempfile
 from collections.abc import Iterator

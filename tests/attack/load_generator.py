@@ -1,7 +1,7 @@
-"""`python -m tests.attack.load_generator PORT CA KEY_FILE MODEL CLIENTS TOKENS`: many callers on kept-alive
+"""`python -m tests.attack.load_generator PORT CA KEY_FILE MODEL CLIENTS TOKENS`: many clients on kept-alive
 connections.
 
-In a process of its own, so that its work does not slow the one that measures. Ends when its standard input does.
+Runs in its own process, so that it does not slow the process that measures. Ends when standard input closes.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ async def _call(port: int, tls: ssl.SSLContext, raw: bytes, answered: asyncio.Ev
             body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
             if not head.startswith(b"http/1.1 200"):
                 print(body.decode(errors="replace"), file=sys.stderr)
-                await asyncio.sleep(0.2)  # the pace of a caller that is refused
+                await asyncio.sleep(0.2)  # a refused client waits before its next request
             answered.set()
     finally:
         answered.set()
@@ -28,7 +28,7 @@ async def _call(port: int, tls: ssl.SSLContext, raw: bytes, answered: asyncio.Ev
 
 
 async def main() -> None:
-    """Ask until standard input ends. Print "asking" once each caller has been answered, or has lost its connection."""
+    """Send requests until standard input closes. Print "asking" once each was answered or lost its connection."""
     port, ca, key, model, clients, tokens = sys.argv[1:]
     tls = ssl.create_default_context(cafile=ca)
     body = json.dumps({"model": model, "prompt": "w1 w2", "max_tokens": int(tokens), "temperature": 0}).encode()

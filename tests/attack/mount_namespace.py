@@ -1,4 +1,4 @@
-"""`kelvin` in a mount namespace of its own, in which the data directory and its staging are small disks in memory.
+"""Run `kelvin` in its own mount namespace, with small tmpfs disks for the data directory and its staging folder.
 
 `python -m tests.attack.mount_namespace up --data DIRECTORY ...`, with the sizes in the environment. Needs root.
 """
@@ -15,7 +15,7 @@ _NAMESPACED: Final = "ATTACK_NAMESPACED"
 
 
 def main() -> None:
-    """Enter the namespace, mount, and go on as `kelvin`."""
+    """Enter the namespace, mount both disks, and execute `kelvin`."""
     words = sys.argv[1:]
     if not os.environ.get(_NAMESPACED):
         os.environ[_NAMESPACED] = "1"

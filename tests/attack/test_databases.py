@@ -1,4 +1,4 @@
-"""A PostgreSQL that cuts and ends sessions, stalls or dies under an installation that makes and revokes keys."""
+"""Database faults during use: PostgreSQL ends sessions, stalls or dies while keys are made and revoked."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ from tests.eventually import wait
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 STALL_S: Final = 12.0
-ANSWER_S: Final = 15.0  # a call during a stall: 5 s are stated, and the machine may be busy
+ANSWER_S: Final = 15.0  # for a call during a stall: the documented limit is 5 s, and the machine may be busy
 
 
 @dataclass(frozen=True)
 class Ground:
-    """An installation on a PostgreSQL, and a tenant with a model."""
+    """An installation on PostgreSQL, and a tenant with a model."""
 
     up: Installation
     postgres: PostgresServer
@@ -31,12 +31,12 @@ class Ground:
     tenant: Tenant
 
     def make_key(self, name: str) -> Answer:
-        """Make a key of the tenant."""
+        """Create an API key for the tenant."""
         body = {"name": name, "scopes": ["infer"]}
         return ask(self.up, "POST", "/admin/v1/keys", self.tenant.admin, body, timeout_s=ANSWER_S)
 
     def ended_sessions(self) -> int:
-        """Count the sessions that the server has ended by itself, as after a timeout."""
+        """Return how many sessions the server has ended itself, for example after a timeout."""
         query = f"SELECT sessions_fatal FROM pg_stat_database WHERE datname = '{self.name}'"
         ((count,),) = self.postgres.ask(query)
         return int(count)
@@ -44,7 +44,7 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
-    """The model answers."""
+    """An installation whose tenant has a model that answers."""
     with PostgresServer() as postgres:
         place = postgres.database(migrated=False)
         with running_installation(scratch / "postgres", settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as up:
@@ -62,7 +62,7 @@ def _cut(ground: Ground) -> None:
 
 
 def _end_idle(ground: Ground) -> None:
-    """The server ends each session that is idle for a millisecond (57P05)."""
+    """Make the server end each session that is idle for a millisecond (SQLSTATE 57P05)."""
     before = ground.ended_sessions()
     ground.postgres.ask(f"ALTER DATABASE {ground.name} SET idle_session_timeout = '1ms'")
     _cut(ground)
@@ -89,8 +89,9 @@ FAULTS: Final = {"sessions are cut": _cut, "idle sessions are ended": _end_idle,
 def test_keys_and_budgets_after_a_database_error(
     ground: Ground, scratch: Path, tiny: Path, fault: Callable[[Ground], None]
 ) -> None:
-    """Three times each, with requests beside. What is answered is a success, or may be tried again; afterwards a key is
-    made and works, is revoked and does not; a budget of one micro-unit lets nothing pass.
+    """During three faults, a key is created or refused as retryable, and other requests are answered.
+
+    Afterwards a new key works until the key is revoked, and a budget of one micro-unit stops all requests.
     """
     name = f"spender-{time.time_ns()}"
     spender = make_tenant(ground.up, name, scratch)
@@ -115,18 +116,19 @@ def test_keys_and_budgets_after_a_database_error(
     place.write_text(made[0].json["secret"])
     wait(lambda: ask(ground.up, "GET", "/v1/models", place).status == 200, "the key works")
     path = f"/admin/v1/keys/{place.read_text().split('-')[1]}/revoke"
-    wait(lambda: ask(ground.up, "POST", path, ground.tenant.admin).status in (200, 409), "it is revoked")
-    wait(lambda: ask(ground.up, "GET", "/v1/models", place).status == 401, "the key is no good any more", 10)
+    wait(lambda: ask(ground.up, "POST", path, ground.tenant.admin).status in (200, 409), "the key is revoked")
+    wait(lambda: ask(ground.up, "GET", "/v1/models", place).status == 401, "the revoked key is refused", 10)
     code, out, err = run_command(ground.up.data, "tenants", "set", name, "--budget-micros", "1")
     assert code == 0, out + err
-    wait(lambda: spender.complete().status == 429, "the budget is told", 40)
+    wait(lambda: spender.complete().status == 429, "the budget is enforced", 40)
     codes = {spender.complete().json.get("error", {}).get("code") for _ in range(50)}
     assert codes == {"insufficient_quota"}
 
 
 def test_stalled_database(ground: Ground) -> None:
-    """The server stalls with its connections open: a change is refused within seconds and may be tried again, requests
-    are answered, and a model at zero is started. Afterwards changes are made again.
+    """While the server stalls, a change is refused as retryable and requests are answered, also by a model at zero.
+
+    Afterwards changes succeed again.
     """
     ground.tenant.run("stop", "m")
     ground.postgres.stall()
@@ -145,7 +147,7 @@ def test_stalled_database(ground: Ground) -> None:
 
 
 def test_nul_in_a_name(ground: Ground) -> None:
-    """A character that PostgreSQL can't keep is the caller's fault, in a path and in a body."""
+    """A NUL character, which PostgreSQL can't store, is a client error in a path and in a body."""
     for path, body in (
         ("/admin/v1/keys", {"name": "a\0b", "scopes": ["infer"]}),
         ("/admin/v1/keys/a%00b/revoke", None),

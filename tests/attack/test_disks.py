@@ -1,4 +1,4 @@
-"""Disks that are full or read-only, and objects that are gone, under an installation that others use."""
+"""Full disks, read-only disks and missing objects, in an installation that serves other requests meanwhile."""
 
 import os
 import subprocess
@@ -32,13 +32,13 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems"),
 ]
 
-IDLE_CPU_S: Final = 1.0  # of the snapshotter, in so many seconds:
+IDLE_CPU_S: Final = 1.0  # processor time that an idle snapshotter may use in LOOK_S seconds
 LOOK_S: Final = 3.0
 
 
 @pytest.fixture(scope="module")
 def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
-    """An installation on two small disks that nobody else sees; its data directory by the way of its own process."""
+    """An installation on two small tmpfs disks in a mount namespace. Its data path leads through /proc/PID/root."""
     data, port = scratch / "disks", free_port()
     sizes = {mount_namespace.DATA_BYTES: str(96 * MIB), mount_namespace.STAGING_BYTES: str(4 * MIB)}
     settings = {**SETTINGS, **IMPORTS_TESTS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
@@ -52,7 +52,7 @@ def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
 
 @pytest.fixture
 def tenant(up: Installation) -> Iterator[Tenant]:
-    """Who has a model that answers, and goes on to."""
+    """A tenant whose model answers before and after the test."""
     tenant = default_tenant(up)
     assert tenant.complete().status == 200
     yield tenant
@@ -67,7 +67,7 @@ def _mount(up: Installation, options: str) -> None:
 
 @contextmanager
 def _full(directory: Path, spare_bytes: int = 0) -> Iterator[None]:
-    """Until the block ends there is no room on the disk of that directory."""
+    """Fill the disk of the directory until the block ends."""
     filler = directory / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while (left := os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize - spare_bytes) > 0:
@@ -79,26 +79,26 @@ def _full(directory: Path, spare_bytes: int = 0) -> Iterator[None]:
 
 
 def _cpu_s(up: Installation) -> float:
-    """Of the snapshotter, so far."""
+    """Return the processor seconds that the snapshotter has used so far."""
     times = services(up)["snapshotter"].cpu_times()
     return float(times.user + times.system)
 
 
 def _forget(up: Installation, owner: Tenant) -> None:
-    """Take the tenant's model to zero, and its bytes out of memory and of the cache's disk."""
+    """Scale the tenant's model to zero, and drop its bytes from memory and from the NVMe cache."""
     owner.run("stop", "m")
-    wait(lambda: not any(each["replicas"] for each in _versions(owner)), "it is at zero")
+    wait(lambda: not any(each["replicas"] for each in _versions(owner)), "the model is at zero")
     for path in (up.data / "cache" / owner.name).rglob("*"):
         if path.is_file():
             path.unlink()
     before = services(up)["weightcache"]
     before.kill()
     wait(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE, "the cache agent is gone")
-    wait(lambda: ask(up, "GET", "/admin/v1/cache", up.data / "admin.key").status == 200, "another one is there")
+    wait(lambda: ask(up, "GET", "/admin/v1/cache", up.data / "admin.key").status == 200, "a new cache agent runs")
 
 
 def _rests(up: Installation) -> None:
-    """The snapshotter does nothing any more."""
+    """Wait until the snapshotter is idle."""
 
     def is_at_rest() -> bool:
         before = _cpu_s(up)
@@ -109,8 +109,9 @@ def _rests(up: Installation) -> None:
 
 
 def test_read_only_staging(up: Installation, tenant: Tenant, scratch: Path) -> None:
-    """Pushes while staging can't be written end with a sentence, and leave no loop that burns a core; requests are
-    answered. The same push succeeds once it can.
+    """A push fails without a traceback while staging is read-only, and leaves the snapshotter idle.
+
+    Requests are answered meanwhile, and the push succeeds once staging is writable.
     """
     directory = make_tiny(scratch / "read-only", "llama", seed=11)
     _mount(up, "ro")
@@ -126,7 +127,7 @@ def test_read_only_staging(up: Installation, tenant: Tenant, scratch: Path) -> N
 
 
 def _push_briefly(tenant: Tenant, directory: Path) -> int | None:
-    """The exit code of a push that its caller gives up on; a push goes on for two minutes where it may help."""
+    """Return the exit code of a push, or None if it still retried after 20 s. A push may retry for two minutes."""
     try:
         code, _, err = run_command(tenant.up.data, "push", str(directory), "--name", "other", limit_s=20)
     except InstallationFailed:
@@ -136,7 +137,7 @@ def _push_briefly(tenant: Tenant, directory: Path) -> int | None:
 
 
 def test_full_staging(up: Installation, tenant: Tenant, scratch: Path) -> None:
-    """A push for which staging has no room is refused by name; requests are answered; with room it succeeds."""
+    """A push is refused while staging has no room, and succeeds afterwards. Requests are answered meanwhile."""
     directory = make_tiny(scratch / "full", "llama", seed=12)
     with _full(up.data / "staging"), Bystander(tenant.complete) as bystander:
         answer = _push_briefly(tenant, directory)
@@ -147,14 +148,12 @@ def test_full_staging(up: Installation, tenant: Tenant, scratch: Path) -> None:
 
 
 def test_key_creation_on_a_full_disk(up: Installation, tenant: Tenant) -> None:
-    """Nothing can be written: keys are refused by name until there is room again, never `internal`; then one is made,
-    and there is one of its name.
-    """
+    """On a full disk, a new key is refused with its reason, never `internal`. Once there is room, one key is made."""
     admin = up.data / "admin.key"
     body = {"name": "on-a-full-disk", "scopes": ["infer"]}
     refused = []
     with _full(up.data):
-        for _ in range(400):  # the database and its log have pages of their own that are free at first
+        for _ in range(400):  # the database and its log have free pages of their own at first
             answer = ask(up, "POST", "/admin/v1/keys", admin, body)
             if answer.status != 201:
                 refused.append(answer)
@@ -167,9 +166,7 @@ def test_key_creation_on_a_full_disk(up: Installation, tenant: Tenant) -> None:
 
 
 def test_push_on_a_full_store(up: Installation, tenant: Tenant, scratch: Path) -> None:
-    """The store has no room for a version: the push is refused by name, requests are answered, and the same push
-    succeeds once there is room.
-    """
+    """A push into a full store is refused with its reason, and succeeds once there is room. Requests are answered."""
     directory = make_tiny(scratch / "no-room", "llama", seed=15)
     with _full(up.data), Bystander(tenant.complete) as bystander:
         answer = tenant.push(directory, "other")
@@ -182,8 +179,9 @@ def test_push_on_a_full_store(up: Installation, tenant: Tenant, scratch: Path) -
 
 
 def test_lost_manifest(up: Installation, scratch: Path) -> None:
-    """A version's manifest is gone from the store: its caller is told that it is missing, `kelvin fsck` names it, and
-    nobody says that there is no such model. Another model answers; with the manifest back it answers, too.
+    """A version whose manifest is gone fails as such, never as an unknown model, and `kelvin fsck` names it.
+
+    Another model answers meanwhile. The version answers again once the manifest is back.
     """
     owner = make_tenant(up, "loser", scratch)
     directory = make_tiny(scratch / "lost", "llama", seed=13)
@@ -208,13 +206,13 @@ def test_lost_manifest(up: Installation, scratch: Path) -> None:
 
 
 def _versions(owner: Tenant) -> list[dict[str, list[object]]]:
-    """What the admin API says of the versions of the tenant's model."""
+    """Return the versions of the tenant's model from the admin API."""
     found: list[dict[str, list[object]]] = ask(owner.up, "GET", "/admin/v1/models/m", owner.admin).json["versions"]
     return found
 
 
 def test_start_that_fails_says_why(up: Installation, scratch: Path) -> None:
-    """The weights of a version are gone from every tier: its caller and the admin API say which failure it is."""
+    """A start that fails for missing weights says `chunk_missing` to its caller and in the admin API."""
     owner = make_tenant(up, "weightless", scratch)
     assert owner.push(make_tiny(scratch / "weightless", "llama", seed=14))["exit"] == 0
     _forget(up, owner)
@@ -225,6 +223,6 @@ def test_start_that_fails_says_why(up: Installation, scratch: Path) -> None:
         codes = {answer.json["error"]["code"] for answer in answers}
         assert not codes & {"internal", "model_not_found", "unavailable"}, answers[0].raw
         assert "chunk_missing" in codes, answers[0].raw
-        told = ask(up, "GET", "/admin/v1/models/m", owner.admin).raw.decode()
-        assert "chunk_missing" in told, told
+        shown = ask(up, "GET", "/admin/v1/models/m", owner.admin).raw.decode()
+        assert "chunk_missing" in shown, shown
     assert bystander.failures == []

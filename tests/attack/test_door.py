@@ -1,4 +1,4 @@
-"""Attacks on the process that faces the world: its issuer, its replacement, its TLS, its idempotency keys."""
+"""Attacks on the activator: on its token issuer, its hot restart, its TLS, its idempotency keys and its replicas."""
 
 import asyncio
 import os
@@ -32,13 +32,13 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 NESTED: Final = b'{"keys":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 ABORTS: Final = 3000
-QUEUED: Final = 150  # more than the streams of two replicas
+QUEUED: Final = 150  # more than the concurrent streams of two replicas
 PLATEAU_BYTES: Final = 16 * MIB
 
 
 @contextmanager
 def _issuer(scratch: Path, signer: Signer) -> Iterator[KeyServer]:
-    """An issuer of tokens in a thread of its own."""
+    """A token issuer in its own thread."""
     loop, found, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     servers: list[KeyServer] = []
 
@@ -60,49 +60,48 @@ def _issuer(scratch: Path, signer: Signer) -> Iterator[KeyServer]:
 
 
 @dataclass(frozen=True)
-class Door:
-    """An installation that takes keys and the tokens of an issuer of ours."""
+class Ground:
+    """An installation that accepts API keys and the tokens of a test issuer."""
 
     up: Installation
     issuer: KeyServer
     signer: Signer
-    settings: Path  # its file of issuers
+    settings: Path  # the file of issuers
 
     @property
     def tenant(self) -> Tenant:
-        """Whose requests must be answered all the time."""
+        """The tenant whose requests must always be answered."""
         return default_tenant(self.up)
 
     def with_token(self, scratch: Path, kid: str | None = None) -> int:
-        """The status of a request that shows a token."""
+        """Return the status of a request that shows a token."""
         signer = self.signer if kid is None else Signer(kid)
         place = scratch / "token"
         place.write_text(signer.token(claims(time.time())))
         return ask(self.up, "GET", "/v1/models", place).status
 
     def pid(self) -> int:
-        """Of the activator."""
         return services(self.up)["activator"].pid
 
 
 @pytest.fixture(scope="module")
-def door(scratch: Path, tiny: Path) -> Iterator[Door]:
-    """`kelvin up` with an issuer, whose one model is ready."""
+def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
+    """`kelvin up` with an issuer and one ready model."""
     signer = Signer("one")
     with _issuer(scratch / "idp", signer) as issuer:
         file = issuer.file(scratch / "issuers.toml", 'scopes = ["infer"]\nrefresh_s = 10\n')
-        with running_installation(scratch / "door", settings={**SETTINGS, "KELVIN_OIDC": str(file)}) as up:
+        with running_installation(scratch / "ground", settings={**SETTINGS, "KELVIN_OIDC": str(file)}) as up:
             up.push(tiny, "m")
             up.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 1})
-            yield Door(up, issuer, signer, file)
+            yield Ground(up, issuer, signer, file)
 
 
-def _to_zero(door: Door) -> None:
-    """Take the model to zero; what is not there yet is asked again."""
+def _to_zero(ground: Ground) -> None:
+    """Scale the model to zero. A 503 is asked again."""
 
     def is_at_zero() -> bool:
-        stopped = ask(door.up, "POST", "/admin/v1/models/m/stop", door.tenant.admin)
-        found = ask(door.up, "GET", "/admin/v1/models/m", door.tenant.admin)
+        stopped = ask(ground.up, "POST", "/admin/v1/models/m/stop", ground.tenant.admin)
+        found = ask(ground.up, "GET", "/admin/v1/models/m", ground.tenant.admin)
         if 503 in (stopped.status, found.status):
             return False
         return not any(version["replicas"] for version in found.json["versions"])
@@ -110,110 +109,112 @@ def _to_zero(door: Door) -> None:
     wait(is_at_zero, "the model is at zero")
 
 
-def _restart(door: Door) -> tuple[int, str, str]:
-    return run_command(door.up.data, "restart", "activator")
+def _restart(ground: Ground) -> tuple[int, str, str]:
+    return run_command(ground.up.data, "restart", "activator")
 
 
-def _others(door: Door, before: int) -> list[psutil.Process]:
-    """Return the activators beside the one that was there before."""
-    children = supervisor(door.up).children()
+def _others(ground: Ground, before: int) -> list[psutil.Process]:
+    """Return the activators other than the process `before`."""
+    children = supervisor(ground.up).children()
     return [child for child in children if child.pid != before and command(child)[-1:] == ["activator"]]
 
 
-def test_nested_key_set(door: Door, scratch: Path) -> None:
-    """The issuer answers with a hundred thousand nested lists. Keys go on, the tokens of before as well, the activator
-    is the same process; a key set that is sound again is taken.
+def test_nested_key_set(ground: Ground, scratch: Path) -> None:
+    """An issuer that answers with 100,000 nested lists does no harm: API keys and known tokens are still accepted.
+
+    The activator stays the same process, and takes the next sound key set.
     """
-    assert door.with_token(scratch) == 200
-    before, asked = door.pid(), door.issuer.asked
-    with Bystander(lambda: door.tenant.complete()) as bystander:
-        door.issuer.body = NESTED
+    assert ground.with_token(scratch) == 200
+    before, asked = ground.pid(), ground.issuer.asked
+    with Bystander(lambda: ground.tenant.complete()) as bystander:
+        ground.issuer.body = NESTED
         try:
-            assert door.with_token(scratch, "stranger") != 200  # names a key that has to be looked for
-            wait(lambda: door.issuer.asked > asked, "the key set is fetched")
+            assert ground.with_token(scratch, "stranger") != 200  # names an unknown key, so that the key set is fetched
+            wait(lambda: ground.issuer.asked > asked, "the key set is fetched")
             bystander.wait_for(5)
-            assert door.with_token(scratch) == 200
+            assert ground.with_token(scratch) == 200
         finally:
-            door.issuer.body = None
+            ground.issuer.body = None
     assert bystander.failures == []
-    assert door.pid() == before
-    asked = door.issuer.asked
-    wait(lambda: door.issuer.asked > asked, "the key set is fetched again")
-    assert door.with_token(scratch) == 200
-    assert door.pid() == before
+    assert ground.pid() == before
+    asked = ground.issuer.asked
+    wait(lambda: ground.issuer.asked > asked, "the key set is fetched again")
+    assert ground.with_token(scratch) == 200
+    assert ground.pid() == before
 
 
-def test_door_change_that_fails(door: Door) -> None:
-    """A new door that can't read a setting, and one that is killed while it starts: the command says so in a sentence,
-    the old door starts models from zero as before. Then a change that goes well.
+def test_door_change_that_fails(ground: Ground) -> None:
+    """A hot restart that fails leaves the old activator serving, and the command says why.
+
+    Two failures: the new activator can't read a setting, or is killed while it starts. The next restart succeeds.
     """
-    good = door.settings.read_text()
-    before = door.pid()
-    with Bystander(lambda: door.tenant.complete()) as bystander:
-        door.settings.write_text("[[issuer]]\nissuer = 3\n")
+    good = ground.settings.read_text()
+    before = ground.pid()
+    with Bystander(lambda: ground.tenant.complete()) as bystander:
+        ground.settings.write_text("[[issuer]]\nissuer = 3\n")
         try:
-            said = failure_text(*_restart(door))
+            said = failure_text(*_restart(ground))
         finally:
-            door.settings.write_text(good)
+            ground.settings.write_text(good)
         assert said.strip()
         bystander.wait_for(3)
-        assert door.pid() == before
+        assert ground.pid() == before
     assert bystander.failures == []
-    _to_zero(door)
-    assert door.tenant.complete().status == 200, "the old door wakes nobody any more"
+    _to_zero(ground)
+    assert ground.tenant.complete().status == 200, "the old activator starts no model any more"
 
     killed: list[int] = []
 
-    def kill_the_new_one() -> None:
+    def kill_new_activator() -> None:
         def is_killed() -> bool:
-            for new in _others(door, before):
+            for new in _others(ground, before):
                 with suppress(psutil.NoSuchProcess):
                     new.kill()
                     killed.append(new.pid)
             return bool(killed)
 
-        wait(is_killed, "a new door starts")
+        wait(is_killed, "a new activator starts")
 
-    with Bystander(lambda: door.tenant.complete()) as bystander:
-        (code, out, err), _ = all_at_once(lambda: _restart(door), kill_the_new_one)
+    with Bystander(lambda: ground.tenant.complete()) as bystander:
+        (code, out, err), _ = all_at_once(lambda: _restart(ground), kill_new_activator)
         assert "Traceback" not in out + err, out + err
         bystander.wait_for(3)
     assert bystander.failures == []
-    _to_zero(door)
-    assert door.tenant.complete().status == 200, f"after {code} {out} {err} nobody is woken"
+    _to_zero(ground)
+    assert ground.tenant.complete().status == 200, f"after {code} {out} {err} no model is started"
 
-    now = door.pid()
-    with Bystander(lambda: door.tenant.complete()) as bystander:
-        code, out, err = _restart(door)
+    now = ground.pid()
+    with Bystander(lambda: ground.tenant.complete()) as bystander:
+        code, out, err = _restart(ground)
         assert code == 0, out + err
     assert bystander.failures == []
-    assert door.pid() != now
-    _to_zero(door)
-    assert door.tenant.complete().status == 200
+    assert ground.pid() != now
+    _to_zero(ground)
+    assert ground.tenant.complete().status == 200
 
 
 @pytest.fixture
-def payer(door: Door, scratch: Path, tiny: Path) -> Tenant:
-    """A tenant on whose bill nothing is yet, with a model."""
-    tenant = make_tenant(door.up, f"payer-{time.time_ns()}", scratch)
+def payer(ground: Ground, scratch: Path, tiny: Path) -> Tenant:
+    """A tenant with a model and no requests on its bill."""
+    tenant = make_tenant(ground.up, f"payer-{time.time_ns()}", scratch)
     assert tenant.push(tiny)["exit"] == 0
     return tenant
 
 
 def _paid(tenant: Tenant) -> int:
-    """Requests on its bill that went well."""
+    """Return the number of successful requests on the tenant's bill."""
     found: int = tenant.report()["requests"].get("ok", 0)
     return found
 
 
-def _ask_across_a_change(door: Door, payer: Tenant) -> list[Answer]:
-    """Answers to one request with one key: begun before a planned change of the door, during it, and after it."""
+def _ask_across_restart(ground: Ground, payer: Tenant) -> list[Answer]:
+    """Return the answers to one idempotency key, sent before, during and after a hot restart of the activator."""
     body = {"model": "m", "prompt": "w1 w2", "max_tokens": 600, "temperature": 0}
     key = {"idempotency-key": f"once-{time.time_ns()}"}
-    before = door.pid()
+    before = ground.pid()
 
     def repeat() -> Answer:
-        """As a client does that has no answer yet: again, when it was told to come."""
+        """Send the request again while it gets 409, after the time in `Retry-After`."""
         limit = time.monotonic() + 60
         while (answer := payer.post("/v1/completions", body, key)).status == 409:
             assert time.monotonic() < limit, "its hints lead nowhere"
@@ -221,11 +222,11 @@ def _ask_across_a_change(door: Door, payer: Tenant) -> list[Answer]:
         return answer
 
     def change() -> tuple[int, str, str]:
-        wait(lambda: metric(door.up, "kelvin_keyed_runs{") > 0, "the first request runs")
-        return _restart(door)
+        wait(lambda: metric(ground.up, "kelvin_keyed_runs{") > 0, "the first request runs")
+        return _restart(ground)
 
     def later() -> Answer:
-        wait(lambda: _others(door, before), "a new door starts")
+        wait(lambda: _others(ground, before), "a new activator starts")
         return repeat()
 
     first, changed, second = all_at_once(repeat, change, later)
@@ -235,23 +236,23 @@ def _ask_across_a_change(door: Door, payer: Tenant) -> list[Answer]:
     return answers
 
 
-def test_idempotency_key_across_a_door_change_is_charged_once(door: Door, payer: Tenant) -> None:
-    """The same key before, during and after a planned change of the door: one request on the bill."""
-    _ask_across_a_change(door, payer)
+def test_idempotency_key_across_a_door_change_is_charged_once(ground: Ground, payer: Tenant) -> None:
+    """One idempotency key used before, during and after a hot restart is one request on the bill."""
+    _ask_across_restart(ground, payer)
     wait(lambda: _paid(payer) > 0, "the run is on the bill")
-    # Records reach the bill in the order in which a door writes them, so a second charge would come before this one.
+    # Records reach the bill in the order in which an activator writes them, so a second charge would precede this one.
     later = payer.complete()
-    wait(lambda: is_recorded(door.up, later.headers["x-request-id"]), "a later request is on the bill")
+    wait(lambda: is_recorded(ground.up, later.headers["x-request-id"]), "a later request is on the bill")
     assert _paid(payer) == 2
 
 
-def test_idempotency_key_across_a_door_change_runs_once(door: Door, payer: Tenant) -> None:
-    """The same key before, during and after a planned change of the door: the answer of one run, byte for byte."""
-    assert len({each.raw for each in _ask_across_a_change(door, payer)}) == 1
+def test_idempotency_key_across_a_door_change_runs_once(ground: Ground, payer: Tenant) -> None:
+    """One idempotency key used before, during and after a hot restart gets the bytes of one run."""
+    assert len({each.raw for each in _ask_across_restart(ground, payer)}) == 1
 
 
 def _hello() -> bytes:
-    """Return a whole hello, as any client begins."""
+    """Return a complete TLS client hello."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
@@ -260,7 +261,7 @@ def _hello() -> bytes:
 
 
 def _abort(port: int, hello: bytes, *, is_answered: bool) -> None:
-    """Begin a handshake and reset the connection in the middle of it: at once, or when the server has answered."""
+    """Reset a connection during its handshake: at once, or after the server's first byte."""
     with suppress(OSError), closing(socket.create_connection(("localhost", port), timeout=10)) as plain:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         plain.sendall(hello)
@@ -268,55 +269,56 @@ def _abort(port: int, hello: bytes, *, is_answered: bool) -> None:
             plain.recv(1)
 
 
-def test_aborted_handshakes(door: Door) -> None:
-    """Thousands of TLS handshakes that are reset, cut within the hello or after the server's answer. A bystander is
-    answered; the second half takes no more memory than the first left.
+def test_aborted_handshakes(ground: Ground) -> None:
+    """Thousands of aborted TLS handshakes leave a bystander served, and the second half adds no memory.
+
+    Half are cut within the client hello, half after the server's answer.
     """
 
     def storm() -> int:
         with ThreadPoolExecutor(16) as pool:
             for is_answered in (False, True):
-                attack = partial(_abort, door.up.port, whole if is_answered else whole[:126], is_answered=is_answered)
+                attack = partial(_abort, ground.up.port, whole if is_answered else whole[:126], is_answered=is_answered)
                 for each in [pool.submit(attack) for _ in range(ABORTS // 2)]:
                     each.result()
-        return anonymous_bytes(door.pid())
+        return anonymous_bytes(ground.pid())
 
-    whole, before = _hello(), door.pid()
-    with Bystander(lambda: door.tenant.complete()) as bystander:
+    whole, before = _hello(), ground.pid()
+    with Bystander(lambda: ground.tenant.complete()) as bystander:
         first = storm()
         second = storm()
     assert bystander.failures == []
-    assert door.pid() == before
+    assert ground.pid() == before
     assert second - first < PLATEAU_BYTES, f"{first >> 20} MiB, then {second >> 20} MiB"
 
 
 @pytest.mark.parametrize("service", ["activator", "controlplane", "weightcache", "zygote"])
-def test_killed_while_a_model_is_at_zero(door: Door, service: str) -> None:
-    """SIGKILL to what a start needs, three times, each just before the request that needs it: it is answered."""
+def test_killed_while_a_model_is_at_zero(ground: Ground, service: str) -> None:
+    """A process that a start needs is killed just before a request at zero, three times. The request is answered."""
     for _ in range(3):
-        _to_zero(door)
-        found = services(door.up)
+        _to_zero(ground)
+        found = services(ground.up)
         for name, process in found.items():
             if name.endswith(service):
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
         assert any(name.endswith(service) for name in found), found
-        assert door.tenant.complete().status == 200
+        assert ground.tenant.complete().status == 200
 
 
 @pytest.mark.parametrize("killed", [1, 2], ids=["one of two", "both"])
-def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed: int) -> None:
-    """Two replicas and a queue behind them; one or both are killed at once, twice. Every request is answered, or lost
-    with its replica by name; what is answered is on the bill once. The activator is the same process, and as many
-    requests again find their slots.
+def test_replicas_killed_while_requests_queue(ground: Ground, payer: Tenant, killed: int) -> None:
+    """When replicas are killed under a queue, each request is answered or fails with the loss, and is billed once.
+
+    One or both of two replicas are killed, twice. The activator survives, and the same requests then all succeed.
     """
-    _to_zero(door)  # there is room for both
+    _to_zero(ground)  # both replicas need free device slots
     path = "/admin/v1/models/m/scale"
-    code, out, err = default_tenant(door.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
-    assert code == 0, out + err  # so that its share of the device slots holds two replicas, whoever else has some
-    wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
+    code, out, err = default_tenant(ground.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
+    assert code == 0, out + err  # its share of the device slots must hold two replicas, also beside other tenants
+    wait(lambda: ask(ground.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
     wait(lambda: len(_replicas(payer)) == 2, "two replicas are ready")
-    before = door.pid()
+    before = ground.pid()
     jobs = [lambda n=n: payer.complete(f"w{n % 60}", max_tokens=48) for n in range(QUEUED)]
 
     def kill() -> None:
@@ -327,30 +329,30 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     *answers, _ = all_at_once(*jobs, kill)
     refused = [answer for answer in answers if answer.status != 200]
     assert {answer.json["error"]["code"] for answer in refused} <= {"replica_lost", "breaker_open", "start_failed"}
-    assert door.pid() == before
+    assert ground.pid() == before
     wait(lambda: payer.complete().status == 200, "it serves again")
     again = all_at_once(*jobs)
     assert [answer.raw for answer in again if answer.status != 200] == []
-    assert door.pid() == before
+    assert ground.pid() == before
     answered = len(answers) - len(refused) + QUEUED + 1
     wait(lambda: _paid(payer) >= answered, "all are on the bill")
     assert _paid(payer) == answered
-    ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
-    ask(door.up, "POST", "/admin/v1/models/m/stop", payer.admin)
+    ask(ground.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
+    ask(ground.up, "POST", "/admin/v1/models/m/stop", payer.admin)
 
 
 def _listener_pid(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
-        except OSError:  # nobody listens
+        except OSError:  # no process listens
             return 0
         pid: int = struct.unpack("iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         return pid
 
 
 class Impostor:
-    """Takes the socket of a replica, and answers each request there as no runtime does."""
+    """Takes over a replica's socket and sends the same wrong answer to each request."""
 
     def __init__(self, path: Path, answer: bytes) -> None:
         self._path, self._answer = path, answer
@@ -372,7 +374,7 @@ class Impostor:
         self._path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        with suppress(OSError):  # it was shut down
+        with suppress(OSError):  # `accept` fails once the listener is shut down
             while True:
                 with closing(self._listener.accept()[0]) as connection, suppress(OSError):
                     connection.settimeout(5)
@@ -390,36 +392,37 @@ IMPOSTORS: Final = {
 
 
 @pytest.mark.parametrize("answer", IMPOSTORS.values(), ids=IMPOSTORS.keys())
-def test_another_server_in_place_of_a_replica(door: Door, payer: Tenant, answer: bytes) -> None:
-    """A replica's runtime is killed while the control plane is stopped, so nobody tells the activator, and another
-    server listens on its socket. Each request is answered by the other replica, also those that were sent there.
+def test_another_server_in_place_of_a_replica(ground: Ground, payer: Tenant, answer: bytes) -> None:
+    """Requests sent to a foreign server on a dead replica's socket are answered by the other replica.
+
+    The control plane is stopped, so that the activator is not told of the death.
     """
     path = "/admin/v1/models/m/scale"
-    code, out, err = default_tenant(door.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
-    assert code == 0, out + err  # so that its share of the device slots holds two replicas, whoever else has some
-    wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
+    code, out, err = default_tenant(ground.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
+    assert code == 0, out + err  # its share of the device slots must hold two replicas, also beside other tenants
+    wait(lambda: ask(ground.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
     wait(lambda: len(_replicas(payer)) == 2, "two replicas are ready")
     pid = _replicas(payer)[0]
-    (place,) = [path for path in (door.up.data / "run").glob("rt-*.sock") if _listener_pid(path) == pid]
-    controlplane = services(door.up)["controlplane"]
+    (place,) = [path for path in (ground.up.data / "run").glob("rt-*.sock") if _listener_pid(path) == pid]
+    controlplane = services(ground.up)["controlplane"]
     controlplane.suspend()
     try:
         os.kill(pid, signal.SIGKILL)
         with Impostor(place, answer) as impostor:
             answers = all_at_once(*[lambda n=n: payer.complete(f"w{n}", max_tokens=4) for n in range(16)])
-        assert impostor.asked, "nobody was sent there"
+        assert impostor.asked, "no request reached the impostor"
     finally:
         controlplane.resume()
     assert [found.raw for found in answers if found.status != 200] == []
     wait(lambda: payer.complete().status == 200, "it serves again")
-    # The control plane may have to start again: it was silent for as long as the answers took.
-    wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1}).status == 200, "it has no minimum")
-    wait(lambda: ask(door.up, "POST", "/admin/v1/models/m/stop", payer.admin).status < 300, "it is stopped")
+    # The control plane was suspended while the requests ran, so it may have been restarted.
+    wait(lambda: ask(ground.up, "PUT", path, payer.admin, {"min": 0, "max": 1}).status == 200, "it has no minimum")
+    wait(lambda: ask(ground.up, "POST", "/admin/v1/models/m/stop", payer.admin).status < 300, "it is stopped")
     wait(lambda: not _replicas(payer), "its slots are free for the next attack")
 
 
 def _kill_replicas(tenant: Tenant, count: int) -> None:
-    """Kill so many at once, and wait until the control plane knows."""
+    """Kill this many replicas at once, and wait until the control plane has noticed."""
     pids = _replicas(tenant)[:count]
     for pid in pids:
         with suppress(ProcessLookupError):

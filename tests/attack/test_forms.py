@@ -1,6 +1,6 @@
-"""Requests whose form is meant to pass for something else: smuggled bodies, doubled headers, codings, versions.
+"""Malformed and ambiguous HTTP requests: smuggled bodies, doubled headers, codings, versions.
 
-All go to one installation; after each, a well-formed request on a connection of its own is answered.
+All go to one installation. After each test, a well-formed request on another connection is answered.
 """
 
 import json
@@ -34,7 +34,7 @@ def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
 
 @pytest.fixture
 def victim(up: Installation) -> Iterator[Tenant]:
-    """The caller whose well-formed request is answered after the attack."""
+    """A tenant whose well-formed request is answered after the attack."""
     tenant = default_tenant(up)
     yield tenant
     assert tenant.complete().status == 200
@@ -52,8 +52,9 @@ UPGRADES: Final = {
 def test_upgrade_smuggles_no_request(
     up: Installation, victim: Tenant, upgrade: tuple[str, ...], is_chunked: bool
 ) -> None:
-    """A proxy reuses one connection for two callers; the first one's body is a request. There are two answers, each to
-    its own: the second caller gets the list of models that it asked for, and nothing comes behind it.
+    """A request hidden in the body of an upgrade request is not run.
+
+    A proxy reuses the connection for a second caller, who gets the answer to their own request and no other.
     """
     inner = request(up, BODY)
     key = victim.infer.read_text().strip()
@@ -66,7 +67,10 @@ def test_upgrade_smuggles_no_request(
         wire.send(first)
         refused = wire.answer()
         assert refused is not None
-        assert (refused.status, refused.json["error"]["code"]) == (400, "invalid_request")  # a request is no JSON
+        assert (refused.status, refused.json["error"]["code"]) == (
+            400,
+            "invalid_request",
+        )  # a raw HTTP request is not JSON
         wire.send(second)
         answer = wire.answer()
         assert answer is not None
@@ -87,9 +91,7 @@ FORMS: Final = {
 
 @pytest.mark.parametrize(("raw", "headers"), FORMS.values(), ids=FORMS.keys())
 def test_ambiguous_form_is_refused(up: Installation, victim: Tenant, raw: bytes, headers: tuple[str, ...]) -> None:
-    """Two values where one is read, and codings that nobody undoes, are 400; nothing behind them is answered as a
-    request of its own.
-    """
+    """A header given twice, or a coding that the server does not undo, is 400. Nothing after it is run as a request."""
     with RawTlsConnection(up) as wire:
         wire.send(request(up, raw or BODY, *headers))
         answer = wire.answer()
@@ -101,7 +103,7 @@ def test_ambiguous_form_is_refused(up: Installation, victim: Tenant, raw: bytes,
 
 @pytest.mark.parametrize("version", ["HTTP/2.0", "HTTP/1.2", "HTTP/0.9", "RTSP/1.0"])
 def test_other_versions_are_refused(up: Installation, victim: Tenant, version: str) -> None:
-    """A request line with a version that we do not speak is 400."""
+    """A request line with an unsupported HTTP version is 400."""
     with RawTlsConnection(up) as wire:
         wire.send(request(up, BODY, version=version))
         answer = wire.answer()
@@ -110,7 +112,7 @@ def test_other_versions_are_refused(up: Installation, victim: Tenant, version: s
 
 
 def test_trailers_are_dropped(up: Installation, victim: Tenant) -> None:
-    """A key, a length and a host in the trailers change nothing: the body is answered once, and the next as well."""
+    """A key, a length and a host in the trailers are ignored: each body is answered once."""
     raw = json.dumps(BODY).encode()
     trailers = b"Authorization: Bearer kv-0-0\r\nContent-Length: 3\r\nHost: elsewhere\r\nTransfer-Encoding: gzip\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(raw), raw, trailers)
@@ -124,9 +126,8 @@ def test_trailers_are_dropped(up: Installation, victim: Tenant) -> None:
 
 
 def test_retry_hint_is_reachable(up: Installation, victim: Tenant, scratch: Path) -> None:
-    """A request that may take more tokens than its tenant has in a minute is told so, and not to come back; one that
-    fits is answered.
-    """
+    """A request above its tenant's tokens per minute is refused without a retry hint. A smaller one succeeds by its
+    hints."""
     small = make_tenant(up, "small", scratch, "--tpm", "100")
     code, out, err = run_command(up.data, "models", "grant", "m", "small")
     assert code == 0, out + err
@@ -136,14 +137,15 @@ def test_retry_hint_is_reachable(up: Installation, victim: Tenant, scratch: Path
     assert "retry-after" not in refused.headers
     limit = time.monotonic() + 70
     while (answer := small.complete(model="default/m", max_tokens=4)).status == 429:
-        assert time.monotonic() < limit, "its hints lead nowhere"
+        assert time.monotonic() < limit, "the retry hints never led to an answer"
         time.sleep(float(answer.headers["retry-after"]))
     assert answer.status == 200, answer.raw
 
 
 def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: Path) -> None:
-    """Another process holds the database's write lock until who waits for it has given up. Requests are answered
-    meanwhile; afterwards a budget of one micro-unit lets nothing pass.
+    """While another process holds the database's write lock, requests are answered and changes are refused with 503.
+
+    Afterwards a budget of one micro-unit stops all requests.
     """
     spender = make_tenant(up, "locked", scratch)
     assert spender.push(tiny)["exit"] == 0
@@ -161,6 +163,6 @@ def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: 
     assert bystander.failures == []
     code, out, err = run_command(up.data, "tenants", "set", "locked", "--budget-micros", "1")
     assert code == 0, out + err
-    wait(lambda: spender.complete().status == 429, "the budget is told", 40)
+    wait(lambda: spender.complete().status == 429, "the budget is enforced", 40)
     codes = {spender.complete().json.get("error", {}).get("code") for _ in range(50)}
     assert codes == {"insufficient_quota"}

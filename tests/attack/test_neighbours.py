@@ -1,4 +1,4 @@
-"""One tenant against another on one machine: floods of filters, prompts, slots and a shared model."""
+"""One tenant against another on one machine: floods of filters, long prompts, pinned slots, a shared model."""
 
 import json
 import re
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 CARD: Final = "4111 1111 1111 1111"
 REGIONS: Final = ["AU", "BR", "CA", "CN", "DE", "ES", "FR", "GB", "IN", "IT", "JP", "KR", "MX", "NL", "SE", "US"]
 STOPS: Final = {"CREDIT_CARD": "stop"}
-# What filters have to work on most: every kind that reads digits, in every region, on a text that is all digits.
+# The most expensive input for the filters: every kind that reads digits, in every region, on a text of digits.
 POLICY_OF_THE_ATTACKER: Final = {
     "format": 1,
     "deadline_ms": 5000,
@@ -43,13 +43,13 @@ POLICY_OF_THE_VICTIM: Final = {
 }
 DIGITS: Final = "0301 5556789 " * 300
 PROMPTS: Final = 30
-STREAMS: Final = 64  # of a replica
-MEASURED: Final = 60  # so that the 95th percentile is not the slowest of all
+STREAMS: Final = 64  # concurrent streams of one replica
+MEASURED: Final = 60  # with fewer requests, the 95th percentile would be the slowest one
 
 
 @dataclass(frozen=True)
 class Ground:
-    """An installation with filters, an attacker and a victim, who both have a filtered model `m` and a plain `p`."""
+    """An installation with filters. Attacker and victim each have a filtered model `m` and a plain model `p`."""
 
     up: Installation
     attacker: Tenant
@@ -64,7 +64,7 @@ def _filtered(source: Path, directory: Path, policy: object) -> Path:
 
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
-    """Eight device slots."""
+    """An installation with eight device slots."""
     with running_installation(
         scratch / "neighbours", settings={**SETTINGS, "KELVIN_FILTERS": "on", "KELVIN_DEVICE_SLOTS": "8"}
     ) as up:
@@ -80,13 +80,14 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
 
 
 def scale(tenant: Tenant, model: str, **values: object) -> Any:
-    """Set how a model scales; the answer."""
+    """Set a model's scale. Return the answer."""
     return ask(tenant.up, "PUT", f"/admin/v1/models/{model}/scale", tenant.admin, values)
 
 
 def test_flooded_filters(ground: Ground) -> None:
-    """One tenant's texts keep the filters busy all the time. The victim's requests are answered, and no card number
-    passes its stop rule, though that allows what was not looked at in time.
+    """While one tenant floods the filters, another's requests are answered, and no card number passes its stop rule.
+
+    The victim's policy allows what the filters could not check in time.
     """
     with ExitStack() as flood:
         attackers = [flood.enter_context(Bystander(lambda: ground.attacker.complete(DIGITS), 0)) for _ in range(6)]
@@ -116,15 +117,16 @@ FORMS: Final = {
 
 @pytest.mark.parametrize("card", FORMS.values(), ids=FORMS.keys())
 def test_card_number_as_it_is_written(ground: Ground, card: str) -> None:
-    """A card number with other spaces, hyphens or digits is one; sixteen digits that are no card pass."""
+    """A card number is found with other spaces, hyphens or digits. Sixteen digits with a wrong check digit pass."""
     answer = ground.victim.complete(f"pay with {card}")
     assert (answer.status, answer.json["error"]["code"]) == (400, "content_filter"), answer.raw
     assert ground.victim.complete("pay with 4111 1111 1111 1112").status == 200
 
 
 def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
-    """The filters hang while a card number comes that may be cached and has an idempotency key: as the victim's rule
-    allows, it passes. The same request again, once they are back, is stopped.
+    """An answer that passed while the filters hung is not repeated from the cache or for its idempotency key.
+
+    The same request is stopped once the filters are back.
     """
     body = {"model": "m", "prompt": f"pay {CARD}", "max_tokens": 2, "temperature": 0}
     headers = {"x-kelvin-cache": "allow", "idempotency-key": f"unseen-{time.time_ns()}"}
@@ -142,7 +144,7 @@ def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
 
 
 def _longest_gap(tenant: Tenant, tokens: int) -> float:
-    """The longest pause between two events of one stream."""
+    """Return the longest pause between two events of one stream."""
     connection = connect(tenant.up)
     headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
     body = {"model": "p", "prompt": "w1", "max_tokens": tokens, "temperature": 0, "stream": True}
@@ -165,8 +167,9 @@ def _longest_gap(tenant: Tenant, tokens: int) -> float:
 
 
 def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
-    """Prompts of a megabyte for a model of 4,096 positions, thirty in all, six at once. Each is refused by its length;
-    a stream of the same replica pauses no longer than ten times as before, or a second.
+    """Megabyte prompts for a model of 4,096 positions are refused by length, and barely delay a stream beside them.
+
+    Thirty prompts, six at once. The stream may pause for a second, or ten times its pause alone.
     """
     alone = _longest_gap(ground.victim, 600)
     prompt = "w1 " * 330_000
@@ -175,15 +178,16 @@ def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
         return [ground.victim.complete(prompt, model="p") for _ in range(PROMPTS // 6)]
 
     *refused, beside = all_at_once(*[refuse] * 6, lambda: _longest_gap(ground.victim, 1500))
-    for answer in (each for several in refused for each in several):
+    for answer in (each for batch in refused for each in batch):
         assert answer.status == 400, answer.raw
         assert answer.json["error"]["code"] == "context_length_exceeded"
     assert beside < max(1.0, 10 * alone), f"{beside:.2f} s beside them, {alone:.2f} s alone"
 
 
 def test_pinned_slots_while_another_waits(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """`scale --min 8` of one tenant on a machine of eight slots, of which another one has a replica, is refused
-    with the numbers. The highest minimum that is allowed leaves room for a tenant who comes later: it is answered.
+    """A minimum scale above the tenant's share of the device slots is refused with the numbers.
+
+    The highest allowed minimum still leaves a slot for a tenant that comes later.
     """
     assert ground.victim.complete(model="p").status == 200
     refused = scale(ground.attacker, "p", min=8, max=8)
@@ -205,7 +209,7 @@ def test_pinned_slots_while_another_waits(ground: Ground, scratch: Path, tiny: P
 
 
 def test_spent_budget_ends_pinned_replicas(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """A tenant pins a replica and then has a budget of one micro-unit: requests are refused, and the replica leaves."""
+    """A tenant with a pinned replica spends its budget: its requests are refused, and its replica ends."""
     spender = make_tenant(ground.up, "spender", scratch)
     assert spender.push(tiny)["exit"] == 0
     assert scale(spender, "m", min=1, max=1).status == 200
@@ -225,7 +229,7 @@ def test_spent_budget_ends_pinned_replicas(ground: Ground, scratch: Path, tiny: 
 
 
 def _first_tokens(tenant: Tenant, model: str) -> float:
-    """The 95th percentile of the time to first token, over requests one after another on one connection."""
+    """Return the 95th percentile of the time to first token, of requests one after another on one connection."""
     connection, found = connect(tenant.up), []
     headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
     body = {"model": model, "prompt": "w1 w2", "max_tokens": 4, "temperature": 0, "stream": True}
@@ -243,8 +247,8 @@ def _first_tokens(tenant: Tenant, model: str) -> float:
 
 
 @contextmanager
-def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
-    """Have `clients` callers ask all the time, from another process. The block begins once each was answered."""
+def _guest_load(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
+    """Run `clients` concurrent callers in another process. The block begins once each was answered."""
     words = [tenant.up.port, tenant.up.data / "ca.pem", tenant.infer, model, clients, 100]
     command = [sys.executable, "-m", "tests.attack.load_generator", *map(str, words)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -257,10 +261,9 @@ def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
 
 
 def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
-    """A guest has a replica's slots and ten times as many requests again in the queue. The owner's time to first token,
-    at its 95th percentile, is at most twice what it is beside a guest who takes the same slots and does not queue.
+    """A guest's queue does not delay the owner: time to first token (95th percentile) at most doubles.
 
-    The replica computes on one core for both, so a full batch is slower for everybody; that is not what is compared.
+    It is compared with a guest that takes the same slots without a queue, since a full batch is slower for everyone.
     """
     owner = make_tenant(ground.up, "owner", scratch)
     guest = make_tenant(ground.up, "guest", scratch)
@@ -269,10 +272,10 @@ def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
     owner.run("models", "grant", "shared", "guest")
     wait(lambda: guest.complete(model="owner/shared").status == 200, "the guest may call it")
     alone = _first_tokens(owner, "shared")
-    with _crowd(guest, "owner/shared", STREAMS - 4):
+    with _guest_load(guest, "owner/shared", STREAMS - 4):
         beside = _first_tokens(owner, "shared")
-    with _crowd(guest, "owner/shared", 11 * STREAMS):
-        # Whatever else the machine does only makes it slower.
+    with _guest_load(guest, "owner/shared", 11 * STREAMS):
+        # Other work on the machine can only add time, so take the smaller of two measurements.
         behind = min(_first_tokens(owner, "shared") for _ in range(2))
     print(f"owner's time to first token: {alone:.3f} s alone, {beside:.3f} s beside, {behind:.3f} s behind the guest")
     assert behind <= 2 * max(alone, beside)

@@ -1,6 +1,6 @@
-"""Hostile pushes: what never ends, what wants gigabytes, what panics. Another tenant pushes and asks beside them.
+"""Hostile pushes: endless templates, files that expand to gigabytes, parsers that panic.
 
-Each is refused by the name of its file, takes bounded memory, and leaves the pushes of others alone.
+Each is refused with the name of its file and takes bounded memory. Another tenant's pushes and requests succeed.
 """
 
 import json
@@ -22,8 +22,10 @@ from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
-GROWTH_BYTES: Final = 1200 * MIB  # of all processes: a standby that judges, with what it imports, and the one behind it
-SEAL_BYTES: Final = 3072 * MIB  # a seal may grow by 2 GiB, and is looked at ten times a second
+GROWTH_BYTES: Final = (
+    1200 * MIB
+)  # of all processes: a standby that runs the checks, with its imports, and its replacement
+SEAL_BYTES: Final = 3072 * MIB  # a seal may grow by 2 GiB, and is checked ten times a second
 PUSH_S: Final = 60.0  # for a bystander's push of a few hundred kilobytes on busy cores
 JOBS: Final = 'kelvin_replicas{process="controlplane",state="job"}'
 NESTED_LOOPS: Final = (
@@ -34,7 +36,7 @@ NESTED_LOOPS: Final = (
 
 @dataclass(frozen=True)
 class Ground:
-    """An installation with an attacker, and a victim who pushes and asks."""
+    """An installation with an attacker, and a victim that pushes models and sends requests."""
 
     up: Installation
     attacker: Tenant
@@ -43,7 +45,7 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
-    """The victim's model answers."""
+    """An installation whose victim has a model that answers."""
     with running_installation(scratch / "pushes", settings=SETTINGS) as up:
         found = Ground(up, make_tenant(up, "attacker", scratch), make_tenant(up, "victim", scratch))
         assert found.victim.push(tiny)["exit"] == 0
@@ -52,7 +54,7 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
 
 
 def variant(source: Path, directory: Path, **changes: Callable[[Any], Any]) -> Path:
-    """Copy a model; `config`, `tokenizer` or `tokenizer_config` name a file of JSON and what becomes of its content."""
+    """Copy a model. Keyword arguments name its JSON files (`config`, `tokenizer`, ...) and the change to each."""
     shutil.copytree(source, directory)
     for name, change in changes.items():
         path = directory / f"{name}.json"
@@ -61,12 +63,12 @@ def variant(source: Path, directory: Path, **changes: Callable[[Any], Any]) -> P
 
 
 def with_template(source: Path, directory: Path, template: str) -> Path:
-    """Copy a model, with this chat template."""
+    """Copy a model and set its chat template."""
     return variant(source, directory, tokenizer_config=lambda config: config | {"chat_template": template})
 
 
 def _is_refused(answer: dict[str, Any], file: str) -> None:
-    """Exit code 3 is for a directory that may not be served; the file is named, and nothing of ours is."""
+    """Assert that the push was rejected (exit code 3) with the name of the file."""
     assert answer["exit"] == 3, answer
     error = answer["error"]
     assert error["code"] == "artifact_rejected", answer
@@ -74,8 +76,9 @@ def _is_refused(answer: dict[str, Any], file: str) -> None:
 
 
 def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """Eight pushes whose template never ends, at once, of one tenant: another tenant's push takes no minute and its
-    requests are answered; the attacker's are refused by the file that is at fault.
+    """Eight pushes with an endless template do not delay another tenant's push or requests.
+
+    Each of the eight is refused by the template's file, or as too many waiting pushes of one tenant.
     """
     directories = [with_template(tiny, scratch / f"endless-{n}", NESTED_LOOPS + str(n)) for n in range(8)]
     other = make_tiny(scratch / "beside", "llama", seed=2)
@@ -94,7 +97,7 @@ def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tin
     assert beside["exit"] == 0, beside
     assert taken[0] < PUSH_S
     for answer in refused:
-        if answer["exit"] == 1:  # more of one tenant than may wait
+        if answer["exit"] == 1:  # more pushes than may wait for one tenant
             assert answer["error"]["code"] == "overloaded", answer
         else:
             _is_refused(answer, "tokenizer_config.json")
@@ -110,7 +113,7 @@ TEMPLATES: Final = {
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 def test_template_bomb(ground: Ground, scratch: Path, tiny: Path, template: str) -> None:
-    """A template that makes gigabytes, or that no compiler takes, is refused by its file's name."""
+    """A template that makes gigabytes, or that is too deep to compile, is refused by its file name."""
     directory = with_template(tiny, scratch / f"template-{abs(hash(template))}", template)
     with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
         _is_refused(ground.attacker.push(directory), "tokenizer_config.json")
@@ -134,7 +137,7 @@ def _no_rotation(config: Any) -> Any:
 
 FILES: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "a normalizer that doubles": ("tokenizer", _doubles),
-    "a normalizer that puts before": ("tokenizer", _prepends),
+    "a normalizer that prepends": ("tokenizer", _prepends),
     "rope_theta 0": ("config", _no_rotation),
     "deep JSON in a config": ("config", lambda config: config | {"x": json.loads("[" * 900 + "]" * 900)}),
 }
@@ -142,9 +145,7 @@ FILES: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 
 @pytest.mark.parametrize(("file", "change"), FILES.values(), ids=FILES.keys())
 def test_hostile_file(ground: Ground, scratch: Path, tiny: Path, file: str, change: Callable[[Any], Any]) -> None:
-    """A normalizer that multiplies a text, a rotation by nothing, a deep member that nobody reads: refused by the name
-    of the file, with bounded memory.
-    """
+    """A hostile tokenizer or config is refused by its file name, with bounded memory."""
     directory = variant(tiny, scratch / f"file-{time.time_ns()}", **{file: change})
     with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
         _is_refused(ground.attacker.push(directory), f"{file}.json")
@@ -178,12 +179,12 @@ def _varint(number: int) -> bytes:
 
 
 def _empty_nodes() -> bytes:
-    """12 MiB of nodes that hold nothing: two bytes each."""
+    """Return 12 MiB of ONNX nodes that are empty: two bytes each."""
     nodes = b"\x0a\x00" * (6 << 20)
     return b"\x08\x08" + b"\x3a" + _varint(len(nodes)) + nodes
 
 
-# What is named, and how much more memory there may be. A graph that passes its reader is run, where the job is bounded.
+# The name in the refusal and the memory limit. A graph that passes its reader is run in a job with limits.
 GRAPHS: Final = {
     "a chain of Concat": (_concat_chain, "model", SEAL_BYTES),
     "empty nodes": (_empty_nodes, "model.onnx", GROWTH_BYTES),
@@ -192,7 +193,7 @@ GRAPHS: Final = {
 
 @pytest.mark.parametrize(("make", "named", "limit_bytes"), GRAPHS.values(), ids=GRAPHS.keys())
 def test_onnx_bomb(ground: Ground, scratch: Path, make: Callable[[], bytes], named: str, limit_bytes: int) -> None:
-    """A small graph that becomes gigabytes when it is read or run: refused by its name, with bounded memory."""
+    """A small ONNX graph that takes gigabytes to read or run is refused by name, with bounded memory."""
     directory = scratch / f"onnx-{make.__name__}"
     directory.mkdir()
     (directory / "model.onnx").write_bytes(make())
@@ -203,7 +204,7 @@ def test_onnx_bomb(ground: Ground, scratch: Path, make: Callable[[], bytes], nam
 
 
 def test_json_bomb_in_a_header(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """A tokenizer of 16 MiB of commas, which as objects would be half a gigabyte: refused before it is made."""
+    """A tokenizer of 16 MiB of empty lists, half a gigabyte as objects, is refused before it is parsed."""
     directory = variant(tiny, scratch / "commas")
     (directory / "tokenizer.json").write_bytes(b'{"a":[' + b"[]," * (5 << 20) + b"[]]}")
     with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
@@ -213,9 +214,7 @@ def test_json_bomb_in_a_header(ground: Ground, scratch: Path, tiny: Path) -> Non
 
 
 def test_panicking_regex(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """A tokenizer whose regular expression fails on one text passes the push. Whoever sends that text is told 422 with
-    the file's name, never `internal`; the replica goes on.
-    """
+    """A text on which the tokenizer's regular expression fails is 422 with the file's name, and the replica goes on."""
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 
     def panics(tokenizer: Any) -> Any:
@@ -236,7 +235,7 @@ def test_panicking_regex(ground: Ground, scratch: Path, tiny: Path) -> None:
 
 
 def test_racing_pushes(ground: Ground, scratch: Path) -> None:
-    """Four pushes of one directory at once: all have the same version, and one alone says that it made it."""
+    """Four concurrent pushes of one directory give one version, and one of them created it."""
     directory = make_tiny(scratch / "race", "llama", seed=3)
     answers = all_at_once(*[lambda: ground.victim.push(directory, "race")] * 4)
     assert [answer["exit"] for answer in answers] == [0] * 4, answers
@@ -245,7 +244,7 @@ def test_racing_pushes(ground: Ground, scratch: Path) -> None:
 
 
 def test_push_of_a_deleted_version(ground: Ground, scratch: Path) -> None:
-    """A version that was deleted and is pushed again is said to be back, and answers."""
+    """A deleted version that is pushed again is reported as restored, and answers."""
     first, second = make_tiny(scratch / "gone", "llama", seed=4), make_tiny(scratch / "stays", "llama", seed=5)
     version = ground.victim.push(first, "back")["version"]
     stays = ground.victim.push(second, "back")["version"]
@@ -258,9 +257,7 @@ def test_push_of_a_deleted_version(ground: Ground, scratch: Path) -> None:
 
 
 def test_one_message_on_which_a_template_loops(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """A template that loops for one message alone passes the push. Who says it is refused by the template's name; a
-    conversation beside it on the same replica goes on.
-    """
+    """A template that loops on one message is refused for that message alone. Other chats on the replica go on."""
     template = "{% if messages[0].content == 'loop' %}" + NESTED_LOOPS + "{% endif %}{{ messages[0].content }}"
     pushed = ground.attacker.push(with_template(tiny, scratch / "loops", template), "loops")
     assert pushed["exit"] == 0, pushed
@@ -282,7 +279,7 @@ def test_one_message_on_which_a_template_loops(ground: Ground, scratch: Path, ti
 
 
 def test_highest_number(ground: Ground, scratch: Path) -> None:
-    """`float32`'s highest number is taken in its shortest form, and given back; what is beyond it is 400."""
+    """The largest `float32` is accepted in its shortest form and returned. A larger number is 400."""
     from onnx import helper
 
     directory = scratch / "highest"

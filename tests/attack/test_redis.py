@@ -1,4 +1,4 @@
-"""Kept answers that fill a Redis, evictions, a flush, an outage: under an installation whose limits lie there."""
+"""Redis faults: cached answers fill it, foreign keys fill it, it is flushed, it dies. Shared limits live there."""
 
 import json
 import threading
@@ -20,16 +20,16 @@ from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
-ROOM_BYTES: Final = 2 * MIB  # beside what an empty Redis takes
-KEPT: Final = 240  # answers that an attacker has kept
-TOKENS: Final = 120  # of each, as a stream: some 30 KB, less where several tokens share an event
+ROOM_BYTES: Final = 2 * MIB  # above what an empty Redis uses
+KEPT: Final = 240  # answers that the attacker has cached
+TOKENS: Final = 120  # per answer, as a stream: about 30 KB, less where several tokens share an event
 RPM: Final = 60
-OTHERS: Final = 9  # activators that Redis was told of
+OTHERS: Final = 9  # activators that Redis knows of, besides the real one
 
 
 @dataclass(frozen=True)
 class Ground:
-    """An installation over a Redis, a tenant that fills it, and one with a budget and limits."""
+    """An installation with Redis, a tenant that fills it, and a tenant with a budget and limits."""
 
     up: Installation
     redis: RedisServer
@@ -39,7 +39,7 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
-    """All limits of the second tenant are wide but its rate."""
+    """An installation whose tenant `limited` has high limits; some of them live in Redis."""
     with RedisServer() as redis:
         settings = {**SETTINGS, "KELVIN_REDIS": redis.url}
         with running_installation(scratch / "redis", settings=settings) as up:
@@ -53,7 +53,7 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
 
 @pytest.fixture(autouse=True)
 def _empty(ground: Ground) -> Iterator[None]:
-    """Each attack begins with a Redis that answers, has no bound and holds nothing."""
+    """Reset Redis before each test: it answers, has no memory limit and holds no foreign data."""
     ground.redis.ask("CONFIG SET maxmemory 0")
     ground.redis.ask("FLUSHALL")
     wait(lambda: b"kelvin:members" in ground.redis.ask("KEYS kelvin:members"), "the activator is there")
@@ -72,24 +72,22 @@ def _bound(redis: RedisServer, policy: str) -> None:
 
 
 def _fill(ground: Ground, name: str) -> list[Answer]:
-    """Have as many answers kept, each for its key."""
+    """Request KEPT answers, each with its own idempotency key, and return them."""
 
-    def some(first: int) -> list[Answer]:
+    def request_every_eighth(first: int) -> list[Answer]:
         body = {"model": "m", "prompt": "w1", "max_tokens": TOKENS, "temperature": 0, "stream": True}
         return [
             ground.filler.post("/v1/completions", body, {"idempotency-key": f"{name}-{number}"})
             for number in range(first, KEPT, 8)
         ]
 
-    found = all_at_once(*[lambda first=first: some(first) for first in range(8)])
-    return [answer for several in found for answer in several]
+    found = all_at_once(*[lambda first=first: request_every_eighth(first) for first in range(8)])
+    return [answer for batch in found for answer in batch]
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
 def test_kept_answers_fill_redis(ground: Ground, policy: str) -> None:
-    """More answers are kept than Redis has room for. A tenant with a budget and limits is answered all the time, and
-    Redis itself answers within a second; so is the one that fills it.
-    """
+    """A full Redis delays no one: it answers a ping within a second, and all requests of both tenants succeed."""
     _bound(ground.redis, policy)
     slow: list[float] = []
     ended = threading.Event()
@@ -117,8 +115,9 @@ def test_kept_answers_fill_redis(ground: Ground, policy: str) -> None:
 
 
 def test_foreign_keys_fill_redis(ground: Ground) -> None:
-    """Foreign keys take all memory of a Redis that evicts nothing. A tenant with a budget and limits is always
-    answered, answers are kept elsewhere, and the activator stays a member: its limits are still counted in Redis.
+    """When foreign keys fill a Redis that evicts nothing, requests and keyed requests are answered.
+
+    The activator registers itself again, and limits are still counted in Redis.
     """
     _bound(ground.redis, "noeviction")
     ground.redis.ask("SETRANGE", "foreign", str(2 * ROOM_BYTES), "x")
@@ -132,14 +131,12 @@ def test_foreign_keys_fill_redis(ground: Ground) -> None:
         wait(lambda: ground.redis.ask("EXISTS kelvin:members") == b":1", "the activator is a member again")
         bystander.wait_for(10)
     assert bystander.failures == []
-    assert ground.redis.count_scripts() > scripts + 5  # twenty answers, some from one lease
+    assert ground.redis.count_scripts() > scripts + 5  # of twenty answers, several use one lease
     assert ground.redis.ask("EXISTS", f"kelvin:{{{ground.limited.name}}}:tokens") == b":1"
 
 
 def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """Redis loses its data four times while a tenant asks as fast as it can: no request fails but by its own limit, and
-    of that a minute's worth more passes for each time.
-    """
+    """Each flush of Redis lets at most one more minute of a tenant's rate pass, and causes no other errors."""
     fast = make_tenant(ground.up, "fast", scratch, "--rpm", str(RPM))
     assert fast.push(tiny)["exit"] == 0
     statuses: list[int] = []
@@ -151,7 +148,7 @@ def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
 
     def wait_for(status: int) -> None:
         had = statuses.count(status)
-        wait(lambda: statuses.count(status) > had, f"somebody is answered {status}")
+        wait(lambda: statuses.count(status) > had, f"a request is answered {status}")
 
     def flush() -> None:
         try:
@@ -171,7 +168,7 @@ def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
 
 
 def test_claims_of_a_flushed_redis(ground: Ground) -> None:
-    """Redis loses its data while requests with one key run: each caller is answered, and the bill has one request."""
+    """Redis is flushed while two requests with one key run: both are answered, and the bill has one request."""
     before = ground.filler.report()["requests"].get("ok", 0)
     body = {"model": "m", "prompt": "w1 w2", "max_tokens": 800, "temperature": 0}
     key = {"idempotency-key": f"flushed-{time.time_ns()}"}
@@ -179,7 +176,7 @@ def test_claims_of_a_flushed_redis(ground: Ground) -> None:
     def repeat() -> Answer:
         limit = time.monotonic() + 60
         while (answer := ground.filler.post("/v1/completions", body, key)).status == 409:
-            assert time.monotonic() < limit, "its hints lead nowhere"
+            assert time.monotonic() < limit, "the retry hints never led to an answer"
             time.sleep(float(answer.headers["retry-after"]))
         return answer
 
@@ -190,15 +187,16 @@ def test_claims_of_a_flushed_redis(ground: Ground) -> None:
     first, second, _ = all_at_once(repeat, repeat, flush)
     assert [first.status, second.status, repeat().status] == [200] * 3
     wait(lambda: ground.filler.report()["requests"].get("ok", 0) > before, "the run is on the bill")
-    # Records reach the bill in the order in which a door writes them, so a second charge would come before this one.
+    # Records reach the bill in the order in which an activator writes them, so a second charge would precede this one.
     later = ground.filler.complete()
     wait(lambda: is_recorded(ground.up, later.headers["x-request-id"]), "a later request is on the bill")
     assert ground.filler.report()["requests"]["ok"] == before + 2
 
 
 def test_retry_hint_above_a_share_is_reachable(ground: Ground, scratch: Path, tiny: Path) -> None:
-    """Redis dies while it knows of ten activators, so each has a tenth of every limit. A request that needs more than a
-    tenth of its tenant's minute is answered by the time that its hints say; others are answered meanwhile.
+    """With Redis down and ten known activators, a request above a tenth of its limit succeeds by its retry hints.
+
+    Other requests are answered meanwhile.
     """
     large = make_tenant(ground.up, "large", scratch, "--tpm", "6000")
     assert large.push(tiny)["exit"] == 0
@@ -216,7 +214,7 @@ def test_retry_hint_above_a_share_is_reachable(ground: Ground, scratch: Path, ti
             limit, answers = time.monotonic() + 100, []
             while (answer := large.complete(max_tokens=700)).status != 200:
                 answers.append(json.loads(answer.raw)["error"]["code"])
-                assert time.monotonic() < limit, f"its hints lead nowhere: {answers}"
+                assert time.monotonic() < limit, f"the retry hints never led to an answer: {answers}"
                 assert answer.status == 429, answer.raw
                 time.sleep(float(answer.headers["retry-after"]))
         assert bystander.failures == []
@@ -226,6 +224,6 @@ def test_retry_hint_above_a_share_is_reachable(ground: Ground, scratch: Path, ti
 
 
 def default_call(ground: Ground) -> Answer:
-    """A call that no limit holds."""
+    """List models as the operator, whose tenant has no limits."""
     operator = default_tenant(ground.up)
     return ask(ground.up, "GET", "/v1/models", operator.infer)

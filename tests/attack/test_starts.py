@@ -1,4 +1,4 @@
-"""Kill all processes of a fresh installation at the worst moments of its first minute, and hang up on it."""
+"""All processes of a new installation are killed at bad moments of its first minute, and its terminal hangs up."""
 
 import signal
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def _kill_all(ground: DrillInstallation) -> None:
 
 @contextmanager
 def _fresh(data: Path) -> Iterator[DrillInstallation]:
-    """A data directory that nothing lies in; nothing of it runs after the block."""
+    """An installation in an empty data directory. All its processes are ended after the block."""
     ground = DrillInstallation(data, settings={"KELVIN_SCRUB_S": "0"})
     try:
         yield ground
@@ -42,10 +42,9 @@ def _serve(ground: DrillInstallation, model: Path) -> None:
 
 
 def test_killed_in_its_first_minute(scratch: Path, tiny: Path) -> None:
-    """SIGKILL to everything before the first request, after one, and during a push with a request under way.
+    """An installation killed before its first request, after it, and during a push, starts again with correct books.
 
-    Each time it starts again, the push is taken up, and the bill has what the callers counted. Of the request whose
-    door and replica were both killed it has no more than came.
+    The push resumes. A request whose activator and replica were killed is billed for at most what was delivered.
     """
     with _fresh(scratch / "killed") as ground:
         ground.start()
@@ -72,14 +71,14 @@ def test_killed_in_its_first_minute(scratch: Path, tiny: Path) -> None:
 
 
 def test_hangup_drains(scratch: Path, tiny: Path) -> None:
-    """SIGHUP, as a dropped ssh session sends it, ends the installation as SIGTERM does: a stream comes to its end."""
+    """SIGHUP, as a dropped ssh session sends it, drains the installation like SIGTERM: a stream is completed."""
     with _fresh(scratch / "hung-up") as ground:
         ground.start()
         _serve(ground, tiny)
         supervisor = ground.process(VictimProcess.SUPERVISOR)
         with ground.call(400) as call:
             call.wait_for(lambda: call.words > 5, "words come")
-            for each in (supervisor, *supervisor.children()):  # a terminal tells its whole group
+            for each in (supervisor, *supervisor.children()):  # a terminal signals its whole process group
                 with suppress(psutil.NoSuchProcess):
                     each.send_signal(signal.SIGHUP)
             (ending,) = call.endings()

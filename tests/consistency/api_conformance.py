@@ -1,6 +1,6 @@
-"""schemathesis against a running installation: it reads a description, calls everything in it, and judges each answer.
+"""Run schemathesis against an installation: it reads an OpenAPI document, calls every operation and checks the answers.
 
-It is a program of its own, run as one: an outside client that knows nothing of ours but the document.
+It runs in its own process, as an outside client that knows only the document.
 """
 
 import copy
@@ -19,13 +19,13 @@ CHECKS: Final = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "response_headers_conformance", "unsupported_method",
 )  # fmt: skip
-LIMIT_S: Final = 900.0  # for one run, however busy the machine is
+LIMIT_S: Final = 900.0  # for one run, on a busy machine
 Operation = tuple[str, str]  # method, path with its parameters in braces
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What schemathesis said, and which statuses each operation gave while it looked."""
+    """The result of a schemathesis run, and the statuses that each operation returned."""
 
     sound: bool
     said: str
@@ -33,14 +33,14 @@ class Verdict:
 
 
 def operations(document: Any) -> set[Operation]:
-    """What a document describes."""
+    """Return the operations that an OpenAPI document describes."""
     return {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
 
 
 def with_examples(document: Any, parameters: Mapping[str, str], bodies: Mapping[Operation, Any]) -> Any:
-    """The document with values that name what is there: by itself a generator hardly guesses a version.
+    """Return the document with examples of things that exist, because a generator can hardly guess a version.
 
-    `parameters` are by name, or by method, path and name (`GET /a/{b} b`) where one of them means something else.
+    `parameters` are keyed by name, or by method, path and name (`GET /a/{b} b`) if the name has another meaning there.
     """
     found = copy.deepcopy(document)
     for path, methods in found["paths"].items():
@@ -66,7 +66,7 @@ def drive(
     phases: str = "examples,coverage,fuzzing",
     only: str | None = None,
 ) -> Verdict:
-    """Call everything that the document describes, or the path `only`: the same calls each time."""
+    """Call every operation of the document, or those of the path `only`. The calls are the same each time."""
     described, heard = scratch / "described.json", scratch / "heard.har"
     described.write_text(json.dumps(document))
     command = [
@@ -88,7 +88,7 @@ def _statuses(heard: Path, document: Any) -> Mapping[Operation, frozenset[int]]:
     found: defaultdict[Operation, set[int]] = defaultdict(set)
     for entry in json.loads(heard.read_text())["log"]["entries"]:
         asked = urlsplit(entry["request"]["url"]).path
-        # The most literal one: /keys/{key_id}/revoke also fits a longer pattern's shape.
+        # Use the pattern with the fewest parameters: a path like /keys/{key_id}/revoke fits several.
         path = next(
             (path for path in sorted(patterns, key=lambda each: each.count("{")) if patterns[path].fullmatch(asked)), ""
         )

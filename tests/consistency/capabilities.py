@@ -39,9 +39,8 @@ emulated device, virtual time. The first column has the ids of requirements; the
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """One row. `ids` are those of the requirements it meets, `shown_by` pytest ids without parameters; `shown_on` is
-    "real" or "fake".
-    """
+    """One row of the table. `ids` are requirements, `shown_by` pytest ids without parameters, `shown_on` "real" or
+    "fake"."""
 
     ids: tuple[str, ...]
     says: str
@@ -50,7 +49,7 @@ class Capability:
 
 
 def capabilities(text: str) -> list[Capability]:
-    """Read the table. Raises ValueError for a row with other keys or values than it should have."""
+    """Read the table. Raises ValueError for a row with wrong keys or values."""
     found = []
     for row in tomllib.loads(text)["capability"]:
         if set(row) != _KEYS or row["shown_on"] not in ("real", "fake") or not row["ids"] or not row["shown_by"]:
@@ -60,24 +59,26 @@ def capabilities(text: str) -> list[Capability]:
 
 
 def page(rows: Iterable[Capability]) -> str:
-    """Render the page: a table for each area."""
+    """Render the page, with one table per area."""
     parts, area = [_HEAD], ""
     for row in rows:
         if row.ids[0][0] != area:
             area = row.ids[0][0]
             parts.append(f"\n## {AREAS[area]}\n\n| | what | shown by | on |\n|---|---|---|---|\n")
         says = row.says.replace("|", "\\|")
-        parts.append(f"| {' '.join(row.ids)} | {says} | {', '.join(map(_told, row.shown_by))} | {row.shown_on} |\n")
+        parts.append(
+            f"| {' '.join(row.ids)} | {says} | {', '.join(map(_test_cell, row.shown_by))} | {row.shown_on} |\n"
+        )
     return "".join(parts)
 
 
-def _told(test: str) -> str:
+def _test_cell(test: str) -> str:
     file, _, name = test.partition("::")
     return f"`{file}`: `{name.rpartition('::')[2]}`"
 
 
 def unknown_tests(rows: Iterable[Capability]) -> list[str]:
-    """Return tests that rows name and that do not exist."""
+    """Return tests that rows name and that don't exist."""
     return [test for row in rows for test in row.shown_by if not _exists(test)]
 
 
@@ -88,7 +89,7 @@ def _exists(test: str) -> bool:
 
 
 def not_shown(rows: Iterable[Capability], red: Collection[str]) -> list[str]:
-    """Return the capabilities of which a test is among `red`, pytest ids as a run reports them."""
+    """Return the capabilities with a failed test. `red` are pytest ids as a run reports them."""
     tests = {test.partition("[")[0] for test in red}
     return [f"{' '.join(row.ids)}: {row.says}" for row in rows if tests.intersection(row.shown_by)]
 

@@ -1,4 +1,4 @@
-"""Reads what the docs say and what the code says, for `test_docs` to compare. Every checker returns what is wrong."""
+"""Read facts from the docs and from the code, for `test_docs` to compare. Each checker returns a list of problems."""
 
 import ast
 import asyncio
@@ -38,16 +38,16 @@ def operations() -> str:
 
 
 def tracked(pattern: str) -> list[Path]:
-    """Files of the checkout; outside one, those of the docs alone."""
+    """Return the tracked files that match; outside a git checkout, the files in `docs`."""
     listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
     found = [ROOT / line for line in listed.stdout.splitlines()] or list(DOCS.rglob(pattern))
     return [path for path in found if path.exists()]
 
 
 def differences(documented: Iterable[object], real: Iterable[object]) -> list[str]:
-    """In both directions, in words; [] where they are the same."""
-    written, there = set(documented), set(real)
-    missing, invented = there - written, written - there
+    """Describe what is only in one of the two; [] if they are equal."""
+    written, existing = set(documented), set(real)
+    missing, invented = existing - written, written - existing
     return sorted([f"not documented: {item}" for item in missing] + [f"not real: {item}" for item in invented])
 
 
@@ -55,15 +55,15 @@ def differences(documented: Iterable[object], real: Iterable[object]) -> list[st
 
 
 def failures_of_code() -> set[tuple[str, int, bool]]:
-    """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
+    """Return code, status and retryability of each failure type. `RemoteFailure` has those of another process."""
     named = [kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()]
     kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, errors.Failure)]
-    # Where it depends on the instance, a retry may help.
+    # None means that it depends on the instance. The docs then say that a retry may help.
     return {(kind.code, kind.status, bool(kind.retryable)) for kind in kinds if kind is not errors.RemoteFailure}
 
 
 def failures_of_docs(text: str) -> set[tuple[str, int, bool]]:
-    """Rows of the table of failures."""
+    """Return the rows of the table of failures."""
     rows = re.findall(r"^\| `([a-z_]+)` \| (\d{3}) \| (yes|no) \|", text, re.MULTILINE)
     return {(code, int(status), retryable == "yes") for code, status, retryable in rows}
 
@@ -72,18 +72,18 @@ def failures_of_docs(text: str) -> set[tuple[str, int, bool]]:
 
 
 def routes_of_docs(text: str) -> set[Route]:
-    """Code spans that begin with a method."""
+    """Return the code spans that begin with a method."""
     found = re.findall(r"`(GET|POST|PUT|DELETE|PATCH) (/[^\s`?]*)[^`]*`", text)
     return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in found}
 
 
 def routes_of_app(app: Any) -> set[Route]:
-    """What an application or router has mounted; HEAD comes with GET."""
+    """Return the routes of an application or router, without the HEAD routes that come with GET."""
     return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in routes_in(app)}
 
 
 def routes_of_front() -> set[Route]:
-    """What the activator compares a path with, and the methods that it takes there."""
+    """Return the activator's routes: its path patterns, and the methods that it accepts for them."""
     tree = ast.parse((ROOT / "activator" / "routing" / "request_routes.py").read_text())
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     paths = {re.sub(r"\([^)]*\)", "{}", text) for text in texts if re.fullmatch(r"/[a-z]\S*[^/\s]", text)}
@@ -97,19 +97,19 @@ def routes_of_front() -> set[Route]:
 
 
 def _is_there(asked: RequestRoute) -> bool:
-    """A model's name of two parts, as in `x/infer`, makes no route of its own."""
+    """Return whether a route exists. A slash in a model's name, as in `x/infer`, makes no route."""
     return not isinstance(asked, NoRoute | ListModels) or (
         isinstance(asked, ListModels) and "/" not in (asked.model or "")
     )
 
 
 def routes_of_code(scratch: Path) -> set[Route]:
-    """All of the three processes that are asked over HTTP from outside, straight or through the activator."""
+    """Return all routes that are reachable from outside, directly or through the activator."""
     return routes_of_front().union(*of_services(scratch, routes_of_app))
 
 
 def described_routes(scratch: Path) -> set[Route]:
-    """What the OpenAPI documents of the services describe. Raises KeyError for a route that says nothing of itself."""
+    """Return the routes in the services' OpenAPI documents. Raises KeyError for a route without a description."""
 
     def described(app: Any) -> set[Route]:
         paths = build_document(app, "Kelvin")["paths"].items()
@@ -119,7 +119,7 @@ def described_routes(scratch: Path) -> set[Route]:
 
 
 def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
-    """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
+    """Apply `look` to the applications behind the activator: the control plane and the snapshotter."""
 
     async def of_snapshotter() -> T:
         settings = SnapshotterSettings(data=scratch, store_url="memory:")
@@ -133,21 +133,21 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
 
 
 def rules_of_docs(text: str) -> list[str]:
-    """What bullets of the page of the architecture begin with, in italics; a star of a name is escaped there."""
+    """Return the rule names in italics at the start of bullets. A `*` in a name is escaped in the page."""
     return [name.replace("\\*", "*") for name in re.findall(r"^- \*((?:[^*\\]|\\\*)+)\*(?=:|$)", text, re.MULTILINE)]
 
 
 def rules_of_imports() -> list[str]:
-    """Names of import-linter's contracts."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    return [each["name"] for each in told]
+    """Return the names of import-linter's contracts."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [each["name"] for each in contracts]
 
 
 # Settings.
 
 
 def settings_of_code() -> dict[str, tuple[str | None, str | None]]:
-    """Name -> default and rule, as the table shows them; None where the code computes them, or has none."""
+    """Return name -> (default, rule) as the table shows them; None if the code computes it, or there is none."""
     found: dict[str, tuple[str | None, str | None]] = {}
     for path in sorted(path for path in tracked("*settings.py") if path.relative_to(ROOT).parts[0] != "tests"):
         tree = ast.parse(path.read_text())
@@ -167,7 +167,7 @@ def _shown(call: ast.Call, scope: dict[str, Any]) -> tuple[str | None, str | Non
     def value_of(expression: ast.expr) -> Any:
         try:
             return eval(ast.unparse(expression), scope)
-        except NameError:  # of a variable: computed
+        except NameError:  # the default is computed from a variable
             return None
 
     limits = {word.arg: value_of(word.value) for word in call.keywords}
@@ -177,7 +177,7 @@ def _shown(call: ast.Call, scope: dict[str, Any]) -> tuple[str | None, str | Non
 
 
 def shown(name: str, value: float | str | None) -> str | None:
-    """A value as people write it: bytes in the largest unit that leaves a whole number."""
+    """Format a value as people write it: bytes in the largest unit that gives a whole number."""
     if not isinstance(value, int | float) or "BYTES" not in name:
         return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
@@ -187,13 +187,13 @@ def shown(name: str, value: float | str | None) -> str | None:
 
 
 def settings_of_docs(text: str) -> dict[str, tuple[str, str]]:
-    """Rows of the table of settings."""
+    """Return name -> (default, rule) of the table's rows."""
     rows = re.findall(r"^\| `(KELVIN_[A-Z0-9_]+|PORT)` \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
     return {name: (default.strip().strip("`"), rule.strip()) for name, default, rule in rows}
 
 
 def wrong_settings(text: str, real: dict[str, tuple[str | None, str | None]]) -> list[str]:
-    """Settings that are missing, invented, or have another default or rule."""
+    """Describe settings that are missing, do not exist, or have another default or rule."""
     written = settings_of_docs(text)
     problems = differences(set(re.findall(r"KELVIN_[A-Z0-9_]+", text)) | set(written), real)
     problems += [f"no row: {name}" for name in sorted(real.keys() - written.keys())]
@@ -208,12 +208,12 @@ def wrong_settings(text: str, real: dict[str, tuple[str | None, str | None]]) ->
 
 
 def metrics_of_docs(text: str) -> set[str]:
-    """Names in code spans."""
+    """Return the metric names in code spans."""
     return set(re.findall(r"`(kelvin_[a-z0-9_]+)`", text))
 
 
 def metrics_of_code() -> set[str]:
-    """Names among the literals of the product, but for those of other things."""
+    """Return the metric names in string literals of the product. Four literals with the prefix are no metrics."""
     product = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] not in ("tests", "coldstart_bench")]
     found = {name for path in product for name in re.findall(r'"(kelvin_[a-z0-9_]+)"', path.read_text())}
     return found - {"kelvin_backend", "kelvin_gate", "kelvin_read_only", "kelvin_recorder"}
@@ -223,19 +223,19 @@ def metrics_of_code() -> set[str]:
 
 
 def dependencies_of_project() -> set[str]:
-    """What an installation and its extras bring."""
+    """Return the packages that an installation and its extras require."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
     return {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted}
 
 
 def dependencies_of_docs(text: str) -> set[str]:
-    """First column of the tables."""
+    """Return the first column of the tables."""
     return set(re.findall(r"^\| `([A-Za-z0-9._-]+)` \|", text, re.MULTILINE))
 
 
 def broken_links(path: Path, text: str) -> list[str]:
-    """Return a page's relative links to files that don't exist, and to headings that a Markdown page doesn't have."""
+    """Return a page's relative links whose file or Markdown heading doesn't exist."""
     targets = re.findall(r"\]\(([^)\s]+)\)", _without_code(text))
     return [target for target in targets if not re.match(r"[a-z]+:", target) and not _exists(path, text, target)]
 
@@ -249,7 +249,7 @@ def _exists(path: Path, text: str, target: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them; a second one of the same text gets `-1`."""
+    """Return the anchors that GitHub makes of a page's headings. A second heading of the same text gets `-1`."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", _without_code(text), re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -263,24 +263,24 @@ def _without_code(text: str) -> str:
 
 
 def unknown_names(text: str, tests: frozenset[str]) -> list[str]:
-    """Files and tests that a page names and that there are not."""
+    """Return the files and tests that a page names and that don't exist."""
     files = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|toml|md))`", text)
     named = re.findall(r"`(test_\w+)`", text)
     return [name for name in files if not (ROOT / name).exists()] + [name for name in named if name not in tests]
 
 
 def unlinked_notes(index: str, notes: Iterable[str]) -> list[str]:
-    """Design notes that the index does not lead to."""
+    """Return the design notes that the index does not link."""
     return [note for note in notes if f"](design/{note})" not in index]
 
 
 def commands_of_docs(text: str) -> set[str]:
-    """The word behind `kelvin` in each code span."""
+    """Return the word after `kelvin` in each code span."""
     return set(re.findall(r"`kelvin ([a-z]+)", text))
 
 
 def unknown_subcommands(text: str, commands: Mapping[str, click.Command]) -> list[str]:
-    """Commands of groups that a page speaks of and that there are not; not of a group that takes a name as well."""
+    """Return subcommands that a page names and that don't exist. Groups that also take a name are skipped."""
     found = []
     for name, rest in re.findall(r"`kelvin ([a-z]+) ([a-z]+(?:\|[a-z]+)*)", text):
         group = commands.get(name)
@@ -291,7 +291,7 @@ def unknown_subcommands(text: str, commands: Mapping[str, click.Command]) -> lis
 
 @functools.cache
 def names_of_tests() -> frozenset[str]:
-    """Every test that there is; read once for all pages."""
+    """Return the names of all tests. Read once for all pages."""
     return frozenset(
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     )

@@ -1,4 +1,4 @@
-"""The table of capabilities: each row's tests exist, its page is up to date, and the README says nothing beside it."""
+"""The table of capabilities: its tests exist, its page is up to date, and each claim of the README is a row."""
 
 import re
 from typing import Final
@@ -27,30 +27,28 @@ def _without_a_row(section: str) -> list[str]:
 
 
 def test_tests_exist() -> None:
-    """Every test that a row names."""
     assert unknown_tests(ROWS) == []
 
 
 def test_each_is_said_once() -> None:
-    """No two rows say the same."""
     says = [row.says for row in ROWS]
     assert sorted(set(says)) == sorted(says)
 
 
 def test_the_page_is_up_to_date() -> None:
-    """It is what `python -m tests.consistency.capabilities` writes."""
+    """The page is what `python -m tests.consistency.capabilities` writes."""
     assert PAGE.read_text() == page(ROWS)
 
 
 def test_the_readme_says_nothing_beside_it() -> None:
-    """Each sentence of its "What there is" is a row's."""
+    """Each sentence of the README's section "What there is" is a row."""
     found = list(sentences(_what_there_is()))
     assert len(found) > 10
     assert _without_a_row(_what_there_is()) == []
 
 
 def test_what_is_wrong_is_found() -> None:
-    """Controls: a test that there is not, a sentence without a row, a stale page, a red test."""
+    """Negative controls: a missing test, a sentence without a row, a stale page and a red test are found."""
     (row,) = capabilities(GOOD)
     assert unknown_tests([row]) == []
     assert unknown_tests(capabilities(GOOD.replace("test_tests_exist", "test_nobody_wrote"))) != []
@@ -62,6 +60,6 @@ def test_what_is_wrong_is_found() -> None:
 
 @pytest.mark.parametrize("wrong", ['shown_on = "paper"', "", 'shown_on = "real"\nwhy = "x"'])
 def test_rows_have_their_keys(wrong: str) -> None:
-    """A row of other keys or values is refused by name."""
+    """A row with wrong keys or values is refused, and its ids are named."""
     with pytest.raises(ValueError, match="A1"):
         capabilities(GOOD.replace('shown_on = "real"', wrong))

@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows."""
+"""Code rules that no linter checks."""
 
 import hashlib
 import subprocess
@@ -26,19 +26,19 @@ def _reads_environment(text: str) -> bool:
 
 
 def test_the_environment_is_read_in_settings_alone() -> None:
-    """`os.environ` and `os.getenv` stand in `settings.py`, in the programs of the bench, and nowhere else."""
+    """Only `settings.py` and the benchmark programs use `os.environ` or `os.getenv`."""
     others = [path for path in PRODUCT if path.name != "settings.py" and "coldstart_bench" not in path.parts]
     assert [path for path in others if _reads_environment(path.read_text())] == []
 
 
 def test_no_route_reads_a_body_without_a_bound() -> None:
-    """`Request.body` takes whatever comes; `kelvin.ipc.http_bodies` and its like stop at a limit."""
+    """`Request.body` reads a body of any size. `kelvin.ipc.http_bodies` stops at a limit."""
     others = [path for path in PRODUCT if "coldstart_bench" not in path.parts]
     assert [path for path in others if ".body()" in path.read_text()] == []
 
 
 def test_every_policy_is_named_in_the_purity_rule() -> None:
-    """import-linter has no pattern for a module's ending, so `pyproject.toml` names each module."""
+    """import-linter can't match a suffix of module names, so `pyproject.toml` lists each policy module."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (named,) = (set(each["source_modules"]) for each in contracts if each["name"] == "Policy is pure")
     files = [path.relative_to(ROOT) for path in PRODUCT if path.stem.endswith("_policy")]
@@ -48,7 +48,7 @@ def test_every_policy_is_named_in_the_purity_rule() -> None:
 
 
 def test_child_processes_import_nothing_of_the_current_directory() -> None:
-    """`python -P`: a user's own folder may be called like one of our packages."""
+    """Child processes run with `python -P`: a user's folder may have the name of one of our packages."""
     runs = [path for path in PRODUCT if '"-m"' in path.read_text()]
     assert [path.name for path in runs] == ["python_command.py"]
 
@@ -61,12 +61,12 @@ def test_child_processes_import_nothing_of_the_current_directory() -> None:
     ],
 )
 def test_broken_code_rule_is_found(wrong: str, right: str) -> None:
-    """Negative control."""
     assert _reads_environment(wrong)
     assert not _reads_environment(right)
 
 
-# The programs that ratios are to. Another digest belongs to a design note which has both programs' figures.
+# Baseline programs that ratios are measured against. Change a digest with a design note that has both programs'
+# figures.
 FROZEN = {
     "floor.py": "23dad36440350088",
     "floor_device.py": "64ab7c54931ca871",
@@ -78,10 +78,10 @@ FROZEN = {
 
 
 def test_floors_are_frozen() -> None:
-    """A ratio of today is to the same program as one of before."""
+    """Ratios stay comparable over time, because the baseline programs don't change."""
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in FLOORS} == FROZEN
 
 
 def test_there_is_something_to_look_at() -> None:
-    """The rules are of files that git knows: outside a checkout they would hold of none."""
+    """The rules check files that git tracks. Outside a checkout they would check none."""
     assert PRODUCT

@@ -1,4 +1,4 @@
-"""What each service depends on: its timeouts are its table's, the page has the table, a test takes each thing away."""
+"""Each service's dependency table: timeouts in code come from it, docs contain it, each entry has an outage test."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ NAMED: Final = frozenset(
 
 
 def own_numbers(source: str) -> Iterator[int]:
-    """Lines of calls that wait for as long as this module says itself: by a number, or by a name that it gives one."""
+    """Yield lines of calls whose timeout is a number, or a name for a number in the same module."""
     tree = ast.parse(source)
     numbers = {
         ast.unparse(node.target)
@@ -90,7 +90,7 @@ def own_numbers(source: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("service", OF)
 def test_timeouts_come_from_the_table(service: str) -> None:
-    """No call of the service has a number of its own in a parameter that says how long it waits (`NAMED`)."""
+    """No call in the service passes a number of its own as a timeout parameter (see `NAMED`)."""
     found = {
         str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / service).rglob("*.py"))
@@ -110,13 +110,12 @@ def test_timeouts_come_from_the_table(service: str) -> None:
     ],
 )
 def test_the_control_finds_numbers(source: str, found: list[int]) -> None:
-    """What the test above would miss otherwise."""
     assert list(own_numbers(source)) == found
 
 
 @pytest.mark.parametrize("service", OF)
 def test_the_page_has_the_table(service: str) -> None:
-    """Word for word, and explains each indicator."""
+    """The outages page contains the table word for word, and the metrics page explains each indicator."""
     assert dependency_table(OF[service]) in (ROOT / "docs" / "operations" / "outages.md").read_text()
     rest = (ROOT / "docs" / "operations" / "metrics.md").read_text()
     assert [each.indicator for each in OF[service] if f"`{each.indicator}`" not in rest] == []
@@ -124,7 +123,7 @@ def test_the_page_has_the_table(service: str) -> None:
 
 @pytest.mark.parametrize("service", TAKEN_AWAY)
 def test_each_dependency_has_an_outage_test(service: str) -> None:
-    """By a test that is there, and by none for what is no dependency."""
+    """Every dependency names an existing outage test, in the order of the table."""
     named = TAKEN_AWAY[service]
     assert list(named) == [each.name for each in OF[service]]
     for where in named.values():

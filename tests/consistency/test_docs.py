@@ -1,4 +1,4 @@
-"""The docs say what the code says: failures, routes, settings, dependencies, commands, links, and what they name."""
+"""The docs agree with the code: failures, routes, settings, metrics, dependencies, commands, links and names."""
 
 import re
 from collections.abc import Callable
@@ -41,34 +41,34 @@ from tests.consistency.documented_facts import (
 
 
 def test_failures() -> None:
-    """Every code with its status and whether a retry may help, and none that there is not."""
+    """The docs list exactly the failure codes of the code, with status and retryability."""
     assert differences(failures_of_docs(read("api.md")), failures_of_code()) == []
 
 
 def test_routes(tmp_path: Path) -> None:
-    """Every route of activator, control plane and snapshotter, and none that there is not."""
+    """The docs list exactly the routes of activator, control plane and snapshotter."""
     assert differences(routes_of_docs(read("api.md")), routes_of_code(tmp_path)) == []
 
 
 def test_openapi(tmp_path: Path) -> None:
-    """Every route that the activator passes through is in its service's OpenAPI document (`kelvin/ipc/openapi.py`)."""
+    """Every route that the activator forwards is in its service's OpenAPI document (`kelvin/ipc/openapi.py`)."""
     outer = {route for route in routes_of_code(tmp_path) if route[1].startswith(("/admin/v1/", "/push/v1/"))}
     assert differences(described_routes(tmp_path), outer) == []
 
 
 def test_settings() -> None:
-    """Every setting with its default and its rule, and none that there is not."""
+    """The docs list exactly the settings of the code, with default and rule."""
     assert wrong_settings(operations(), settings_of_code()) == []
 
 
 def _rows(page: str, heading: str, pattern: str) -> list[str]:
-    """What the rows below a heading begin with."""
+    """Return the first cells of the rows below a heading."""
     section = read(page).partition(f"{heading}\n")[2].partition("\n#")[0]
     return re.findall(rf"^\| `{pattern}` \|", section, re.MULTILINE)
 
 
 def test_settings_of_tenants_and_models() -> None:
-    """One row for each."""
+    """The docs have one row for each tenant limit and each scale setting."""
     limits = ["--" + name.replace("_", "-") for name in TenantLimits.__struct_fields__]
     assert differences(_rows("operations/limits.md", "## Options", "(--[a-z-]+)"), limits) == []
     settings = _rows("autoscaling.md", "## Settings of a model", "([a-z_]+)")
@@ -76,17 +76,17 @@ def test_settings_of_tenants_and_models() -> None:
 
 
 def test_metrics() -> None:
-    """Every metric, and none that there is not."""
+    """The docs list exactly the metrics of the code."""
     assert differences(metrics_of_docs(operations()), metrics_of_code()) == []
 
 
 def test_dependencies() -> None:
-    """One row for each."""
+    """The docs list exactly the packages of the project."""
     assert differences(dependencies_of_docs(read("dependencies.md")), dependencies_of_project()) == []
 
 
 def test_commands() -> None:
-    """Every command of the command line is explained with the API; no page speaks of one that there is not."""
+    """The API page explains every command, and no page names a command that doesn't exist."""
     assert differences(commands_of_docs(read("api.md")), main.commands) == []
     spoken = {command for path in DOCS.rglob("*.md") for command in commands_of_docs(path.read_text())}
     assert spoken <= set(main.commands)
@@ -95,38 +95,37 @@ def test_commands() -> None:
 
 
 def test_layers() -> None:
-    """Every rule of who may import what, by its name, and none that there is not."""
+    """The docs list exactly the import rules, by name."""
     assert differences(rules_of_docs(read("architecture.md")), rules_of_imports()) == []
 
 
 def test_stages() -> None:
-    """Every stage of a timeline is explained, in the order in which a cold request meets them."""
+    """The docs explain every stage of a timeline, in the order of a cold request."""
     row = r"^\| `([a-z_]+)` \| (?:activator|control plane|runtime) \|"
     rows = re.findall(row, read("architecture.md"), re.MULTILINE)
     assert rows == [str(stage) for stage in Stage]
 
 
 def test_the_waterfall_is_drawn_so() -> None:
-    """The picture of the page on slow starts is what the command draws of that start."""
+    """The waterfall on the page about slow starts is what the command draws."""
     at_us = (358, 437, 549, 380899, 384916, 420684, 441769, 469033, 470305, 524777, 526611, 587877)
     drawn = draw_waterfall([Stamp(stage, at) for stage, at in zip(Stage, at_us, strict=True)])
     assert f"```\n{drawn}\n```" in read("operations/slow-starts.md")
 
 
 def test_design_notes_are_linked() -> None:
-    """The index leads to each."""
     assert unlinked_notes(read("README.md"), sorted(path.name for path in (DOCS / "design").glob("*.md"))) == []
 
 
 @pytest.mark.parametrize("path", tracked("*.md"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every relative link of every page, and its heading."""
+    """Every relative link of a page leads to a file, and to a heading of it."""
     assert broken_links(path, path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_what_a_page_names_exists(path: Path) -> None:
-    """Every file and every test."""
+    """Every file and test that a page names exists."""
     assert unknown_names(path.read_text(), names_of_tests()) == []
 
 
@@ -166,19 +165,19 @@ PORT_ROW = "| `KELVIN_PORT` | 8443 | 0 to 65535 | the port |"
     ],
 )
 def test_a_planted_gap_is_found(find: Callable[[], list[str]]) -> None:
-    """Each of the checks goes red."""
+    """Negative control: each check finds its gap."""
     assert find()
 
 
 def test_what_is_right_is_not_found() -> None:
-    """And none of them on a page that is right."""
+    """Correct pages cause no findings."""
     assert wrong_settings(PORT_ROW, SETTINGS) == []
     assert differences(failures_of_docs(FULL), CODES) == []
     assert broken_links(DOCS / "x.md", "# Here\n[a](README.md) [b](https://example.com) [c](#here)") == []
 
 
 def test_a_row_taken_out_of_the_real_pages_is_missed(tmp_path: Path) -> None:
-    """The same on the pages themselves."""
+    """A row removed from a real page is found."""
     api, real = read("api.md"), routes_of_code(tmp_path)
     assert differences(failures_of_docs(_without(api, "| `probe_failed` | 500")), failures_of_code())
     assert differences(routes_of_docs(_without(api, "`POST /push/v1/fsck`")), real)

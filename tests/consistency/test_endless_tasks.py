@@ -1,6 +1,6 @@
-"""No endless coroutine is started as a plain task: an unexpected error would end it, and nobody would notice.
+"""No endless coroutine is started as a plain task, because an unexpected error would end it unnoticed.
 
-Something that runs for as long as its process or its owner lives belongs to `Loops.start` of `kelvin/process/loops.py`.
+A coroutine that runs as long as its process or owner belongs in `Loops.start` of `kelvin/process/loops.py`.
 """
 
 import ast
@@ -13,7 +13,7 @@ from tests.consistency.test_code_rules import PRODUCT, ROOT
 REQUEST = "a part of one request or connection, which ends with it"
 TOGETHER = "parts of one loop that share what they see of the cluster, and so are started again together"
 
-# Endless coroutines that are started as tasks all the same: "module: coroutine" -> why it is no loop of `Loops`.
+# Endless coroutines that are plain tasks all the same: "module: coroutine" -> the reason.
 ENDLESS = {
     "activator/request/client_response.py: _send_heartbeats": REQUEST,
     "activator/http/client_connection.py: run": REQUEST,
@@ -31,7 +31,7 @@ ENDLESS = {
 
 
 def _texts() -> dict[str, str]:
-    """Return the product's modules by name."""
+    """Return the text of each product module by name."""
     return {str(path.relative_to(ROOT)): path.read_text() for path in PRODUCT if "coldstart_bench" not in path.parts}
 
 
@@ -44,7 +44,7 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_endless(node: ast.AST) -> bool:
-    """Return whether a statement is `while True`, or counts for ever."""
+    """Return whether a statement is `while True` or a loop over `count()`."""
     if isinstance(node, ast.While):
         return isinstance(node.test, ast.Constant) and bool(node.test.value)
     return isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _called(node.iter) == "count"
@@ -55,7 +55,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _coroutines(tree: ast.Module) -> dict[str, bool]:
-    """Return the names of a module's coroutine functions, and whether one of that name is endless."""
+    """Return a module's coroutine functions by name, and whether a function of that name is endless."""
     found: dict[str, bool] = {}
     for each in (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)):
         found[each.name] = found.get(each.name, False) or any(map(_is_endless, _own_nodes(each)))
@@ -65,7 +65,7 @@ def _coroutines(tree: ast.Module) -> dict[str, bool]:
 def _endless_tasks(texts: Mapping[str, str]) -> list[str]:
     """Return endless coroutines that are started as tasks. `Loops.start` takes a function, the others a coroutine.
 
-    A coroutine is looked up by name: a function or a method of `self` in its module, anything else in all modules.
+    A function or a method of `self` is looked up in its module, anything else in all modules.
     """
     trees = {name: ast.parse(text) for name, text in texts.items()}
     coroutines = {name: _coroutines(tree) for name, tree in trees.items()}
@@ -87,7 +87,7 @@ def _endless_tasks(texts: Mapping[str, str]) -> list[str]:
 
 
 def test_endless_coroutines_are_no_tasks() -> None:
-    """One that is started by `Tasks.start` or as a task ends with its first unexpected error, and nobody notices."""
+    """Only the coroutines in ENDLESS are started by `Tasks.start` or as a task."""
     assert _endless_tasks(_texts()) == sorted(ENDLESS)
 
 
@@ -108,13 +108,13 @@ ONCE = "async def once():\n    await beat()\n"
     ],
 )
 def test_endless_task_found(start: str, is_found: bool) -> None:
-    """The rule sees each way to start one, in the module that defines it and in another."""
+    """The rule finds each way to start an endless task, in the module that defines it and in another."""
     assert bool(_endless_tasks({"a.py": FOREVER + ONCE + start})) is is_found
     assert bool(_endless_tasks({"a.py": FOREVER + ONCE, "b.py": start})) is is_found
 
 
 def test_counting_for_ever_is_endless() -> None:
-    """As `while True` is. A loop inside an inner function is not its own."""
+    """A loop over `count()` is endless like `while True`. A loop in an inner function belongs to that function."""
     counts = "async def work():\n    for beat in count():\n        await tell(beat)\ncreate_task(work())"
     inner = "async def work():\n    async def inner():\n        while True:\n            pass\ncreate_task(work())"
     assert _endless_tasks({"a.py": counts}) == ["a.py: work"]

@@ -1,4 +1,4 @@
-"""Folders stay small, and import one another in one direction. import-linter sees packages; here a folder is a node."""
+"""Folders stay small and import one another in one direction. import-linter sees only packages."""
 
 import ast
 from collections import defaultdict
@@ -15,14 +15,14 @@ Graph = dict[str, set[str]]
 
 
 def crowded(root: Path) -> list[str]:
-    """Folders with more than MAX_FILES Python files."""
+    """Return folders with more than MAX_FILES Python files."""
     folders = [folder for top in (*PACKAGES, "tests") for folder in [root / top, *(root / top).rglob("*/")]]
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders if folder.is_dir()}
     return [f"{folder.relative_to(root)}: {count} files" for folder, count in counts.items() if count > MAX_FILES]
 
 
 def folder_graph(sources: dict[str, str]) -> Graph:
-    """Return which folder imports which. `sources` are texts by path. Modules that start a program are left out."""
+    """Return which folder imports which. `sources` maps paths to texts. Modules that start a program are left out."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
     graph: Graph = defaultdict(set)
     for path, text in sources.items():
@@ -42,7 +42,7 @@ def folder_graph(sources: dict[str, str]) -> Graph:
 
 
 def cycle(graph: Graph) -> list[str]:
-    """One cycle of folders, or []."""
+    """Return one cycle of folders, or []."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -52,19 +52,17 @@ def cycle(graph: Graph) -> list[str]:
 
 
 def test_no_folder_has_more_than_25_files() -> None:
-    """A folder that grows holds two subjects."""
     assert crowded(ROOT) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_folders_of_a_package_import_one_another_in_one_direction(package: str) -> None:
-    """Imports inside of functions and under TYPE_CHECKING count, too."""
+    """Imports inside functions and under TYPE_CHECKING count too."""
     paths = list((ROOT / package).rglob("*.py"))
     assert cycle(folder_graph({str(path.relative_to(ROOT)): path.read_text() for path in paths})) == []
 
 
 def test_a_cycle_is_found() -> None:
-    """Negative control."""
     sources = {
         "a/x/one.py": "from a.y import two",
         "a/y/two.py": "def f():\n    from a.x.one import g",
@@ -74,7 +72,6 @@ def test_a_cycle_is_found() -> None:
 
 
 def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
-    """Negative control."""
     (tmp_path / "runtime" / "api").mkdir(parents=True)
     for number in range(MAX_FILES + 1):
         (tmp_path / "runtime" / "api" / f"{number}.py").touch()

@@ -1,4 +1,4 @@
-"""The description of the routes below /v1 against the code and the page: routes, failures, headers."""
+"""The OpenAPI document of the routes below /v1 agrees with the code and the API page: routes, failures, headers."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.consistency.documented_facts import DOCS, Route, differences, failure
 DOCUMENT: Any = json.loads((DOCS / "openapi-v1.json").read_text())
 PARTS: Any = DOCUMENT["components"]
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-# What predictions, admins and pushes are told: none of it below /v1.
+# Failures of predictions, admin calls and pushes. No route below /v1 returns them.
 ELSEWHERE = {"schema_mismatch", "conflict", "one_machine_only", "artifact_rejected", "storage_quota_exceeded"}
 
 
@@ -22,7 +22,7 @@ def described_routes() -> set[Route]:
 
 
 def described_failures(path: str) -> set[tuple[str, int]]:
-    """Of an inference request: code and status of each answer that is an error."""
+    """Return code and status of each error answer of an inference route."""
     found: set[tuple[str, int]] = set()
     for status, answer in DOCUMENT["paths"][path]["post"]["responses"].items():
         if "$ref" in answer:
@@ -33,7 +33,7 @@ def described_failures(path: str) -> set[tuple[str, int]]:
 
 
 def headers_of_page() -> set[str]:
-    """Those that the table of headers has, lower case; `-remaining-requests` stands for the whole of it."""
+    """Return the headers of the page's table, in lower case. `-remaining-requests` is short for the full name."""
     page = (DOCS / "api.md").read_text()
     table = page[page.index("### Headers") : page.index("### Cancelling")]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -47,7 +47,7 @@ def described_headers() -> set[str]:
 
 
 def references(part: Any) -> set[str]:
-    """All that a part of the document refers to."""
+    """Return everything that a part of the document refers to."""
     if isinstance(part, dict):
         own = {part["$ref"]} if isinstance(part.get("$ref"), str) else set()
         return own.union(*(references(each) for each in part.values()))
@@ -55,26 +55,26 @@ def references(part: Any) -> set[str]:
 
 
 def test_it_describes_every_route() -> None:
-    """Each below /v1 that there is, and no other."""
+    """The document has exactly the routes below /v1."""
     real = {route for route in routes_of_front() if route[1].startswith("/v1")}
     assert differences(described_routes(), real) == []
 
 
 @pytest.mark.parametrize("path", INFERENCE)
 def test_it_describes_every_failure(path: str) -> None:
-    """Each that the caller of inference may be told, with its status, and no other."""
+    """The document has exactly the failures of inference requests, with their status."""
     real = {(code, status) for code, status, _ in failures_of_code() if code not in ELSEWHERE}
     assert differences(described_failures(path), real) == []
 
 
 def test_it_describes_every_header() -> None:
-    """Those of the page, and no other but the two of HTTP that the page tells of beside a status or a step."""
-    there = headers_of_page() - {"x-kelvin-schema-hash"}  # of predictions
-    assert differences(described_headers() - {"allow", "age"}, there) == []
+    """The document has exactly the headers of the page, and the HTTP headers `allow` and `age`."""
+    documented = headers_of_page() - {"x-kelvin-schema-hash"}  # predictions only
+    assert differences(described_headers() - {"allow", "age"}, documented) == []
 
 
 def test_it_holds_together() -> None:
-    """What is referred to is there, and what is there is referred to; stages are the code's."""
+    """The document defines exactly what it refers to. Its stages are those of the code."""
     named = {f"#/components/{kind}/{name}" for kind in PARTS if kind != "securitySchemes" for name in PARTS[kind]}
     assert references(DOCUMENT) == named
     stages = PARTS["schemas"]["timeline"]["properties"]["stamps"]["items"]["properties"]["stage"]["enum"]

@@ -1,4 +1,4 @@
-"""Every inner route is for a role, or for the socket alone: what nobody thought of is for nobody, and is seen here."""
+"""Every internal route is allowed for a role, or for the local socket only. A route without a rule is refused."""
 
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ def _unruled(rules: Rules, paths: set[str]) -> set[str]:
 
 
 def test_every_route_has_a_rule(tmp_path: Path) -> None:
-    """And no rule is for what there is not."""
+    """Every route has a rule or is for the socket only, and every rule has a route."""
     control, snapshotter = of_services(tmp_path, _paths)
     assert _unruled(CONTROL, control) == SOCKET_ONLY_PATHS
     assert _unruled(SNAPSHOTTER, snapshotter) == set()
@@ -42,17 +42,16 @@ def test_every_route_has_a_rule(tmp_path: Path) -> None:
         pytest.param(CONTROL, "/internal/v1/feed", {Role.ACTIVATOR}, id="the digests of keys"),
         pytest.param(CONTROL, "/admin/v1/keys", {Role.ACTIVATOR}, id="on behalf of a caller"),
         pytest.param(CONTROL, "/internal/v1/usage/requests", {Role.ACTIVATOR, Role.RUNTIME}, id="records"),
-        pytest.param(CONTROL, "/internal/v1/usage/lifetimes", {Role.RUNTIME}, id="lives of pods"),
-        pytest.param(CONTROL, "/internal/v1/usage/lives", {Role.RUNTIME}, id="while they last"),
+        pytest.param(CONTROL, "/internal/v1/usage/lifetimes", {Role.RUNTIME}, id="lifetimes of pods"),
+        pytest.param(CONTROL, "/internal/v1/usage/lives", {Role.RUNTIME}, id="pods that still live"),
         pytest.param(CONTROL, "/internal/v1/jobs/seal", {Role.SNAPSHOTTER}, id="jobs"),
         pytest.param(CONTROL, BACKUP, set(), id="the installation's secrets"),
         pytest.param(SNAPSHOTTER, "/push/v1/plans", {Role.ACTIVATOR}, id="pushes"),
         pytest.param(SNAPSHOTTER, "/internal/v1/seals", {Role.RUNTIME}, id="seals"),
         pytest.param(RUNTIME, "/v1/chat/completions", {Role.ACTIVATOR}, id="requests"),
         pytest.param(RUNTIME, "/v2/infer", {Role.ACTIVATOR}, id="predictions"),
-        pytest.param(RUNTIME, "/control/bind", {Role.CONTROLPLANE}, id="what a runtime does"),
+        pytest.param(RUNTIME, "/control/bind", {Role.CONTROLPLANE}, id="control of a runtime"),
     ],
 )
 def test_each_role_reaches_only_its_routes(rules: Rules, path: str, want: set[Role]) -> None:
-    """Said a second time, by what is at stake."""
     assert {role for role in Role if role_may_call(rules, role, path)} == want

@@ -1,4 +1,4 @@
-"""`dataclasses.replace` is for dataclasses: of a msgspec struct it raises when it runs, and mypy says nothing."""
+"""`dataclasses.replace` on a msgspec struct raises at run time, and mypy does not notice. Find such calls."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,11 +9,11 @@ import pytest
 from tests.consistency.test_code_rules import PRODUCT
 
 STRUCTS: Final = frozenset({"Struct", "Wire"})
-Kinds = Mapping[str, tuple[bool, frozenset[str]]]  # a class's name -> whether it is a struct, and its fields
+Kinds = Mapping[str, tuple[bool, frozenset[str]]]  # class name -> (is it a struct, its fields)
 
 
 def kinds_of(trees: Iterable[ast.Module]) -> Kinds:
-    """Structs and dataclasses, with the fields that they inherit. Of classes with one name all have to be structs."""
+    """Return structs and dataclasses with inherited fields. A name counts as a struct if all classes are structs."""
     classes: dict[str, list[ast.ClassDef]] = {}
     for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         classes.setdefault(node.name, []).append(node)
@@ -39,8 +39,9 @@ def _last(base: ast.expr) -> str:
 
 
 def replaced_structs(tree: ast.Module, kinds: Kinds) -> list[int]:
-    """Lines that replace fields of a struct by `dataclasses.replace`: of a name that is annotated as one, or of fields
-    that only structs have.
+    """Return the lines that call `dataclasses.replace` on a struct.
+
+    The argument is annotated as a struct, or the replaced fields exist only on structs.
     """
     own = {
         alias.asname or alias.name
@@ -60,7 +61,7 @@ def replaced_structs(tree: ast.Module, kinds: Kinds) -> list[int]:
 
 
 def _annotated(scope: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> dict[str, str]:
-    """Names of a function, and what they are said to be."""
+    """Return the annotated names of a function and their annotations."""
     if isinstance(scope, ast.Module):
         return {}
     given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
@@ -82,11 +83,13 @@ def _is_struct(call: ast.Call, annotated: Mapping[str, str], kinds: Kinds) -> bo
 
 
 def test_structs_are_replaced_by_their_own_function() -> None:
-    """`msgspec.structs.replace`."""
+    """Product code replaces fields of structs with `msgspec.structs.replace`."""
     texts = {str(path): path.read_text() for path in PRODUCT}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     kinds = kinds_of(trees.values())
-    those = [name for name, text in texts.items() if "dataclasses" in text and "replace" in text]  # it takes both words
+    those = [
+        name for name, text in texts.items() if "dataclasses" in text and "replace" in text
+    ]  # a call needs both words in the file
     assert {name: lines for name in those if (lines := replaced_structs(trees[name], kinds))} == {}
 
 
@@ -105,15 +108,14 @@ class Entry:
 @pytest.mark.parametrize(
     ("line", "count"),
     [
-        pytest.param("def f(row: Row): return replace(row, limits=1)", 1, id="said to be a struct"),
-        pytest.param("def f(row: Wider): return replace(row, name='x')", 1, id="that inherits"),
+        pytest.param("def f(row: Row): return replace(row, limits=1)", 1, id="annotated as a struct"),
+        pytest.param("def f(row: Wider): return replace(row, name='x')", 1, id="annotated as a struct that inherits"),
         pytest.param("x = replace(rows[0], limits=1)", 1, id="a field that only structs have"),
         pytest.param("def f(entry: Entry): return replace(entry, name='x')", 0, id="a dataclass"),
-        pytest.param("x = replace(found, name='x')", 0, id="what may be one"),
-        pytest.param("x = structs.replace(rows[0], limits=1)", 0, id="their own function"),
+        pytest.param("x = replace(found, name='x')", 0, id="a field that dataclasses have too"),
+        pytest.param("x = structs.replace(rows[0], limits=1)", 0, id="msgspec's own function"),
     ],
 )
 def test_dataclasses_replace_of_a_struct_is_found(line: str, count: int) -> None:
-    """Negative control."""
     tree = ast.parse(CLASSES + line)
     assert len(set(replaced_structs(tree, kinds_of([tree])))) == count

@@ -1,4 +1,4 @@
-"""Kelvin installs alone: the wheel works in an empty environment, and nobody else provides one of its names."""
+"""The wheel works in an empty environment, and no other distribution provides one of its names."""
 
 import importlib.metadata
 import shutil
@@ -32,21 +32,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.deep
 def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
-    """No test, example or stray folder is shipped."""
+    """The wheel contains no test, example or stray folder."""
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == NAMES
 
 
 def _needed(distribution: importlib.metadata.Distribution, extras: frozenset[str]) -> Iterator[Requirement]:
-    """What it needs here, itself and for these of its extras."""
+    """Yield the requirements of a distribution and of these extras, as far as their markers apply here."""
     for each in map(Requirement, distribution.requires or ()):
         if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
             yield each
 
 
 def _link_needed(into: Path) -> None:
-    """What the wheel that is installed there needs without its extras, as it lies in the environment of the tests."""
+    """Link the installed wheel's requirements, without extras, from the test environment into `into`."""
     (ours,) = importlib.metadata.distributions(name="kelvin-serving", path=[str(into)])
     todo, seen = [*_needed(ours, frozenset())], set[tuple[str, frozenset[str]]]()
     while todo:
@@ -65,7 +65,7 @@ def _link_needed(into: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_it_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """`kelvin --version` needs no extra, and each of our top-level names belongs to our distribution alone."""
+    """`kelvin --version` runs without extras, and only our distribution provides our top-level names."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
     python = tmp_path / "env" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", "--no-deps"]
