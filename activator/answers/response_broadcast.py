@@ -180,7 +180,7 @@ class ResponseBroadcast:
         """Return whether one listener has taken everything."""
         return bool(self._listeners) and self.unaccepted() == 0
 
-    async def accepted(self) -> bool:
+    async def wait_accepted(self) -> bool:
         """Wait until one listener has taken everything. Return False if all have left."""
         while self._listeners and not self.aborted:
             if self.unaccepted() == 0:

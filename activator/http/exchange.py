@@ -52,7 +52,7 @@ class Connection(Protocol):
         """Return whether the socket has accepted everything, and the client is still connected."""
         ...
 
-    async def accepted(self) -> bool:
+    async def wait_accepted(self) -> bool:
         """Wait until the socket has accepted everything. Return False if the client left."""
         ...
 
@@ -333,7 +333,7 @@ class Exchange:
             return
         try:
             async with asyncio.timeout(self._stall_s):
-                if await self.connection.accepted():
+                if await self.connection.wait_accepted():
                     return
         except TimeoutError:
             self.connection.abort()

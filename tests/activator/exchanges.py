@@ -20,7 +20,7 @@ class FakeConnection:
     def is_accepted(self) -> bool:
         return True
 
-    async def accepted(self) -> bool:
+    async def wait_accepted(self) -> bool:
         return True
 
     def watch(self, gone: Callable[[], None]) -> None: ...

@@ -121,7 +121,7 @@ class DirectJobs(GateJobs):
             return RegistrationResult(is_new=False, fault=self.fault)
         return None  # an earlier build's control plane answers nothing
 
-    async def named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named(self, tenant: str) -> tuple[str, ...]:
         return tuple({each.version for each in self.registered or [] if each.tenant == tenant})
 
     async def limits(self, tenant: str) -> TenantLimits:

@@ -56,7 +56,7 @@ async def test_delivered_bytes_follow_the_fastest_client() -> None:
         await told.head()
         await told.say(b"12")
         assert not broadcast.is_accepted()
-        accepted = asyncio.create_task(broadcast.accepted())
+        accepted = asyncio.create_task(broadcast.wait_accepted())
         await asyncio.sleep(0)
         assert not accepted.done()
         quick.record_taken(2)
@@ -84,7 +84,7 @@ async def test_run_is_abandoned_when_the_last_client_leaves(watched: bool, ended
         assert told.said == []
         if ended:
             await told.say(b"", next_piece=False)
-    assert not await broadcast.accepted()
+    assert not await broadcast.wait_accepted()
     assert told.said == want
 
 
@@ -119,7 +119,7 @@ async def test_a_broken_answer_ends_for_all() -> None:
         one.record_taken(2)
         with pytest.raises(ClientGone):
             await one.next_piece()
-        assert not await told.broadcast.accepted()
+        assert not await told.broadcast.wait_accepted()
     whole = Told()
     with whole.broadcast.listening() as three:
         await whole.say(b"x", next_piece=False)

@@ -144,7 +144,7 @@ class SimulatedClient:
     def is_accepted(self) -> bool:
         return not self._unaccepted and not self.has_left and not self.is_aborted
 
-    async def accepted(self) -> bool:
+    async def wait_accepted(self) -> bool:
         while self._unaccepted and not self.has_left and not self.is_aborted:
             await self._taken.wait()
         return not self.has_left and not self.is_aborted
