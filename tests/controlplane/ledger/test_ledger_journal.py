@@ -339,7 +339,7 @@ async def test_older_database_beside_its_journal_is_refused(tmp_path: Path) -> N
     (tmp_path / "kelvin.db").write_bytes(copy)
     settings = load({"KELVIN_DATA": str(tmp_path / "data"), "KELVIN_BACKUP": str(tmp_path / "place")})
     (tmp_path / "data").mkdir()
-    refusal = r"KELVIN_BACKUP=.*had entry 5 before.* run `kelvin restore .* --replace`"
+    refusal = r"KELVIN_BACKUP=.*had entry 5 before.* Run `kelvin restore .* --replace`"
     with closing(Database(sqlite_engine(tmp_path / "kelvin.db"))) as database, pytest.raises(BadSetting, match=refusal):
         async with AsyncExitStack() as stack:
             await open_services(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)

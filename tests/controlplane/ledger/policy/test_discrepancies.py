@@ -211,7 +211,7 @@ def test_sequence_gap_has_no_known_price() -> None:
     """And whether the source's spool could still tell."""
     (found,) = check_sequence_gaps("a-1", [(1, 2), (5, 6)], None)
     assert found.impact() == Impact(2, None, None, None)
-    assert "gone" in found.cause
+    assert "lost with its spool" in found.cause
     (found,) = check_sequence_gaps("a-1", [(2, 6)], SpoolPosition(6, 6))
     assert "gone" not in found.cause
 

@@ -70,7 +70,7 @@ def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         done = CliRunner().invoke(main, ["restart", "activator", "--data", str(tmp_path)])
-    assert (done.exit_code, done.output) == (1, "Error: the installation ended before the activator was changed\n")
+    assert (done.exit_code, done.output) == (1, "Error: the installation ended before the activator was restarted\n")
 
 
 def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
