@@ -1,4 +1,4 @@
-"""An autoscaler over virtual time with a fake actuator: the world in which its scenarios play."""
+"""An autoscaler on virtual time with a fake actuator. The autoscaler tests use it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ FAST = ScaleSettings(window_s=6.0, grace_s=2.0)
 
 
 class FakeVersions:
-    """Stands in for the registry, as far as the autoscaler asks it."""
+    """Stand-in for the registry: the part of it that the autoscaler calls."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], Model] = {}
@@ -45,18 +45,18 @@ class FakeVersions:
         self.set_stopped(which, None)
 
     def set_stopped(self, which: VersionKey, at_s: int | None) -> None:
-        """As the registry does when an operator stops it, or it is used again."""
+        """Set the stop as the registry does when an operator stops the version, or None when a request resumes it."""
         model = self.known[which.tenant, which.model]
         versions = (replace(each, stopped_at_s=at_s) if each.key == which else each for each in model.versions)
         self.known[which.tenant, which.model] = replace(model, versions=tuple(versions))
 
     def set_scale(self, which: VersionKey, scale: ScaleSettings) -> None:
-        """As the registry does when an operator sets it."""
+        """Set the scale as the registry does when an operator changes it."""
         name = which.tenant, which.model
         self.known[name] = replace(self.known[name], scale=scale)
 
     def deploy(self, model: str, letter: str) -> VersionKey:
-        """Have `prod` name that version. Register it first if it is new."""
+        """Point the alias `prod` to this version. A new version is registered first."""
         known = self.known[TENANT, model]
         version = known.version(digest(letter)) or Version(registration(model, letter), 0, VersionState.READY)
         versions = tuple(dict.fromkeys((*known.versions, version)))
@@ -65,7 +65,7 @@ class FakeVersions:
 
 
 class FixedLevelPlan:
-    """What the economy says: the same of every version."""
+    """Stand-in for WarmthCost: the same idle levels for every version."""
 
     def __init__(self) -> None:
         self.said: tuple[LevelChange, ...] = (
@@ -79,7 +79,9 @@ class FixedLevelPlan:
 
 
 class FakeActuator:
-    """Imitates LocalActuator: a start counts from its acceptance, a slot is held until death, a drain takes time."""
+    """Imitates LocalActuator. A start counts once it is accepted, a slot is held until the process dies, a drain takes
+    time.
+    """
 
     def __init__(self, slots: int = 8) -> None:
         self.slots = slots
@@ -87,9 +89,9 @@ class FakeActuator:
         self.serving: dict[VersionKey, int] = {}
         self.draining: dict[VersionKey, int] = {}
         self.asleep: set[VersionKey] = set()
-        self.without_weights: set[VersionKey] = set()  # of those that sleep
+        self.without_weights: set[VersionKey] = set()  # subset of asleep: at sleep level 2
         self.woken_versions: list[VersionKey] = []
-        self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
+        self.starts: list[tuple[VersionKey, int]] = []  # with the time of the request
         self.refused: list[VersionKey] = []
         self.listener: Autoscaler | None = None
 
@@ -144,7 +146,7 @@ class FakeActuator:
     def leaving(self) -> int:
         return sum(self.draining.values())
 
-    # -- what the outside does --
+    # -- events from outside the autoscaler --
 
     def become_ready(self, which: VersionKey) -> None:
         self.starting[which] -= 1
@@ -170,7 +172,7 @@ class FakeActuator:
 
 @dataclass
 class AutoscalerScenario:
-    """Everything that a scenario touches."""
+    """The autoscaler, its fakes and its clock."""
 
     catalogue: FakeVersions
     actuator: FakeActuator
@@ -184,7 +186,7 @@ class AutoscalerScenario:
         self.scaler.observe(stats(which, concurrency, requests))
 
     async def pass_seconds(self, count: int, which: VersionKey | None = None, concurrency: float = 0.0) -> None:
-        """Let seconds pass, each with a report of `which`."""
+        """Advance the clock by `count` seconds, with one report of `which` per second."""
         for _ in range(count):
             if which is not None:
                 self.report(which, concurrency, requests=0)
@@ -194,7 +196,7 @@ class AutoscalerScenario:
 
 @asynccontextmanager
 async def world(slots: int = 8, *, started_ago_s: float = 60.5) -> AsyncIterator[AutoscalerScenario]:
-    """Yield an autoscaler that began `started_ago_s` seconds ago."""
+    """Yield an autoscaler that started `started_ago_s` seconds ago."""
     catalogue, actuator, clock, plans = FakeVersions(), FakeActuator(slots), VirtualClock(), FixedLevelPlan()
     feed = FeedHub()
     async with Tasks() as tasks:

@@ -1,4 +1,6 @@
-"""The table of replicas: no illegal move, slots held until death, indexes always right, whatever comes and when."""
+"""ReplicaTable refuses illegal moves, holds each slot until the process dies, and keeps its indexes right for any
+history.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,7 @@ KEYS = [key(letter=letter) for letter in "abc"]
 
 
 class Table(RuleBasedStateMachine):
-    """Random births, starts, binds, events and deaths against a plain model of what must hold."""
+    """Random forks, starts, binds, events and deaths, compared with a plain model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +51,12 @@ class Table(RuleBasedStateMachine):
     @precondition(lambda self: ReplicaState.DRAINING in self.alive.values())
     @rule(data=st.data())
     def begin_after(self, data: st.DataObject) -> None:
-        """A start that waits for the slot of a process which has a version."""
+        """Begin a start that waits for the slot of a draining process."""
         draining = [each for each in sorted(self.alive) if self.alive[each] is ReplicaState.DRAINING]
         before, held = data.draw(st.sampled_from(draining)), self.table.held_slots
         if before not in {start.after for start in self.starts}:
             self.starts.append(self.table.add_start(KEYS[0], 0, after=before))
-            assert self.table.held_slots == held, "it has the other's slot"
+            assert self.table.held_slots == held, "the start takes over the slot of the draining process"
 
     @precondition(lambda self: self.starts)
     @rule(data=st.data())
@@ -147,22 +149,21 @@ def _table(state: ReplicaState) -> ReplicaTable:
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        pytest.param(ReplicaState.READY, ReplicaEvent.END, id="what serves is never ended without a drain"),
-        pytest.param(ReplicaState.DRAINING, ReplicaEvent.BOUND, id="what drains does not serve again"),
+        pytest.param(ReplicaState.READY, ReplicaEvent.END, id="a serving replica is not ended without a drain"),
+        pytest.param(ReplicaState.DRAINING, ReplicaEvent.BOUND, id="a draining replica does not serve again"),
         pytest.param(ReplicaState.JOB, ReplicaEvent.PARKED, id="a standby that ran a job is not parked again"),
-        pytest.param(ReplicaState.RESTORING, ReplicaEvent.PARKED, id="what was bound is not parked again"),
-        pytest.param(ReplicaState.ENDING, ReplicaEvent.BOUND, id="what was told to end does not serve"),
-        pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="what is not parked takes no job"),
-        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.PARKED, id="what sleeps is no standby"),
-        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.BOUND, id="what sleeps does not serve before it woke"),
-        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.BOUND, id="nor does what has dropped its weights"),
-        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.SLEPT, id="what has dropped its weights has none by itself"),
-        pytest.param(ReplicaState.READY, ReplicaEvent.DROPPED, id="what serves keeps its weights"),
-        pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="what does not serve does not fall asleep"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.PARKED, id="a bound process is not parked again"),
+        pytest.param(ReplicaState.ENDING, ReplicaEvent.BOUND, id="an ending process does not serve"),
+        pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="a process that is not parked takes no job"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.PARKED, id="a sleeping replica is no standby"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.BOUND, id="a sleeping replica wakes before it serves"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.BOUND, id="a deep sleeper wakes before it serves"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.SLEPT, id="a deep sleeper does not return to light sleep"),
+        pytest.param(ReplicaState.READY, ReplicaEvent.DROPPED, id="a serving replica keeps its weights"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="a restoring replica does not fall asleep"),
     ],
 )
 def test_transition_table_refuses_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
-    """The shape of the table keeps the two rules of the docstring."""
     table = _table(state)
     with pytest.raises(IllegalMove):
         table.move("r1", event, 1)
@@ -171,7 +172,7 @@ def test_transition_table_refuses_illegal_moves(state: ReplicaState, event: Repl
 
 @pytest.mark.parametrize("state", sorted(SLEEPING))
 def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
-    """It gave its slot back when it fell asleep: its end takes none from others, and frees none."""
+    """A replica frees its slot when it falls asleep, so its end neither takes nor frees one."""
     table = ReplicaTable(1)
     table.add(Replica("r1", state, 0, key=KEYS[0]))
     table.add(Replica("r2", ReplicaState.READY, 0, key=KEYS[1]))
@@ -182,14 +183,13 @@ def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
 
 
 def test_duplicate_runtime_id_is_refused() -> None:
-    """Ids are given once."""
     table = _table(ReplicaState.STANDBY)
     with pytest.raises(ValueError, match="exists"):
         table.add(Replica("r1", ReplicaState.FORKED, 0))
 
 
 def test_integrity_check_finds_broken_index() -> None:
-    """Negative control: a replica behind the index's back turns the check red."""
+    """Negative control: a replica changed without its index fails the check."""
     table = _table(ReplicaState.READY)
     table.check_integrity()
     table._replicas["r1"] = replace(table._replicas["r1"], key=KEYS[1])

@@ -1,4 +1,4 @@
-"""Why a version does not start is one fact: in the status, in the feed, and gone once a replica serves."""
+"""The reason why a version does not start is in the status and in the feed, until a replica serves."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +35,7 @@ async def outcomes_of(data: Path) -> AsyncIterator[tuple[StartOutcomes, FeedHub,
 
 
 def lifetime(exit_status: int) -> LifetimeRecord:
-    """A process that had the version and ended so."""
+    """Return the lifetime record of a process that ran the version and ended with this status."""
     return LifetimeRecord(
         runtime_id="r1", source="s", sequence=1, pid=1, tenant=TENANT, model="m", version=digest("a"), device_class="c",
         born_at_us=1, died_at_us=2, total_us=1, standby_us=0, restore_us=1, active_us=0, idle_us=0, requests=0,
@@ -44,39 +44,39 @@ def lifetime(exit_status: int) -> LifetimeRecord:
 
 
 def problems(feed: FeedHub) -> dict[tuple[str, str, str], StartProblem]:
-    """As a new reader of the feed is told."""
+    """Return the start problems that a new reader of the feed receives."""
     return {(row.tenant, row.model, row.version): row.problem for row in feed.snapshot().start_problems}
 
 
 async def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
-    """A failed start is shown with its code and sentence; the first ready replica takes it away everywhere."""
+    """A failed start is shown with its code and message. The first ready replica removes it from both places."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-        told_by_runtime = from_wire(to_wire(Unavailable("the weight cache")))
-        outcomes.failed(key(), told_by_runtime)
+        failure = from_wire(to_wire(Unavailable("the weight cache")))
+        outcomes.failed(key(), failure)
         status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
         assert status.versions[0].start_problem == problems(feed)[VERSION]
         assert problems(feed)[VERSION].reason == "failed"
-        assert problems(feed)[VERSION].message == f"unavailable: {told_by_runtime.message}"
+        assert problems(feed)[VERSION].message == f"unavailable: {failure.message}"
         outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
         assert problems(feed) == {}
         assert outcomes.problem(key()) is None
 
 
 async def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
-    """In the bytes that the command line reads, and null for a version that is not."""
+    """The JSON has `image_behind`: null for a version on the current image, otherwise the reason."""
 
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
         assert encode(shown).endswith(b',"image_behind":null}')
         outcomes.behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
-        told = b'{"reason":"failed","message":"it did not start","since_s":12}'
-        assert encode(shown).endswith(b',"image_behind":' + told + b"}")
+        expected = b'{"reason":"failed","message":"it did not start","since_s":12}'
+        assert encode(shown).endswith(b',"image_behind":' + expected + b"}")
 
 
 async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tmp_path: Path) -> None:
-    """Pushed again, it fails to start for the same reason as before its deletion."""
+    """The version is deleted, pushed again, and fails to start for the same reason."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
         await registry.register(registration(letter="b"), NOW_S)
@@ -90,7 +90,7 @@ async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tm
 
 
 async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
-    """The lifetime record may be delivered before or after the start is given up."""
+    """The lifetime record may arrive before or after the start is given up."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, _):
         outcomes.failed(key(), crash_loop())
@@ -106,14 +106,14 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
 @pytest.mark.parametrize(
     ("state", "is_shown"),
     [
-        pytest.param(ReplicaState.READY, True, id="it served"),
-        pytest.param(ReplicaState.ASLEEP, True, id="it slept"),
-        pytest.param(ReplicaState.DRAINING, False, id="it was to drain"),
-        pytest.param(ReplicaState.ENDING, False, id="it was to end"),
+        pytest.param(ReplicaState.READY, True, id="a serving replica"),
+        pytest.param(ReplicaState.ASLEEP, True, id="a sleeping replica"),
+        pytest.param(ReplicaState.DRAINING, False, id="not a draining replica"),
+        pytest.param(ReplicaState.ENDING, False, id="not an ending replica"),
     ],
 )
 async def test_replica_that_ends_unexpectedly_is_in_status(tmp_path: Path, state: ReplicaState, is_shown: bool) -> None:
-    """Also after another one has taken its place. The record of its life says how it ended."""
+    """The last death stays in the status while another replica serves. Its exit status is in the lifetime record."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         outcomes.lost(Replica("r1", state, 0, key=key()))
         outcomes.record_exits([lifetime(-9), lifetime(-9)])
@@ -123,18 +123,18 @@ async def test_replica_that_ends_unexpectedly_is_in_status(tmp_path: Path, state
 
 
 async def test_deleting_version_removes_its_start_problem(tmp_path: Path) -> None:
-    """A reader that comes after the deletion hears nothing of it."""
+    """The start problem is gone from the feed, and a start that was still running adds none."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
         outcomes.failed(key(), Unavailable("the zygote"))
         await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
         assert problems(feed) == {}
-        outcomes.failed(key(), Unavailable("the zygote"))  # its start was under way
+        outcomes.failed(key(), Unavailable("the zygote"))  # its start was still running
         assert problems(feed) == {}
 
 
 async def test_records_of_deleted_versions_are_dropped(tmp_path: Path) -> None:
-    """At the latest when another version is tried. So memory does not grow with models that come and go."""
+    """The next outcome of any version drops them, so memory does not grow with deleted models."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         outcomes.lost(Replica("r1", ReplicaState.READY, 0, key=key()))
         outcomes.record_exits([lifetime(-9)])

@@ -1,4 +1,4 @@
-"""The loop from reports to replicas, over virtual time: wake, hold, scale out, go idle, fail, recover."""
+"""Autoscaler on virtual time, with a fake actuator: wake, scale out, go idle, fail, recover."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_v
 
 
 async def test_request_at_zero_starts_a_replica_at_once() -> None:
-    """A version at zero starts before the report is answered, with the caller's time as the zero of its spans."""
+    """The start happens while the report is handled, and its spans count from that time."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
@@ -20,7 +20,7 @@ async def test_request_at_zero_starts_a_replica_at_once() -> None:
 
 @pytest.mark.parametrize("concurrency", [1.0, 40.0])
 async def test_thousand_requests_at_zero_make_one_start(concurrency: float) -> None:
-    """At max 1 nobody's poke starts a second replica, however many wait and however long the start takes."""
+    """With a maximum of 1 no request starts a second replica, however long the start takes."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
@@ -31,7 +31,7 @@ async def test_thousand_requests_at_zero_make_one_start(concurrency: float) -> N
 
 
 async def test_uncounted_starts_make_many_replicas() -> None:
-    """Negative control: an actuator whose starts do not count as replicas starts one at each poke."""
+    """Negative control: if starting replicas are not counted, every request starts one."""
 
     async with world(slots=10_000) as w:
         which = w.catalogue.add("m", FAST)
@@ -42,7 +42,7 @@ async def test_uncounted_starts_make_many_replicas() -> None:
 
 
 async def test_load_scales_out_up_to_the_maximum() -> None:
-    """Ten streams a replica at 70 %: thirty-five callers need five, a maximum of three gives three."""
+    """With 10 streams per replica at 70 %, 35 streams need five replicas. A maximum of 3 gives three."""
 
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=8), max_streams=10)
@@ -58,7 +58,7 @@ async def test_load_scales_out_up_to_the_maximum() -> None:
 
 
 async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
-    """Silence through the stable window, then the grace; one request anywhere in between keeps the replica."""
+    """The stable window and then the grace must pass without a request. One request in between keeps the replica."""
 
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=6.0, grace_s=10.0))
@@ -68,14 +68,14 @@ async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
         assert w.actuator.ready(which) == 1, "window over, grace not"
         w.report(which)
         await w.pass_seconds(14)
-        assert w.actuator.ready(which) == 1, "the request began it anew"
+        assert w.actuator.ready(which) == 1, "the request restarted the window"
         await w.pass_seconds(16)
         assert w.actuator.live(which) == 0
         assert len(w.actuator.starts) == 1
 
 
 async def test_version_under_load_keeps_its_replica() -> None:
-    """Ten minutes of steady load: one replica throughout."""
+    """Ten minutes of steady load keep exactly one replica."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
@@ -86,7 +86,7 @@ async def test_version_under_load_keeps_its_replica() -> None:
 
 
 async def test_start_continues_after_its_caller_leaves() -> None:
-    """The bytes are on their way; the replica that comes serves the next caller, and leaves by being idle."""
+    """The start is not cancelled. Its replica scales to zero later because it is idle."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
@@ -99,30 +99,30 @@ async def test_start_continues_after_its_caller_leaves() -> None:
 
 
 async def test_failed_start_is_retried_on_request_after_a_second() -> None:
-    """Ticks never retry by themselves; a poke within the second is remembered and acted on when it is over."""
+    """Ticks never retry. A request within the second is remembered and starts a replica when the second is over."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
         w.report(which)
         w.actuator.fail(which)
         await w.pass_seconds(30)
-        assert len(w.actuator.starts) == 1, "nobody asked"
+        assert len(w.actuator.starts) == 1, "no request came"
         w.report(which)
         assert len(w.actuator.starts) == 2
         w.actuator.fail(which)
         await w.clock.advance(0.3)
-        asked_us = w.clock.monotonic_us()
+        requested_us = w.clock.monotonic_us()
         for _ in range(100):
             w.report(which)
         assert len(w.actuator.starts) == 2, "too soon"
         await w.clock.advance(0.69)
         assert len(w.actuator.starts) == 2
         await w.clock.advance(0.02)
-        assert w.actuator.starts[2:] == [(which, asked_us)]
+        assert w.actuator.starts[2:] == [(which, requested_us)]
 
 
 async def test_minimum_is_kept_and_retried() -> None:
-    """Replicas of a version with a minimum are there without traffic, also after one died or failed to start."""
+    """The minimum is kept without traffic, also after replicas die or fail to start."""
 
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
@@ -143,7 +143,7 @@ async def test_minimum_is_kept_and_retried() -> None:
 
 
 async def test_repeated_exits_are_replaced_once_a_second() -> None:
-    """A version whose replicas die as they come does not make the machine spin."""
+    """A version whose replicas die at once is restarted at most about once per second."""
 
     async with world() as w:
         which = w.catalogue.add("m", FAST)
@@ -161,7 +161,7 @@ async def test_repeated_exits_are_replaced_once_a_second() -> None:
 
 
 async def test_unused_versions_cost_nothing() -> None:
-    """Ten thousand models at zero are not looked at; one that went to zero is forgotten."""
+    """Of 10,000 models at zero the autoscaler keeps no state. A version that scales to zero is forgotten."""
 
     async with world() as w:
         for number in range(10_000):
@@ -176,16 +176,16 @@ async def test_unused_versions_cost_nothing() -> None:
 
 
 async def test_an_unknown_version_is_ignored() -> None:
-    """A report about what does not exist starts nothing and leaves nothing behind."""
+    """A report about an unknown version starts nothing and leaves no state."""
 
     async with world() as w:
-        w.report(key("nobody"))
+        w.report(key("unknown"))
         assert w.actuator.starts == []
         assert len(w.scaler._scalers) == 0
 
 
 async def test_adopted_replicas_stay_for_a_stable_window() -> None:
-    """A restart has no metrics: what serves goes on serving for the window, then idle ones go."""
+    """A restarted autoscaler has no metrics. Replicas stay for the window, then idle ones leave."""
 
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4))
@@ -197,7 +197,7 @@ async def test_adopted_replicas_stay_for_a_stable_window() -> None:
 
 
 async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop goes on, and says what happened."""
+    """The loop continues and logs the error."""
 
     async with world() as w:
         bad, good = w.catalogue.add("a", replace_scale(FAST, min=1)), w.catalogue.add("b", FAST)
@@ -216,7 +216,7 @@ async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.L
 
 
 async def test_report_of_a_defective_version_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Versions behind it in the same report are woken, and so are those that wait behind it for a device slot."""
+    """Later versions of the same report start, and so do versions that wait for a device slot."""
 
     async with world(slots=1) as w:
         bad, good = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)

@@ -1,4 +1,6 @@
-"""Whatever happens in whatever order: bounds hold, failures are spaced, callers are served, silence ends at zero."""
+"""Autoscaler invariants for random histories: maximums hold, failed starts are spaced, requests are served, silence
+ends at zero.
+"""
 
 import asyncio
 
@@ -71,7 +73,9 @@ async def _play(steps: list[tuple[str, str, float]]) -> None:
 
 
 async def _a_caller_is_served(w: AutoscalerScenario, which: VersionKey) -> None:
-    """One who asks and goes on asking has a replica within seconds, once what leaves has left and room can be made."""
+    """Check that steady requests get a replica within seconds, once draining replicas have left and room can be
+    made.
+    """
     for _ in range(12):
         for each in list(w.actuator.starting):
             while w.actuator.starting[each]:
@@ -87,7 +91,7 @@ async def _a_caller_is_served(w: AutoscalerScenario, which: VersionKey) -> None:
 
 
 async def _silence_ends_at_zero(w: AutoscalerScenario, keys: dict[str, VersionKey]) -> None:
-    """Nobody asks: everything is gone after windows and graces, and nothing is remembered."""
+    """Check that without requests every process is gone after the windows and graces."""
     for _ in range(40):
         await w.clock.advance(2.0)
         for which in keys.values():
@@ -101,12 +105,12 @@ async def _silence_ends_at_zero(w: AutoscalerScenario, keys: dict[str, VersionKe
 @settings(max_examples=150)
 @given(st.lists(STEP, max_size=60))
 def test_invariants_hold_for_any_history(steps: list[tuple[str, str, float]]) -> None:
-    """Random histories over four versions and three slots."""
+    """The histories cover four versions on three slots."""
     asyncio.run(_play(steps))
 
 
 def test_scaler_without_failure_pause_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without the pause after a failure the check above goes red."""
+    """Negative control: without the pause after a failed start, the spacing check fails."""
     monkeypatch.setattr(
         "controlplane.scaling.kpa.version_scaler.VersionScaler.record_failed_start", lambda *_, **__: None
     )
@@ -115,7 +119,7 @@ def test_scaler_without_failure_pause_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_scaler_that_never_scales_to_zero_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a version that is always wanted never reaches zero."""
+    """Negative control: a version that always wants a replica never reaches zero."""
     monkeypatch.setattr("controlplane.scaling.kpa.version_scaler.VersionScaler.decide", lambda *_, **__: 1)
     with pytest.raises(AssertionError):
         asyncio.run(_play([("poke", "a", 1.0), ("ready", "a", 1.0)]))

@@ -1,4 +1,6 @@
-"""Versions that are sent away: stopped by an operator, or to make room on a full machine. What wakes them, what not."""
+"""Replicas that the autoscaler ends: an operator stopped the version, or another one needs the slot. And which requests
+start it again.
+"""
 
 import pytest
 
@@ -9,8 +11,7 @@ from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_v
 
 
 async def test_stop_scales_to_zero_and_next_request_starts() -> None:
-    """What was under way may finish without waking anything; an announcement of a new request wakes at once."""
-
+    """Running requests may finish and start nothing. A report of a new request starts a replica at once."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         await w.pass_seconds(3)
@@ -18,7 +19,7 @@ async def test_stop_scales_to_zero_and_next_request_starts() -> None:
         w.report(which, 3.0, 3)
         w.scaler.stop((which,))
         assert w.actuator.live(which) == 0
-        w.report(which, 2.7, 2)  # of the second in which it was stopped
+        w.report(which, 2.7, 2)  # the report of the second in which it was stopped
         assert w.actuator.live(which) == 0
         w.actuator.drained(which)
         await w.clock.advance(0.1)
@@ -27,8 +28,7 @@ async def test_stop_scales_to_zero_and_next_request_starts() -> None:
 
 
 async def test_streams_finishing_after_stop_start_nothing() -> None:
-    """A minute of reports of streams that began before the stop: the version stays at zero."""
-
+    """A minute of reports about streams from before the stop leaves the version at zero."""
     async with world() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
@@ -43,8 +43,7 @@ async def test_streams_finishing_after_stop_start_nothing() -> None:
 
 
 async def test_unannounced_request_after_stop_is_served_late() -> None:
-    """A report that may be old is doubted, not lost: the next one wakes."""
-
+    """A report that may be from before the stop starts nothing. The next one does."""
     async with world() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
@@ -56,29 +55,27 @@ async def test_unannounced_request_after_stop_is_served_late() -> None:
 
 
 async def test_full_machine_ends_the_longest_idle_version() -> None:
-    """Two slots, two idle versions, a third is asked for: the longest idle makes room, and is not asked back."""
-
+    """Two slots, two idle versions, and a request for a third: the longest-idle replica ends and does not come back."""
     async with world(slots=2) as w:
         first, second, third = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in "abc")
         await wake_version(w, first)
         await w.pass_seconds(2)
         await wake_version(w, second)
         await w.pass_seconds(5)
-        asked_us = w.clock.monotonic_us()
+        requested_us = w.clock.monotonic_us()
         w.report(third)
         await w.pass_seconds(3, third, 1.0)
         assert (w.actuator.live(first), w.actuator.live(second)) == (0, 1)
         assert w.actuator.live(third) == 0, "the slot is held until the process is dead"
         w.actuator.drained(first)
-        assert w.actuator.starts[2:] == [(third, asked_us)]
+        assert w.actuator.starts[2:] == [(third, requested_us)]
         await w.pass_seconds(20, third, 1.0)
         assert w.actuator.refused == []
         assert w.actuator.live(first) == 0
 
 
 async def test_full_busy_machine_refuses_the_request() -> None:
-    """Nobody busy is sent away; the caller is refused at once and may come again."""
-
+    """A busy replica is not ended. The request is refused at once."""
     async with world(slots=1) as w:
         busy, other = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
         await wake_version(w, busy)
@@ -89,8 +86,7 @@ async def test_full_busy_machine_refuses_the_request() -> None:
 
 @pytest.mark.parametrize("idle", ["zero", "auto"])
 async def test_abandoned_slot_wait_is_cancelled(idle: str) -> None:
-    """Nobody asks for it any more before the slot is free: it gives up its place, and starts nothing then."""
-
+    """If requests stop before the slot is free, the version gives up its place and starts nothing."""
     async with world(slots=1) as w:
         w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
         first = w.catalogue.add("a", FAST)
@@ -106,10 +102,9 @@ async def test_abandoned_slot_wait_is_cancelled(idle: str) -> None:
 
 
 async def test_replicas_without_slot_are_pending() -> None:
-    """Replicas of a version at zero that waits for room, and those that a version lacks; none once they have it, or are
-    wanted no more.
+    """`pending` counts the replicas that a version lacks, also of a version at zero. It falls when they start or are
+    not wanted.
     """
-
     async with world(slots=1) as w:
         busy, other = w.catalogue.add("m", FAST), w.catalogue.add("n", FAST)
         await wake_version(w, busy)
@@ -127,8 +122,7 @@ async def test_replicas_without_slot_are_pending() -> None:
 
 
 async def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> None:
-    """A minimum holds for versions that a name leads to: the one before gives its slot up once it is idle."""
-
+    """The minimum holds for versions with an alias. The previous version frees its slot once it is idle."""
     async with world(slots=1) as w:
         old = w.catalogue.add("m", replace_scale(FAST, min=1, window_s=60.0, grace_s=30.0))
         await w.pass_seconds(3)
@@ -143,8 +137,7 @@ async def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> N
 
 
 async def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
-    """Of a model with a minimum of one and two idle replicas one stays, and it is not asked for more."""
-
+    """Of two idle replicas with a minimum of 1 one ends, and the other is never taken."""
     async with world(slots=2) as w:
         pinned = w.catalogue.add("m", replace_scale(FAST, min=1, max=2))
         other, third = w.catalogue.add("n", FAST), w.catalogue.add("o", FAST)
@@ -162,10 +155,9 @@ async def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
 
 
 async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
-    """A minimum of three on a full machine, set while one replica serves: two idle replicas of models without a minimum
-    leave at once, one after the other; one that another minimum keeps stays, and so do busy ones.
+    """The minimum is raised to three on a full machine. Two idle replicas without a minimum end, one after the other.
+    Busy replicas and those of another minimum stay.
     """
-
     async with world(slots=5) as w:
         promised = w.catalogue.add("m", replace_scale(FAST, max=3))
         kept = w.catalogue.add("k", replace_scale(FAST, min=1, max=2))
@@ -183,8 +175,7 @@ async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
 
 
 async def test_two_minimums_without_room_for_both_take_nothing_from_each_other() -> None:
-    """Three slots for minimums of two and two: who has its replicas keeps them, and nothing is started or ended."""
-
+    """Three slots for minimums of two and two: the replicas stay as they are, and nothing starts."""
     async with world(slots=3) as w:
         scale = replace_scale(FAST, min=2, max=2)
         first, second = w.catalogue.add("m", scale), w.catalogue.add("n", scale)
@@ -196,8 +187,7 @@ async def test_two_minimums_without_room_for_both_take_nothing_from_each_other()
 
 
 async def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
-    """The model whose replica left for a minimum is asked for again: it waits, and the minimum stays whole."""
-
+    """The model that lost its replica gets requests again. It waits, and the minimum keeps its replicas."""
     async with world(slots=2) as w:
         promised, other = w.catalogue.add("m", replace_scale(FAST, min=2, max=2)), w.catalogue.add("n", FAST)
         w.actuator.serving.update({promised: 1, other: 1})
@@ -211,8 +201,7 @@ async def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
 
 
 async def test_stop_outlives_the_control_plane_until_the_version_is_used_again() -> None:
-    """A new control plane starts no replica for the minimum of a stopped version; a request ends the stop."""
-
+    """A new control plane does not start the minimum of a stopped version. A request ends the stop."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
         w.catalogue.set_stopped(which, 1)
@@ -221,12 +210,11 @@ async def test_stop_outlives_the_control_plane_until_the_version_is_used_again()
         w.report(which)
         assert w.actuator.live(which) == 1
         await w.pass_seconds(3, which, 1.0)
-        assert w.actuator.live(which) == 2, "and its minimum holds again"
+        assert w.actuator.live(which) == 2, "the minimum holds again"
 
 
 async def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> None:
-    """A new control plane hears of streams that began before the stop: they are no requests for the version."""
-
+    """Reports about streams from before the stop are not requests."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         w.catalogue.set_stopped(which, 1)
@@ -241,8 +229,7 @@ async def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> Non
 
 
 async def test_nothing_runs_for_a_suspended_tenant() -> None:
-    """Neither its minimum nor a request starts anything, also after a restart, and what runs is ended."""
-
+    """Neither a minimum nor a request starts a replica, also after a restart. Running replicas end."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         w.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=True),)))
@@ -259,10 +246,9 @@ async def test_nothing_runs_for_a_suspended_tenant() -> None:
 
 
 async def test_replicas_beyond_the_slots_wait_for_room() -> None:
-    """However long; a slot that comes free is used within a tick. That none of them counts as a failed start is tested
-    on the real actuator, see `test_slots_are_never_exceeded` in test_local_actuator.py.
+    """The wait has no limit, and a freed slot is used within a tick. `test_slots_are_never_exceeded` in
+    test_local_actuator.py checks that a wait is no failed start.
     """
-
     async with world(slots=2) as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=3, max=3))
         busy = w.catalogue.add("b", FAST)

@@ -1,4 +1,4 @@
-"""Windows that weigh the last seconds, in the decider of one machine: a model's own setting, which loses nothing."""
+"""Linear and weighted averages, a setting of each model, in the autoscaler of one machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ WEIGHTED = replace_scale(LINEAR, average="weighted")
 
 
 async def _steady(w: AutoscalerScenario, scale: ScaleSettings, name: str) -> None:
-    """20 at once for two minutes: three replicas of ten streams, and no panic any more."""
+    """Apply 20 concurrent streams for two minutes: three replicas of ten streams, and panic mode is over."""
     which = w.catalogue.add(name, scale, max_streams=10)
     await wake_version(w, which)
     for _ in range(120):
@@ -21,7 +21,7 @@ async def _steady(w: AutoscalerScenario, scale: ScaleSettings, name: str) -> Non
 
 
 async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_seconds: int, concurrency: float) -> int:
-    """Replicas, so many seconds later."""
+    """Return the number of replicas after this time under this load."""
     which = w.catalogue.add(name, scale, max_streams=10)
     await w.pass_seconds(pass_seconds, which, concurrency)
     return w.actuator.live(which)
@@ -30,12 +30,12 @@ async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_se
 @pytest.mark.parametrize(
     ("scale", "want"),
     [
-        pytest.param(LINEAR, 3, id="the linear window has hardly seen it"),
-        pytest.param(WEIGHTED, 1, id="the weighted one holds what there is now"),
+        pytest.param(LINEAR, 3, id="linear: still near the old load"),
+        pytest.param(WEIGHTED, 1, id="weighted: already near the new load"),
     ],
 )
 async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, want: int) -> None:
-    """Twelve seconds of a fifth of the load."""
+    """The load falls to a fifth for twelve seconds."""
 
     async with world(slots=20) as w:
         await _steady(w, scale, "m")
@@ -43,7 +43,7 @@ async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, wa
 
 
 async def test_changing_average_keeps_the_window_values() -> None:
-    """No replica goes, or comes, for the change itself; and back it is as if it had never been."""
+    """The change itself adds and ends no replica. After the change back, the linear window still has all its values."""
 
     async with world(slots=20) as w:
         await _steady(w, LINEAR, "m")
@@ -53,7 +53,7 @@ async def test_changing_average_keeps_the_window_values() -> None:
 
 
 async def test_weighted_average_reaches_zero_without_reports() -> None:
-    """After a stable window without a report, as by the linear one."""
+    """The last replica leaves after a stable window without reports, as with the linear average."""
 
     async with world(slots=20) as w:
         which = w.catalogue.add("m", WEIGHTED, max_streams=10)

@@ -1,4 +1,4 @@
-"""Ten thousand models on one control plane: what is at zero costs no look and next to no memory."""
+"""10,000 models on one control plane: a version at zero costs no work per tick and little memory."""
 
 import tracemalloc
 from collections import Counter
@@ -24,8 +24,8 @@ IDLE_BYTES = 4096
 LETTERS = "0123456789ab"
 
 
-def looked_at(w: AutoscalerScenario) -> Counter[VersionKey]:
-    """How often one tick asks for each version."""
+def count_lookups(w: AutoscalerScenario) -> Counter[VersionKey]:
+    """Return how often one tick looks up each version."""
     found: Counter[VersionKey] = Counter()
     find = w.catalogue.find
 
@@ -39,63 +39,62 @@ def looked_at(w: AutoscalerScenario) -> Counter[VersionKey]:
     return found
 
 
-def grown(catalogue: FakeVersions, scale: ScaleSettings) -> list[VersionKey]:
-    """Ten thousand, all at zero."""
+def add_models(catalogue: FakeVersions, scale: ScaleSettings) -> list[VersionKey]:
+    """Add 10,000 models at zero."""
     return [catalogue.add(f"m{number}", scale) for number in range(MODELS)]
 
 
 async def test_tick_evaluates_only_active_versions() -> None:
-    """And at nobody else, before and after they come and go; a report is of its own version."""
-
+    """A tick looks up each active version once and no other, before and after the active ones come and go."""
     async with world(slots=IN_USE) as w:
-        used = grown(w.catalogue, FAST)[:: MODELS // IN_USE]
-        assert not looked_at(w)
+        used = add_models(w.catalogue, FAST)[:: MODELS // IN_USE]
+        assert not count_lookups(w)
         for which in used:
             await wake_version(w, which)
-        seen = looked_at(w)
+        seen = count_lookups(w)
         assert set(seen) == set(used)
         assert max(seen.values()) == 1
         await w.pass_seconds(30)
         for which in used:
             w.actuator.drained(which)
         await w.pass_seconds(4)
-        assert not looked_at(w), "who is at zero again is forgotten"
+        assert not count_lookups(w), "versions at zero again are forgotten"
 
 
 async def test_minimum_on_all_models_evaluates_all() -> None:
-    """Negative control: the counter counts. Where there is no slot, a look is no look at all the others."""
-
+    """Negative control: with a minimum, every model is looked up. A lack of slots does not make each look up the
+    others.
+    """
     async with world(slots=0) as w:
-        every = grown(w.catalogue, replace_scale(FAST, min=1))
-        seen = looked_at(w)
+        every = add_models(w.catalogue, replace_scale(FAST, min=1))
+        seen = count_lookups(w)
         assert set(seen) == set(every)
         assert max(seen.values()) < 4
 
 
 async def test_waiting_versions_check_only_slot_holders() -> None:
-    """A thousand versions that are asked for at once, with all slots held by busy ones: each looks at these alone."""
-
+    """1,000 versions get requests while busy replicas hold all slots. Each looks only at the slot holders."""
     async with world(slots=IN_USE) as w:
-        every = grown(w.catalogue, FAST)[:1000]
+        every = add_models(w.catalogue, FAST)[:1000]
         for which in every[:IN_USE]:
             await wake_version(w, which)
-        asked: Counter[VersionKey] = Counter()
+        live_calls: Counter[VersionKey] = Counter()
         live = w.actuator.live
 
         def counted(which: VersionKey) -> int:
-            asked[which] += 1
+            live_calls[which] += 1
             return live(which)
 
         w.actuator.live = counted  # type: ignore[method-assign]
         for which in every[IN_USE:]:
             w.report(which)
         assert len(w.actuator.refused) == len(every) - IN_USE
-        holders = sum(asked[which] for which in every[:IN_USE])
-        assert sum(asked.values()) - holders < 10 * len(every), "of one another they know nothing"
+        holders = sum(live_calls[which] for which in every[:IN_USE])
+        assert sum(live_calls.values()) - holders < 10 * len(every), "waiting versions do not look at each other"
 
 
 def bytes_of_each(count: int, versions: int) -> float:
-    """What models take in the registry and the feed, with so many versions each."""
+    """Return the memory per model in the registry and the feed, with `versions` versions each."""
     tracemalloc.start()
     try:
         hub, models = FeedHub(), {}
@@ -114,5 +113,5 @@ def bytes_of_each(count: int, versions: int) -> float:
 
 
 def test_idle_model_takes_under_4_kilobytes() -> None:
-    """Less than 4 KB, of one version; the control is a model of twelve, which takes more."""
+    """A model with one version takes less than 4 KB. Control: a model with twelve takes more."""
     assert bytes_of_each(2000, versions=1) < IDLE_BYTES < bytes_of_each(500, versions=12)

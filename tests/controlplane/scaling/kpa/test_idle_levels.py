@@ -1,4 +1,4 @@
-"""Where the last replica goes when nobody asks: by the model's setting, over virtual time."""
+"""Where the last replica goes without requests: by the model's `idle` setting, on virtual time."""
 
 import asyncio
 
@@ -11,7 +11,9 @@ from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, r
 def _play(
     idle: str, pass_seconds: int, said: tuple[LevelChange, ...] = (), **scale: float
 ) -> tuple[int, bool, AutoscalerScenario]:
-    """Ready replicas and whether one sleeps, so long after the last request (window 6 s, grace 2 s, asleep at 20)."""
+    """Return the number of ready replicas, and whether one sleeps, this long after the last request. Window 6 s, grace
+    2 s; the default plan sleeps at 20 s.
+    """
 
     async def main() -> tuple[int, bool, AutoscalerScenario]:
         async with world() as w:
@@ -27,23 +29,22 @@ def _play(
 @pytest.mark.parametrize(
     ("idle", "after_s", "ready", "asleep"),
     [
-        pytest.param("zero", 4, 1, False, id="zero: the window first"),
-        pytest.param("zero", 14, 0, False, id="zero: after window and grace nothing is left"),
-        pytest.param("sleep", 4, 1, False, id="sleep: the same window"),
+        pytest.param("zero", 4, 1, False, id="zero: it stays through the window"),
+        pytest.param("zero", 14, 0, False, id="zero: it ends after window and grace"),
+        pytest.param("sleep", 4, 1, False, id="sleep: it stays through the window"),
         pytest.param("sleep", 14, 0, True, id="sleep: after window and grace it sleeps"),
-        pytest.param("sleep", 2000, 0, True, id="sleep: and goes on sleeping"),
+        pytest.param("sleep", 2000, 0, True, id="sleep: it keeps sleeping"),
         pytest.param("warm", 2000, 1, False, id="warm: it stays"),
-        pytest.param("auto", 16, 1, False, id="auto: kept over window and grace, as that is cheaper"),
-        pytest.param("auto", 24, 0, True, id="auto: asleep from its break-even on"),
-        pytest.param("auto", 290, 0, True, id="auto: still"),
+        pytest.param("auto", 16, 1, False, id="auto: kept over window and grace, because that is cheaper"),
+        pytest.param("auto", 24, 0, True, id="auto: asleep from the break-even on"),
+        pytest.param("auto", 290, 0, True, id="auto: still asleep before the next break-even"),
         pytest.param("auto", 306, 0, False, id="auto: zero from the next break-even on"),
     ],
 )
 def test_last_replica_follows_the_idle_setting(idle: str, after_s: int, ready: int, asleep: bool) -> None:
-    """And not before its time."""
     found_ready, found_asleep, w = _play(idle, after_s)
     assert (found_ready, found_asleep) == (ready, asleep)
-    assert len(w.actuator.starts) == 1, "nothing was started for nobody"
+    assert len(w.actuator.starts) == 1, "no replica starts without a request"
 
 
 DEEPER = (
@@ -58,28 +59,27 @@ AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP2, 20.0))
 @pytest.mark.parametrize(
     ("idle", "said", "after_s", "asleep", "empty"),
     [
-        pytest.param("sleep2", (), 4, False, False, id="sleep2: the same window as for sleep"),
-        pytest.param("sleep2", (), 14, True, True, id="sleep2: asleep by then, and without weights a tick later"),
-        pytest.param("sleep2", (), 2000, True, True, id="sleep2: and so it goes on"),
-        pytest.param("sleep", (), 2000, True, False, id="sleep: keeps them"),
-        pytest.param("auto", DEEPER, 90, True, False, id="auto: asleep"),
+        pytest.param("sleep2", (), 4, False, False, id="sleep2: it stays through the window"),
+        pytest.param("sleep2", (), 14, True, True, id="sleep2: asleep, and without weights a tick later"),
+        pytest.param("sleep2", (), 2000, True, True, id="sleep2: it keeps sleeping without weights"),
+        pytest.param("sleep", (), 2000, True, False, id="sleep: it keeps its weights"),
+        pytest.param("auto", DEEPER, 90, True, False, id="auto: asleep with weights"),
         pytest.param("auto", DEEPER, 106, True, True, id="auto: without weights from the next break-even on"),
-        pytest.param("auto", DEEPER, 306, False, False, id="auto: then zero"),
-        pytest.param("auto", AT_ONCE, 26, True, True, id="auto: past a level that is never the cheapest"),
+        pytest.param("auto", DEEPER, 306, False, False, id="auto: zero from the last break-even on"),
+        pytest.param("auto", AT_ONCE, 26, True, True, id="auto: a level that is never the cheapest is skipped"),
     ],
 )
 def test_weights_are_released_at_their_time(
     idle: str, said: tuple[LevelChange, ...], after_s: int, asleep: bool, empty: bool
 ) -> None:
-    """One process throughout; a caller wakes it from either sleep."""
+    """The replica is one process throughout."""
     _, found_asleep, w = _play(idle, after_s, said)
     assert (found_asleep, bool(w.actuator.without_weights)) == (asleep, empty)
     assert len(w.actuator.starts) == 1
 
 
 async def test_break_even_applies_before_the_window_ends() -> None:
-    """A version that is cheap to start is given up at once, though the window's mean still remembers its traffic."""
-
+    """A version that is cheap to start ends at its break-even, although the window's average still has its traffic."""
     async with world() as w:
         w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
@@ -95,8 +95,7 @@ async def test_break_even_applies_before_the_window_ends() -> None:
 
 
 async def test_sleeping_replica_wakes_for_a_request() -> None:
-    """Instead of another start; a minimum wakes it, too."""
-
+    """It wakes instead of a new start. A minimum wakes it, too."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
         await wake_version(w, which)
@@ -112,8 +111,6 @@ async def test_sleeping_replica_wakes_for_a_request() -> None:
 
 
 async def test_stop_or_zero_setting_ends_a_sleeping_replica() -> None:
-    """Zero means that no process is left."""
-
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
         await wake_version(w, which)
@@ -129,8 +126,7 @@ async def test_stop_or_zero_setting_ends_a_sleeping_replica() -> None:
 
 
 async def test_only_the_last_replica_sleeps() -> None:
-    """Only the last one has a choice."""
-
+    """Of three replicas two end, and the last one sleeps."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=3), max_streams=10)
         await wake_version(w, which)
@@ -147,8 +143,9 @@ async def test_only_the_last_replica_sleeps() -> None:
 
 
 async def test_sleeping_replica_stays_asleep_after_price_change() -> None:
-    """Prices changed, or a control plane came back that doesn't know since when nobody asks: nothing is thrown away."""
-
+    """Neither a new plan that skips sleep nor the setting `warm` ends or wakes the sleeper. It ends when `auto` reaches
+    zero.
+    """
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
         await wake_version(w, which)
@@ -167,8 +164,7 @@ async def test_sleeping_replica_stays_asleep_after_price_change() -> None:
 
 
 async def test_failed_start_does_not_keep_a_replica_asleep() -> None:
-    """One of two starts failed, the other served: what follows its sleep follows all the same."""
-
+    """One of two starts failed and the other served. The sleeper still ends at its break-even."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
         for _ in range(4):
@@ -184,8 +180,7 @@ async def test_failed_start_does_not_keep_a_replica_asleep() -> None:
 
 
 async def test_idle_gaps_are_remembered() -> None:
-    """Those of two seconds and more, also across a time at zero."""
-
+    """Gaps of two seconds and more are kept, also across a time at zero."""
     async with world() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)

@@ -1,4 +1,4 @@
-"""Minimums keep slots that nobody uses: while other tenants wait, no more than their tenant's share."""
+"""Minimums reserve idle slots. While other tenants wait, a tenant's minimums keep no more than its share."""
 
 from dataclasses import replace
 
@@ -22,27 +22,27 @@ def tenants(w: AutoscalerScenario, **weights: int) -> None:
 
 
 def serving(w: AutoscalerScenario, model: str, tenant: str, count: int, **scale: float) -> VersionKey:
-    """A model with so many idle replicas."""
+    """Add a model with `count` idle replicas."""
     which = w.catalogue.add(model, replace_scale(FAST, max=8, **scale), tenant=tenant)
     w.actuator.serving[which] = count
     return which
 
 
-async def ready_and_gone(w: AutoscalerScenario) -> None:
-    """What starts is ready, what drains is gone."""
+async def finish_moves(w: AutoscalerScenario) -> None:
+    """Let every starting replica become ready and every draining one end."""
     for each in [which for which, count in w.actuator.draining.items() for _ in range(count)]:
         w.actuator.drained(each)
     for each in [which for which, count in w.actuator.starting.items() for _ in range(count)]:
         w.actuator.become_ready(each)
 
 
-async def asked_for(w: AutoscalerScenario, pass_seconds: int, *which: VersionKey) -> None:
-    """Requests for these versions, for so long."""
+async def send_requests(w: AutoscalerScenario, pass_seconds: int, *which: VersionKey) -> None:
+    """Send requests for these versions, once per second."""
     for _ in range(pass_seconds):
         for each in which:
             w.report(each, 1.0, 1 if w.actuator.live(each) == 0 else 0)
         await w.clock.advance(1.0)
-        await ready_and_gone(w)
+        await finish_moves(w)
         w.scaler.check_integrity()
 
 
@@ -51,70 +51,69 @@ async def asked_for(w: AutoscalerScenario, pass_seconds: int, *which: VersionKey
     [
         pytest.param({"a": 1, "b": 1}, 4, id="equal weights: half each"),
         pytest.param({"a": 3, "b": 1}, 6, id="the heavier tenant keeps more"),
-        pytest.param({"a": 1, "b": 7}, 1, id="the lighter one less"),
+        pytest.param({"a": 1, "b": 7}, 1, id="the lighter tenant keeps less"),
     ],
 )
 async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[str, int], kept: int) -> None:
-    """One tenant pins all eight slots; eight models of another are asked for, and get what is beyond its share."""
-
+    """One tenant reserves all eight slots. Requests for eight models of another tenant get the slots beyond its
+    share.
+    """
     async with world(slots=8) as w:
         tenants(w, **weights)
         pinned = serving(w, "pinned", "a", 8, min=8)
         others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
         await w.pass_seconds(5)
-        await asked_for(w, 40, *others)
+        await send_requests(w, 40, *others)
         assert w.actuator.live(pinned) == kept
         assert sum(w.actuator.live(each) for each in others) == 8 - kept
 
 
 async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
-    """The other tenant's model goes to zero by itself, and the slot is the minimum's again."""
-
+    """The other tenant's model scales to zero by itself, and the minimum gets the slot back."""
     async with world(slots=2) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
-        await asked_for(w, 5, other)
+        await send_requests(w, 5, other)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 1)
         for _ in range(30):
             await w.clock.advance(1.0)
-            await ready_and_gone(w)
+            await finish_moves(w)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (2, 0)
 
 
 async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
-    """Its share of one slot is none beside another tenant: that one's replica stays for its window and grace."""
-
+    """Beside another tenant the share of one slot is zero. The other tenant's replica stays for its window and
+    grace.
+    """
     async with world(slots=1) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
-        await asked_for(w, 4, other)
+        await send_requests(w, 4, other)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
         await w.pass_seconds(5)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
         await w.pass_seconds(10)
-        await ready_and_gone(w)
+        await finish_moves(w)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 0)
 
 
 async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> None:
-    """One slot, two minimums, no requests: who has it keeps it."""
-
+    """One slot, two minimums, no requests: the slot stays with its holder."""
     async with world(slots=1) as w:
         tenants(w, a=1, b=1)
         first = serving(w, "m", "a", 1, min=1)
         w.catalogue.add("n", replace_scale(FAST, min=1), tenant="b")
         for _ in range(60):
             await w.clock.advance(1.0)
-            await ready_and_gone(w)
+            await finish_moves(w)
         assert w.actuator.starts == []
         assert w.actuator.ready(first) == 1
 
 
 async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
-    """The error has the numbers; a lower minimum, or one that stood before others came, is no matter."""
-
+    """The error has the numbers. An existing minimum above the share may stay or be lowered."""
     async with world(slots=8) as w:
         tenants(w, a=1, b=1)
         serving(w, "m", "a", 1, min=2)
@@ -133,8 +132,7 @@ async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
 
 
 async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
-    """The share is that of the moment."""
-
+    """The share counts only tenants that have models."""
     async with world(slots=4) as w:
         tenants(w, a=1, b=100)
         which = serving(w, "m", "a", 1)
@@ -146,8 +144,9 @@ async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
 
 
 async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
-    """A minimum, `warm` and `sleep` hold no longer; what runs is not touched."""
-
+    """A spent budget ends idle replicas despite a minimum. Running streams finish first. Another tenant's replica
+    stays.
+    """
     async with world() as w:
         pinned, warm = serving(w, "m", "a", 2, min=2), w.catalogue.add("w", replace_scale(FAST, idle="warm"))
         busy = serving(w, "b", "a", 1, min=1)
@@ -164,18 +163,17 @@ async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> Non
         assert w.actuator.live(busy) == 0, "its stream has ended"
         spend(w, "a", spent=0, budget=100)
         await w.pass_seconds(5)
-        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "the next month"
+        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "after the new month began"
 
 
 async def test_versions_of_spent_tenant_are_not_evaluated() -> None:
-    """Its versions are forgotten as others that nobody uses, though the month goes on for weeks."""
-
+    """Its versions are forgotten like unused ones, although the month has weeks left."""
     async with world() as w:
         serving(w, "m", "a", 1)
         spend(w, "a", spent=100, budget=100)
         for _ in range(20):
             await w.clock.advance(1.0)
-            await ready_and_gone(w)
+            await finish_moves(w)
         assert repr(w.scaler) == "<Autoscaler versions=0 awaiting_room=0>"
 
 
@@ -188,7 +186,7 @@ def spend(w: AutoscalerScenario, tenant: str, *, spent: int, budget: int) -> Non
 
 @given(st.integers(0, 64), WEIGHTS)
 def test_tenant_shares_fit_the_slots(slots: int, weights: dict[str, int]) -> None:
-    """Rounded down, so that all of them fit."""
+    """Shares are rounded down, so their sum fits."""
     parts = [tenant_share(slots, weights, tenant) for tenant in weights]
     assert min(parts) >= 0
     assert sum(parts) <= slots
@@ -196,7 +194,7 @@ def test_tenant_shares_fit_the_slots(slots: int, weights: dict[str, int]) -> Non
 
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(), st.integers(0, 9)), unique_by=lambda each: each[0]))
 def test_capped_minimums_keep_at_most_the_share(slots: int, minimums: list[tuple[int, int]]) -> None:
-    """None is raised, none is negative, and nothing is lost where all of them fit."""
+    """No minimum is raised or negative, and all are kept whole if they fit."""
     kept = cap_minimums(slots, minimums)
     assert all(0 <= kept[key] <= least for key, least in minimums)
     assert sum(kept.values()) == min(slots, sum(least for _, least in minimums))

@@ -1,4 +1,4 @@
-"""A control plane that has only just begun takes nothing away: silence of activators is not yet idleness."""
+"""A control plane that has just started ends no replica: missing reports do not yet mean that a replica is idle."""
 
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.policy.breakeven import Level, LevelChange
@@ -9,14 +9,14 @@ from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, r
 
 
 def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
-    """One after the other, as each answers."""
+    """Adopt `count` replicas one after the other, as each answers."""
     for number in range(count):
         w.actuator.serving[which] = number + 1
         w.scaler.ready(Replica(f"r{number}", ReplicaState.READY, 0, key=which))
 
 
 async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
-    """Three adopted replicas stay while nobody has reported; then those that nobody uses leave."""
+    """Three adopted replicas stay through the window without reports. Then the idle ones leave."""
 
     async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0))
@@ -28,7 +28,7 @@ async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
 
 
 async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> None:
-    """One of two activators reports a third of the load: the replicas of the other's streams stay."""
+    """One of two activators reports a third of the load. The replicas with the other one's streams stay."""
 
     async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0), max_streams=10)
@@ -38,7 +38,7 @@ async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> Non
 
 
 async def test_takeover_makes_no_room_before_every_activator_has_reported() -> None:
-    """A version that is asked for waits for a slot until what runs is known to be idle; no longer than that."""
+    """A version with requests waits for a slot until every activator has reported that the running replica is idle."""
 
     async with world(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
@@ -53,7 +53,7 @@ async def test_takeover_makes_no_room_before_every_activator_has_reported() -> N
 
 
 async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
-    """No reader of the feed is not the same as no activator."""
+    """A feed without readers does not mean that there is no activator. Room is made after a stable window."""
 
     async with world(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
@@ -79,7 +79,7 @@ async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() 
 
 
 async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> None:
-    """Down to zero as well: it counts from the last request, so the window's average, still unknown, is not needed."""
+    """This includes zero: break-even counts from the last request, so the window's average is not needed."""
 
     async with world(started_ago_s=0.0) as w:
         w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
@@ -97,7 +97,7 @@ async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> 
 
 
 async def test_takeover_starts_at_once() -> None:
-    """Starts and minimums wait for nobody."""
+    """Starts for requests and minimums do not wait."""
 
     async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)
@@ -109,9 +109,7 @@ async def test_takeover_starts_at_once() -> None:
 
 
 async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> None:
-    """The poke of a version that an operator stopped went to a control plane that died. The next one hears a repeated
-    poke first, and starts the version.
-    """
+    """The first report of the request went to a control plane that died. The repeated report starts the version."""
 
     async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)

@@ -1,4 +1,6 @@
-"""Runtimes survive the control plane: the next one finds each, takes it on from where it is, and clears up the dead."""
+"""Runtimes survive the control plane. The next one adopts each in its state and removes what dead ones left. Real
+processes.
+"""
 
 import asyncio
 import errno
@@ -23,8 +25,7 @@ from tests.process_state import stop
 
 
 async def test_running_processes_are_adopted(run: RunDirectory) -> None:
-    """A ready replica is in the feed from the first snapshot on, a parked standby in the pool; nothing is restarted."""
-
+    """A ready replica is in the first snapshot of the feed, a parked standby in the pool. Nothing is restarted."""
     async with local(run, standbys=2) as it:
         await it.parked(2)
         it.apply(key(), 1)
@@ -45,7 +46,7 @@ async def test_running_processes_are_adopted(run: RunDirectory) -> None:
 
 
 async def test_restore_is_adopted_and_finished(run: RunDirectory) -> None:
-    """Bound by one, ready under the next."""
+    """One control plane binds the replica, and it becomes ready under the next."""
     async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -60,7 +61,7 @@ async def test_restore_is_adopted_and_finished(run: RunDirectory) -> None:
 
 
 async def test_missed_report_does_not_end_a_restore(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that restores a large version may not answer for a while."""
+    """A runtime that restores a large version may be slow to answer."""
     async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -73,7 +74,7 @@ async def test_missed_report_does_not_end_a_restore(run: RunDirectory, monkeypat
 
 
 async def test_adopted_drain_continues(run: RunDirectory) -> None:
-    """One that was draining drains on, and is never routed to again."""
+    """A draining replica continues to drain and gets no new requests."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -86,7 +87,7 @@ async def test_adopted_drain_continues(run: RunDirectory) -> None:
 
 
 async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> None:
-    """What the registry does not know is not served."""
+    """A version that the registry does not know is not served."""
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -96,7 +97,7 @@ async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> 
 
 
 async def test_restoring_replica_of_an_unknown_version_is_ended(run: RunDirectory) -> None:
-    """It never serves, however its restore goes."""
+    """It never serves, even if its restore succeeds."""
     async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -107,7 +108,7 @@ async def test_restoring_replica_of_an_unknown_version_is_ended(run: RunDirector
 
 
 async def test_surplus_standbys_are_ended(run: RunDirectory) -> None:
-    """A smaller pool than before keeps as many as it is told."""
+    """A smaller pool adopts only as many as it needs."""
     async with local(run, standbys=3) as it:
         await it.parked(3)
     async with local(run, standbys=1) as it:
@@ -116,8 +117,7 @@ async def test_surplus_standbys_are_ended(run: RunDirectory) -> None:
 
 
 async def test_a_dead_runtimes_socket_is_removed(run: RunDirectory) -> None:
-    """One that died while nobody watched leaves a socket, and the next control plane removes it."""
-
+    """A runtime that died between two control planes leaves a socket. The next one removes it."""
     async with local(run) as it:
         await it.parked()
         pid = next(iter(it.table)).pid
@@ -130,7 +130,7 @@ async def test_a_dead_runtimes_socket_is_removed(run: RunDirectory) -> None:
 
 
 async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> None:
-    """To connect to it is refused, as to a socket on which nobody listens; such a file is removed."""
+    """Connecting to it is refused, as for a socket without a listener. A plain file of that name is removed."""
     (tmp_path / "rt-directory.sock").mkdir()
     (tmp_path / "rt-file.sock").touch()
     with closing(SocketDirectory(tmp_path)) as directory:
@@ -139,7 +139,7 @@ async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Pat
 
 
 async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a disk that is read-only by then. The control: the next one removes it."""
+    """The disk is read-only for a while. Control: the next survey removes the file."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -155,8 +155,7 @@ async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, mon
 
 
 async def test_late_forked_standby_is_adopted(run: RunDirectory) -> None:
-    """The zygote forked, but its answer came after we had given up: the next sweep takes the standby in, once."""
-
+    """The zygote forked, but answered after the time-out. The next sweep adopts the standby, once."""
     async with local(run) as it:
         await it.parked()
         born = await it.fleet._zygote.fork("rlate", 5.0)
@@ -175,16 +174,15 @@ async def test_late_forked_standby_is_adopted(run: RunDirectory) -> None:
     "error",
     [
         pytest.param(OSError(errno.EMFILE, "too many open files"), id="this process has no descriptor left"),
-        pytest.param(BlockingIOError(errno.EAGAIN, "try again"), id="its backlog is full"),
-        pytest.param(TimeoutError("timed out"), id="it does not accept in time"),
-        pytest.param(PermissionError(errno.EACCES, "permission denied"), id="it may not be connected to"),
+        pytest.param(BlockingIOError(errno.EAGAIN, "try again"), id="the runtime's backlog is full"),
+        pytest.param(TimeoutError("timed out"), id="the runtime does not accept in time"),
+        pytest.param(PermissionError(errno.EACCES, "permission denied"), id="the socket may not be connected to"),
     ],
 )
 async def test_runtime_that_cannot_be_asked_keeps_its_socket(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    """Only a refused connection says that nobody listens. The next sweep finds it."""
-
+    """Only a refused connection proves that there is no listener. The next sweep finds the runtime."""
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -205,8 +203,8 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
 
 
 async def test_full_backlog_blocks_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process has a full backlog. The survey neither blocks the loop nor takes a thread, which forks and
-    backups need. Control: the socket stays.
+    """A stopped process has a full backlog. The survey blocks neither the loop nor a thread, which forks and backups
+    need. Control: the socket stays.
     """
 
     async def take_a_thread(*_: object) -> None:
@@ -224,10 +222,9 @@ async def test_full_backlog_blocks_no_probe(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_silent_runtime_is_left_for_the_next_sweep(run: RunDirectory) -> None:
-    """Silence says nothing of a process: it may compute a long prompt on a loaded core. One that hangs is killed by
-    the watchdog of the supervisor. Until then it has its device slot, so the machine is never given away twice.
+    """A silent process may be computing a long prompt on a loaded core. The supervisor's watchdog kills one that hangs.
+    Until then it holds its device slot, so the slot is never given away twice.
     """
-
     async with local(run, standbys=0, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -249,7 +246,7 @@ async def test_silent_runtime_is_left_for_the_next_sweep(run: RunDirectory) -> N
 
 
 async def test_report_of_another_pid_is_ignored(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says who listens; a report of another pid is never used to signal that other one."""
+    """The kernel says which process listens. A report with another pid never leads to a signal to that pid."""
     monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: b"\1\0\0\0" + bytes(8))
     killed: list[int] = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
@@ -263,6 +260,6 @@ async def test_report_of_another_pid_is_ignored(run: RunDirectory, monkeypatch: 
 
 
 def test_every_runtime_state_is_adoptable() -> None:
-    """A state that is added to the contract must be adopted somehow: this fails until it is."""
+    """This fails for a new state of the contract until the adopter handles it."""
     assert set(_STATES) == set(RuntimeState)
     assert set(_STATES.values()) <= set(ReplicaState)

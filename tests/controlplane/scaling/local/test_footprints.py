@@ -1,4 +1,4 @@
-"""What processes take of memory: the kernel's figures, and none of a stranger's."""
+"""Memory footprints of processes: the kernel's figures, and only of our own processes."""
 
 from pathlib import Path
 
@@ -20,25 +20,25 @@ SwapPss:               0 kB
 
 
 def test_smaps_rollup_is_parsed() -> None:
-    """Kilobytes of 1024; private is what is clean and what is dirty."""
+    """A kilobyte is 1024 bytes. Private memory is the clean plus the dirty part."""
     assert footprint_of(ROLLUP) == Footprint(100 << 20, 31 << 20)
 
 
 @pytest.mark.parametrize("name", ["Pss", "Private_Clean", "Private_Dirty"])
 def test_missing_smaps_line_is_an_error(name: str) -> None:
-    """A missing line is an error that names it."""
+    """The error names the line."""
     with pytest.raises(ValueError, match=f"no {name}"):
         footprint_of("\n".join(line for line in ROLLUP.splitlines() if not line.startswith(f"{name}:")))
 
 
 def test_footprints_add_up() -> None:
-    """Of none it is nothing."""
+    """The sum of no footprints is zero."""
     assert sum_footprints([]) == Footprint(0, 0)
     assert sum_footprints([Footprint(3, 1), Footprint(4, 2)]) == Footprint(7, 3)
 
 
 async def test_only_live_processes_are_measured(run: RunDirectory, tmp_path: Path) -> None:
-    """Parked standbys and the zygote; before that, and where the kernel says nothing, an assumption stands."""
+    """Parked standbys and the zygote are measured. Without figures from the kernel an assumed size is used."""
 
     async with local(run, standbys=2) as it:
         footprints = it.pool.footprints

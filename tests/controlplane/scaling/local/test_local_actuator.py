@@ -1,4 +1,4 @@
-"""The local actuator over real sockets and processes: promotion, single start, failure, loss, drain, pool, kill -9."""
+"""LocalActuator over real sockets and processes: promotion, single start, failure, loss, drain, pool, SIGKILL."""
 
 import asyncio
 import errno
@@ -28,7 +28,9 @@ from tests.eventually import eventually
 
 
 async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
-    """It takes the version, is in the feed with the spans of its restore, and the pool is filled again afterwards."""
+    """The standby binds the version and is in the feed with the spans of its restore. The pool is refilled
+    afterwards.
+    """
     async with local(run) as it:
         await it.parked()
         asked_us = it.apply(key(), 1)
@@ -45,7 +47,7 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
 
 
 async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) -> None:
-    """While a version restores nothing is forked: the core is the cold start's."""
+    """Nothing is forked while a version restores: the restore gets the core."""
     async with local(run) as it:
         await it.parked()
         it.apply(key("held"), 1)
@@ -61,7 +63,7 @@ async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) ->
 
 
 async def test_a_thousand_requests_for_one_replica_bind_once(run: RunDirectory) -> None:
-    """Starts count from the moment they are accepted, also while no standby is there."""
+    """A start counts once it is accepted, also while no standby is parked."""
     async with local(run, standbys=0) as it:
         for _ in range(1000):
             it.apply(key(), 1)
@@ -70,8 +72,8 @@ async def test_a_thousand_requests_for_one_replica_bind_once(run: RunDirectory) 
 
 
 async def test_missing_standby_is_forked_at_once(run: RunDirectory) -> None:
-    """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile. The two that
-    wait for their process are told of, so that their bytes need not wait for it, too.
+    """Three versions start with one standby parked: two are forked during the restores. `on_start_waiting` names these
+    two, so that their bytes are fetched meanwhile.
     """
     placing: list[VersionKey] = []
     async with local(run) as it:
@@ -85,7 +87,7 @@ async def test_missing_standby_is_forked_at_once(run: RunDirectory) -> None:
 
 
 async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirectory) -> None:
-    """Its failure is in the feed under its own code, its process dead, its slot free."""
+    """The failure is in the feed under its own code, the process ends, and the slot is free."""
     async with local(run) as it:
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
@@ -100,7 +102,7 @@ async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirect
 
 
 async def test_standby_dying_as_it_answers_is_a_failed_fork(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its death is noticed before its answer is read. The next birth waits, as after any that failed."""
+    """Its death is noticed before its answer is read. The next fork waits, as after any failed one."""
     report = RuntimeProcess.report
 
     async def last_words(self: RuntimeProcess) -> RuntimeReport:
@@ -116,7 +118,7 @@ async def test_standby_dying_as_it_answers_is_a_failed_fork(run: RunDirectory, m
 
 
 async def test_start_problem_is_published_before_waiting_requests_fail(run: RunDirectory) -> None:
-    """A request that fails takes the problem into its timeline at that moment."""
+    """A request that fails copies the problem into its timeline at that moment."""
 
     class Explaining(RecordingListener):
         def failed(self, key: VersionKey, failure: Failure) -> None:
@@ -137,7 +139,7 @@ async def test_start_problem_is_published_before_waiting_requests_fail(run: RunD
 
 
 async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
-    """Its callers wait on; only after three deaths in a row are they told."""
+    """Requests keep waiting. They fail only after three deaths in a row."""
     async with local(run, slots=1) as it:
         it.apply(key("crash"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
@@ -148,9 +150,9 @@ async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
         await eventually(lambda: it.table.held_slots == 0)
 
 
-@pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
+@pytest.mark.parametrize("briefly", [True, False], ids=["the agent comes back", "the agent stays away"])
 async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDirectory, briefly: bool) -> None:
-    """Callers wait on for the second try. What it says is what they are told."""
+    """Requests wait for the second try. They fail with the second try's error."""
     async with local(run, slots=1) as it:
         if briefly:
             run.tell("briefly")
@@ -164,7 +166,9 @@ async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDire
 
 
 async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None:
-    """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
+    """The first standby is killed during its restore. Another one takes over, and its spans count from the first
+    request.
+    """
     async with local(run) as it:
         asked_us = it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -181,7 +185,7 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
 
 
 async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) -> None:
-    """Its socket is removed, its slot free, listeners hear that it had served."""
+    """Its socket is removed, its slot is free, and listeners get the state in which it died."""
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -195,7 +199,7 @@ async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) ->
 
 
 async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> None:
-    """Activators are told first, then the runtime; the row goes when the process is dead."""
+    """Activators are told first, then the runtime. The row leaves the feed when the process is dead."""
     async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -204,7 +208,7 @@ async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> N
             assert it.feed.snapshot().replicas[0].draining
             assert it.table.live(key()) == 0
             await asyncio.sleep(0)
-            assert run.calls("drain") == [], "an activator does not know yet"
+            assert run.calls("drain") == [], "the activator has not received it yet"
             for _ in range(2):
                 await subscription.take()
                 subscription.sent()
@@ -214,7 +218,7 @@ async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> N
 
 
 async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
-    """It drains for as long as it has work, and ends when it has none."""
+    """It drains while it has work, then ends."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -227,7 +231,7 @@ async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
 
 
 async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that computes a long prompt on a loaded core may not answer for a while: its streams go on."""
+    """A replica that computes a long prompt on a loaded core may be slow to answer. Its streams continue."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -240,7 +244,7 @@ async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch
 
 
 async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
-    """Whoever never finishes is ended when the time is up."""
+    """A replica that never finishes is ended at the deadline."""
     async with local(run, drain_s=0.2) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -249,7 +253,7 @@ async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
 
 
 async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) -> None:
-    """It is killed no sooner than `KELVIN_RUNTIME_DRAIN_S` lets it finish what it has."""
+    """SIGKILL comes only after `KELVIN_RUNTIME_DRAIN_S`, the runtime's own time to finish."""
     settings = load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"})
     run.tell("ignore-term")
     async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
@@ -264,7 +268,7 @@ async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) 
 
 
 async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunDirectory) -> None:
-    """A request that comes during a drain does not wait for its end."""
+    """A request that arrives during a drain does not wait for the drain's end."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -279,7 +283,7 @@ async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunD
 
 
 async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -> None:
-    """Zero wanted while restoring: the process goes, nobody is told of a failure, nothing is tried again."""
+    """The process ends, no request fails, and nothing is retried."""
     async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -294,7 +298,7 @@ async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -
 async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes between the loss and the next attempt, while the dead process is waited for."""
+    """The stop comes between the loss and the next attempt, during the wait for the dead process."""
     waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.gone
 
     async def slow(self: RuntimeProcess, timeout_s: float) -> bool:
@@ -318,7 +322,7 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
 
 
 async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDirectory) -> None:
-    """The standby that comes is parked instead."""
+    """The standby is parked instead."""
     async with local(run) as it:
         it.apply(key(), 1)
         it.apply(key(), 0)
@@ -328,7 +332,7 @@ async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDir
 
 
 async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
-    """Ten replicas wanted, two slots: two run, and a version without any is told that the machine is full."""
+    """Ten replicas are wanted on two slots: two run. Requests of another version fail with `overloaded`."""
     async with local(run, slots=2) as it:
         it.apply(key(), 10)
         await it.ready(key(), 2)
@@ -345,7 +349,7 @@ async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
 async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where this process has no descriptor left for a moment, the version can be started after it."""
+    """This process has no descriptor left for a moment. The version starts afterwards."""
     async with local(run, slots=1) as it:
         await it.parked()
         with monkeypatch.context() as patch:
@@ -362,7 +366,7 @@ def _no_descriptor(device: CpuShare) -> int:
 
 
 async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirectory) -> None:
-    """Waiters of a version that serves are not told of a failure beside it."""
+    """Requests of a version that serves do not fail with a second replica's start."""
     async with local(run) as it:
         run.tell("healed")
         it.apply(key("corrupt"), 1)
@@ -378,7 +382,7 @@ async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirecto
 
 
 async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
-    """The pool notices by the pidfd, not by the next cold start."""
+    """The pool learns of the death from the pidfd, before the next cold start."""
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
@@ -389,7 +393,7 @@ async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
 
 
 async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ready models are not concerned; a start fails within its patience, and the pool goes on trying."""
+    """The start fails within its time limit. Ready replicas keep serving, and the pool keeps trying."""
     monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 0.3)
     async with local(run, standbys=0) as it:
         it.apply(key(), 1)
@@ -409,8 +413,8 @@ async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest
 async def test_full_disk_is_the_reason_of_a_start_that_fails(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standby that finds no room for its socket or meter page ends, and can tell nobody why. Callers are told all the
-    same, and a start works again once there is room.
+    """A standby without room for its socket or meter page ends and cannot report why. The error still names the full
+    disk, and a start works again once there is room.
     """
     monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 2.0)
     monkeypatch.setattr(fleet_module, "PARK_S", 0.2)
@@ -435,24 +439,24 @@ def _no_room(fd: int, start: int, length: int) -> None:
 
 
 async def test_start_listeners_hear_of_each_accepted_start(run: RunDirectory) -> None:
-    """Whether a standby was parked for it; what is refused is no start."""
+    """The call says whether a standby was parked. A refused start is not reported."""
     async with local(run, slots=2) as it:
-        told: list[tuple[str, bool, object]] = []
+        starts: list[tuple[str, bool, object]] = []
         it.actuator.add_start_listener(
-            lambda which, _, *, parked, wake_level: told.append((which.model, parked, wake_level))
+            lambda which, _, *, parked, wake_level: starts.append((which.model, parked, wake_level))
         )
         await it.parked()
         it.apply(key("a"), 1)
         it.apply(key("a"), 1)
         it.apply(key("b"), 1)
         it.apply(key("c"), 1)
-        assert told == [("a", True, None), ("b", False, None)]
+        assert starts == [("a", True, None), ("b", False, None)]
         for name in ("a", "b"):
             await it.ready(key(name))
 
 
 class Broken(RecordingListener):
-    """A listener with a defect in each call."""
+    """A listener that raises in each call."""
 
     def ready(self, replica: Replica) -> None:
         raise ValueError("ready")
@@ -468,7 +472,7 @@ class Broken(RecordingListener):
 
 
 async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
-    """One that raises at each call stands before another one, which hears of a start, a replica, a failure, a death."""
+    """The listener after it still gets the start, the ready replica, the failure and the death."""
     starts: list[VersionKey] = []
     async with local(run) as it:
         broken, sound = Broken(), RecordingListener()
@@ -488,5 +492,5 @@ async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: py
         await eventually(lambda: sound.failures)
         await eventually(lambda: it.table.held_slots == 0)
         assert starts == [key(), key("corrupt")]
-    said = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
-    assert {"starting", "ready", "lost", "failed"} <= set(said)
+    logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
+    assert {"starting", "ready", "lost", "failed"} <= set(logged)

@@ -1,6 +1,7 @@
-"""Replicas are replaced: on an order all of a model's, never fewer that serve, never over the slots, or it is said why.
+"""Replica replacement on real processes. An order replaces all replicas of a model: serving ones stay as many, slots
+are not exceeded, and a failure has a reason.
 
-One whose memory was found wrong leaves at once; others, and a cache that is away, change nothing.
+A replica with damaged memory is ended at once. Other replicas stay, also while the cache agent is away.
 """
 
 import os
@@ -27,7 +28,7 @@ from tests.eventually import eventually
 
 
 class ReplacementScenario:
-    """Orders over an actuator, and a decider that wants `wanted` replicas all the time."""
+    """Replacement orders on an actuator, while the autoscaler always wants `wanted` replicas."""
 
     def __init__(self, it: LocalMachine, model: str, wanted: int) -> None:
         self.it = it
@@ -44,24 +45,24 @@ class ReplacementScenario:
         return {each.runtime_id for each in self.it.table.replicas_of(self.which) if each.state in SERVING}
 
     async def up(self) -> set[str]:
-        """Have as many as are wanted; their ids."""
+        """Start the wanted replicas and return their ids."""
         self.it.apply(self.which, self.wanted)
         await self.it.ready(self.which, self.wanted)
         await eventually(lambda: self.it.table.held_slots == self.wanted)
         return self.ids()
 
     def tick(self) -> None:
-        """What the autoscaler does, and what must hold whenever it looks."""
+        """Apply the wanted scale as the autoscaler does, and check the invariants."""
         table = self.it.table
         self.it.apply(self.which, self.wanted)
         self.it.check_integrity()
-        assert table.live(self.which) == self.wanted, "the decider sees as many as it wants"
+        assert table.live(self.which) == self.wanted, "the autoscaler counts as many as it wants"
         self.fewest = min(self.fewest, sum(not row.draining for row in self.it.feed.snapshot().replicas))
         self.most_held = max(self.most_held, table.held_slots)
         assert table.held_slots <= table.slots
 
     async def over(self, holds: Callable[[], bool] = lambda: False) -> Renewal:
-        """The order's end, with a decider that looks all the time."""
+        """Return the order's final state. Ticks all the time until then."""
 
         def is_over() -> bool:
             self.tick()
@@ -80,7 +81,7 @@ async def running_replacement(
 
 
 async def test_new_replica_serves_before_old_one_drains(run: RunDirectory) -> None:
-    """One slot more than there are replicas: all are new in the end, and at no time fewer serve."""
+    """With one spare slot all replicas are replaced, and never fewer serve."""
     async with running_replacement(run, slots=3) as r:
         old = await r.up()
         ordered = r.replacement.begin(r.model)
@@ -94,7 +95,7 @@ async def test_new_replica_serves_before_old_one_drains(run: RunDirectory) -> No
 
 
 async def test_old_replica_drains_first_without_a_free_slot(run: RunDirectory) -> None:
-    """One fewer serves meanwhile, which the test above would see; slots are never exceeded."""
+    """One fewer serves meanwhile, so the check of the test above can fail. Slots are never exceeded."""
     async with running_replacement(run, slots=2) as r:
         old = await r.up()
         r.replacement.begin(r.model)
@@ -104,7 +105,7 @@ async def test_old_replica_drains_first_without_a_free_slot(run: RunDirectory) -
 
 
 async def test_draining_at_once_is_caught(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: an actuator that drains at once, though there is room, is seen."""
+    """Negative control: the check sees an actuator that drains first although there is room."""
 
     def hasty(self: LocalActuator, runtime_id: str, step: ReplacementStep) -> None:
         replace(self, runtime_id, ReplacementStep.AFTER if step is ReplacementStep.BESIDE else step)
@@ -119,7 +120,7 @@ async def test_draining_at_once_is_caught(run: RunDirectory, monkeypatch: pytest
 
 
 async def test_replacement_waits_for_running_requests(run: RunDirectory) -> None:
-    """The order waits for it, and callers are served by the new one."""
+    """The order waits for the old replica's requests. The new replica serves meanwhile."""
     async with running_replacement(run, "busy", 1) as r:
         (old,) = await r.up()
         r.replacement.begin(r.model)
@@ -133,7 +134,7 @@ async def test_replacement_waits_for_running_requests(run: RunDirectory) -> None
 
 
 async def test_second_replacement_is_refused_while_one_runs(run: RunDirectory) -> None:
-    """With how far the first one is; afterwards there may be another."""
+    """The error says how far the first one is. Another may begin afterwards."""
     async with running_replacement(run, wanted=1) as r:
         await r.up()
         first = r.replacement.begin(r.model)
@@ -146,7 +147,9 @@ async def test_second_replacement_is_refused_while_one_runs(run: RunDirectory) -
 
 @pytest.mark.parametrize("slots", [pytest.param(3, id="beside"), pytest.param(1, id="after")])
 async def test_failed_new_replica_fails_the_replacement(run: RunDirectory, slots: int) -> None:
-    """Beside it: the old one serves on. After it: it is gone, and the order says why no other came."""
+    """With a spare slot the old replica keeps serving. Without one it is gone, and the order says why no new one
+    started.
+    """
     async with running_replacement(run, "corrupt", 1, slots=slots) as r:
         run.tell("healed")
         old = await r.up()
@@ -161,7 +164,7 @@ async def test_failed_new_replica_fails_the_replacement(run: RunDirectory, slots
 
 
 async def test_old_replica_drains_first_if_memory_is_short(run: RunDirectory) -> None:
-    """What a lease is refused for as long as another one has it."""
+    """The new replica's lease is refused as long as the old one has its own."""
     async with running_replacement(run, "full", 1) as r:
         old = await r.up()
         run.tell("crowded")
@@ -173,7 +176,7 @@ async def test_old_replica_drains_first_if_memory_is_short(run: RunDirectory) ->
 
 
 async def test_killed_new_replica_is_started_again(run: RunDirectory) -> None:
-    """The old one serves all the time."""
+    """The old replicas serve all the time."""
     async with running_replacement(run, "held") as r:
         run.tell("release")
         old = await r.up()
@@ -190,8 +193,8 @@ async def test_killed_new_replica_is_started_again(run: RunDirectory) -> None:
         assert r.fewest == 2
 
 
-async def relieved(run: RunDirectory, r: ReplacementScenario) -> None:
-    """An old one serves on until the new one, which is held, is there."""
+async def begin_held_replacement(run: RunDirectory, r: ReplacementScenario) -> None:
+    """Begin a replacement whose new replica is held in its restore. The old one still serves."""
     run.tell("release")
     await r.up()
     (run.path / "release").unlink()
@@ -200,18 +203,18 @@ async def relieved(run: RunDirectory, r: ReplacementScenario) -> None:
 
 
 async def test_scale_to_zero_ends_a_replacement(run: RunDirectory) -> None:
-    """Who is relieved goes as well when nobody wants the version any more, and the order is over."""
+    """The replica being replaced ends as well, and the order is done."""
     async with running_replacement(run, "held") as r:
-        await relieved(run, r)
+        await begin_held_replacement(run, r)
         r.wanted = 0
         assert (await r.over()).state == "done"
         assert r.it.table.held_slots == 0
 
 
 async def test_scale_down_ends_the_relieved_replica(run: RunDirectory) -> None:
-    """The decider wants fewer while a new one is on its way: the start is given up, and no more than that serve."""
+    """Fewer replicas are wanted while a new one restores: that start is given up, and no more than wanted serve."""
     async with running_replacement(run, "held") as r:
-        await relieved(run, r)
+        await begin_held_replacement(run, r)
         r.wanted = 1
         run.tell("release")
         assert (await r.over()).state == "done"
@@ -219,7 +222,7 @@ async def test_scale_down_ends_the_relieved_replica(run: RunDirectory) -> None:
 
 
 async def test_sleeping_replica_is_ended_by_replacement(run: RunDirectory) -> None:
-    """It serves nobody; the next call starts a new one."""
+    """A sleeping replica serves no request. The next request starts a new one."""
     async with running_replacement(run, wanted=1) as r:
         await r.up()
         r.it.actuator.sleep(r.which, Level.ASLEEP)
@@ -230,7 +233,7 @@ async def test_sleeping_replica_is_ended_by_replacement(run: RunDirectory) -> No
 
 
 async def test_replacement_ends_with_its_control_plane(run: RunDirectory) -> None:
-    """Both the relieved one and the new one are adopted and serve; which of them stay is the decider's to say."""
+    """The next control plane adopts the old and the new replica. The autoscaler decides which of them stay."""
     async with running_replacement(run, "held", 1) as r:
         run.tell("release")
         await r.up()
@@ -248,8 +251,9 @@ async def test_replacement_ends_with_its_control_plane(run: RunDirectory) -> Non
 
 
 async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
-    """By its process's number, and told why, though it is busy; the one beside it serves on. It is counted once."""
-
+    """It is found by its pid, told the reason, ended although it is busy, and counted once. The other replica keeps
+    serving.
+    """
     async with local(run) as it:
         damaged: set[int] = set()
 
@@ -279,7 +283,7 @@ async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
 
 
 async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of the feed that takes nothing delays no drain of what may answer from wrong memory."""
+    """A feed reader that takes nothing does not delay the drain of a replica with damaged memory."""
     monkeypatch.setattr(drain, "DRAIN_DELIVERY_LIMIT_S", 600.0)
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -291,8 +295,7 @@ async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkey
 
 
 async def test_damaged_draining_replica_hears_of_it(run: RunDirectory) -> None:
-    """What it still answers would be said from wrong memory."""
-
+    """A draining replica still answers requests, so it must end too."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))

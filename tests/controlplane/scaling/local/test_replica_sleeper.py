@@ -1,4 +1,6 @@
-"""Replicas that sleep, over real sockets and processes: the slot is free, the version is kept, a caller wakes it."""
+"""Sleeping replicas on real sockets and processes: the slot is free, the version stays in the process, and a request
+wakes it.
+"""
 
 import os
 import signal
@@ -19,8 +21,8 @@ from tests.controlplane.machine_fixture import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
 
 
-async def asleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEEP) -> None:
-    """Start it, and have it asleep."""
+async def put_to_sleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEEP) -> None:
+    """Start a replica of the version and put it to sleep."""
     it.apply(which, 1)
     await it.ready(which)
     it.actuator.sleep(which, level)
@@ -32,11 +34,11 @@ async def asleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEE
 
 
 async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> None:
-    """With one slot: another version runs meanwhile; then the first wakes, in the same process, and is in the feed."""
+    """With one slot another version runs meanwhile. Then the first wakes in the same process and is in the feed."""
     async with local(run, slots=1) as it:
         rooms: list[int] = []
         it.actuator.on_slot_freed(lambda: rooms.append(it.table.held_slots))
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         assert rooms == [0]
         assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
         assert it.feed.snapshot().replicas == ()
@@ -45,13 +47,13 @@ async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> N
         await it.ready(key("n"))
         it.apply(key("n"), 0)
         await eventually(lambda: it.table.held_slots == 0)
-        asked_us = it.apply(key(), 1)
+        requested_us = it.apply(key(), 1)
         await it.ready(key())
         (row,) = it.feed.snapshot().replicas
         assert (row.runtime_id, row.draining) == (sleeper.runtime_id, False)
         assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.READY]
         ((_, woken_us),) = run.calls("wake:m")
-        assert 0 <= row.restore[1].after_us <= woken_us - asked_us
+        assert 0 <= row.restore[1].after_us <= woken_us - requested_us
         assert len(run.calls("bind:m")) == 1
         assert it.table.held_slots == 1
         it.actuator.sleep(key(), Level.ASLEEP)
@@ -59,7 +61,7 @@ async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> N
 
 
 async def failures_of(it: LocalMachine, which: VersionKey) -> list[str]:
-    """What waiting requests are told when the version is to have a replica."""
+    """Return the error codes that waiting requests get when the version should start."""
     with it.feed.subscribe() as subscription:
         it.apply(which, 1)
         await subscription.take()
@@ -68,9 +70,9 @@ async def failures_of(it: LocalMachine, which: VersionKey) -> list[str]:
 
 
 async def test_wake_needs_a_slot(run: RunDirectory) -> None:
-    """However many ask; where the slot is another's, callers are told."""
+    """While another version has the slot, requests fail with `overloaded`. 100 requests wake the replica once."""
     async with local(run, slots=1) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         it.apply(key("n"), 1)
         assert await failures_of(it, key()) == ["overloaded"]
         await it.ready(key("n"))
@@ -85,7 +87,9 @@ async def test_wake_needs_a_slot(run: RunDirectory) -> None:
 async def test_wake_counts_no_replica_that_is_being_replaced(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its share of the machine for good, as a start does, and a replica that is being replaced leaves soon."""
+    """A woken replica keeps its share of the CPU for good, as a started one does. A replica that is being replaced
+    leaves soon.
+    """
     shares: list[int] = []
 
     def threads(_: CpuShare, replicas: int) -> int:
@@ -94,7 +98,7 @@ async def test_wake_counts_no_replica_that_is_being_replaced(
 
     monkeypatch.setattr(CpuShare, "threads", threads)
     async with local(run) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         run.tell("release")
         it.apply(key("held"), 1)
         await it.ready(key("held"))
@@ -109,16 +113,16 @@ async def test_wake_counts_no_replica_that_is_being_replaced(
 
 
 async def test_sleeper_that_holds_a_slot_is_caught(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: where a sleeper counts as one that holds a slot, nothing else can run."""
+    """Negative control: if a sleeper holds a slot, no other version can start."""
     async with local(run, slots=1) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         monkeypatch.setattr(type(it.table), "held_slots", property(lambda table: len(table.replicas_of(key()))))
         assert await failures_of(it, key("n")) == ["overloaded"]
         monkeypatch.undo()
 
 
 async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory) -> None:
-    """One process throughout, no second start, and the slot is never another's."""
+    """It stays one process, there is no second start, and the slot is never free."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -136,7 +140,7 @@ async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory
 
 
 async def test_replica_falling_asleep_may_regain_its_slot(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits for a slot, and the one that it gives back is free: it wakes, once."""
+    """The version waits for a slot and gets the one that it frees. It wakes once."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -148,7 +152,7 @@ async def test_replica_falling_asleep_may_regain_its_slot(run: RunDirectory, cap
 
 
 async def test_busy_replica_does_not_sleep(run: RunDirectory) -> None:
-    """It is in the feed as before."""
+    """It stays in the feed."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -161,7 +165,7 @@ async def test_busy_replica_does_not_sleep(run: RunDirectory) -> None:
 
 
 async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls itself asleep from the beginning. Its slot is another's only once it is gone."""
+    """It reports sleep before it has released memory. Its slot is free only when the process is gone."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run, slots=1) as it:
         slept: list[int] = []
@@ -176,7 +180,7 @@ async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeyp
 
 
 async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says that it is ready, as it has not begun what it was told."""
+    """It reports ready only because it has not yet begun to fall asleep."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run) as it:
         it.apply(key(), 1)
@@ -187,9 +191,9 @@ async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, mo
 
 
 async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
-    """And one that is falling asleep."""
+    """A replica that is falling asleep ends as well."""
     async with local(run) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         it.apply(key(), 0)
         await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
@@ -203,9 +207,9 @@ async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
 
 
 async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
-    """Nobody misses it until somebody asks."""
+    """A sleeper that dies is not replaced before the next request."""
     async with local(run) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         (sleeper,) = it.table.sleepers()
         os.kill(sleeper.pid, signal.SIGKILL)
         await eventually(lambda: not it.table.replicas_of(key()))
@@ -219,9 +223,9 @@ LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
 
 @LEVELS
 async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level: Level) -> None:
-    """Its process is dead; callers wait on for another one, and are told of no failure. With one slot."""
+    """The process is dead. With one slot, requests wait for another process and none fails."""
     async with local(run, slots=1) as it:
-        await asleep(it, key(), level)
+        await put_to_sleep(it, key(), level)
         (sleeper,) = it.table.sleepers()
         run.tell("nightmare")
         it.apply(key(), 1)
@@ -234,10 +238,10 @@ async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level
 
 
 async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) -> None:
-    """Control of the test above: where the version itself is bad, callers learn it, under its own code."""
+    """Control of the test above: if the version itself is damaged, requests fail with its code."""
     async with local(run) as it:
         run.tell("healed")
-        await asleep(it, key("corrupt"), Level.ASLEEP2)
+        await put_to_sleep(it, key("corrupt"), Level.ASLEEP2)
         run.tell("nightmare")
         (run.path / "healed").unlink()
         it.apply(key("corrupt"), 1)
@@ -249,26 +253,26 @@ async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) 
 
 
 async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
-    """The process that leases its weights again is killed: a standby takes the version instead."""
+    """The process is killed while it leases its weights again. A standby takes the version."""
     async with local(run, slots=1) as it:
-        await asleep(it, key(), Level.ASLEEP2)
+        await put_to_sleep(it, key(), Level.ASLEEP2)
         (sleeper,) = it.table.sleepers()
         run.tell("snooze")
-        asked_us = it.apply(key(), 1)
+        requested_us = it.apply(key(), 1)
         await eventually(lambda: len(run.calls("wake:m")) == 1)
         os.kill(sleeper.pid, signal.SIGKILL)
         await it.ready(key())
         (row,) = it.feed.snapshot().replicas
         assert row.runtime_id != sleeper.runtime_id
         ((_, woken_us),) = run.calls("wake:m")
-        assert row.restore[1].after_us > woken_us - asked_us, "its caller asked before that wake"
+        assert row.restore[1].after_us > woken_us - requested_us, "the request came before that wake"
         assert it.news.failures == []
 
 
 async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
-    """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
+    """The same process holds no slot while it sleeps, and takes a new lease at the wake. The lease names its tier."""
     async with local(run, slots=1) as it:
-        await asleep(it, key(), Level.ASLEEP2)
+        await put_to_sleep(it, key(), Level.ASLEEP2)
         assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
         it.actuator.sleep(key(), Level.ASLEEP2)
         it.actuator.sleep(key(), Level.ASLEEP)
@@ -285,9 +289,11 @@ async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
 
 
 async def test_request_during_release_wakes_without_weights(run: RunDirectory) -> None:
-    """The wake comes after the drop, however often both are asked for, and nothing is dropped under a caller."""
+    """The wake comes after the release, however often both are requested. Weights are never released under a
+    request.
+    """
     async with local(run) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         run.tell("restless")
         for _ in range(3):
             it.actuator.sleep(key(), Level.ASLEEP2)
@@ -303,9 +309,9 @@ async def test_request_during_release_wakes_without_weights(run: RunDirectory) -
 
 
 async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> None:
-    """Something still refers to them: nobody may be served by it again. The next caller has a start."""
+    """Something still refers to the weights, so the process must not serve again. The next request starts another."""
     async with local(run) as it:
-        await asleep(it, key())
+        await put_to_sleep(it, key())
         run.tell("clinging")
         it.actuator.sleep(key(), Level.ASLEEP2)
         await eventually(lambda: not it.table.replicas_of(key()))
@@ -317,9 +323,9 @@ async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> No
 
 @LEVELS
 async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, level: Level) -> None:
-    """It sleeps on, as deep as before, and wakes for the next caller; one of a version that is gone by now ends."""
+    """The replica keeps sleeping at its level and wakes for the next request. A sleeper of an unknown version ends."""
     async with local(run) as it:
-        await asleep(it, key(), level)
+        await put_to_sleep(it, key(), level)
     async with local(run) as it:
         (sleeper,) = it.table.replicas_of(key())
         assert (sleeper.state.value, it.table.held_slots) == (level.value, 0)
@@ -333,11 +339,11 @@ async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, l
 
 
 async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> None:
-    """The one that has slept for longest first, one at a time, and no more than it takes; who keeps none is spared."""
+    """The longest sleeper ends first, one at a time, and no more than needed. A sleeper without weights stays."""
     async with local(run) as it:
-        await asleep(it, key("empty"), Level.ASLEEP2)
+        await put_to_sleep(it, key("empty"), Level.ASLEEP2)
         for name in ("a", "b", "c"):
-            await asleep(it, key(name))
+            await put_to_sleep(it, key(name))
         run.tell("crowded")
         it.apply(key("full"), 1)
         await eventually(lambda: not it.table.replicas_of(key("a")))
@@ -348,7 +354,7 @@ async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> 
 
 
 async def test_start_without_memory_fails_without_sleepers(run: RunDirectory) -> None:
-    """Control of the test above: nothing gives way, so the failure is the callers'."""
+    """Control of the test above: nothing can free memory, so the start fails."""
     async with local(run) as it:
         run.tell("crowded")
         it.apply(key("full"), 1)

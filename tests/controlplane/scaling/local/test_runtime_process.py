@@ -1,4 +1,6 @@
-"""One process at the end of a pidfd: it is ended for certain, its death is always noticed, nobody else is ever hit."""
+"""RuntimeProcess on real processes: a process ends for certain, its death is noticed, and no other process gets a
+signal.
+"""
 
 import os
 import signal
@@ -12,8 +14,7 @@ from tests.eventually import eventually
 
 
 async def test_sigterm_ends_a_process(run: RunDirectory) -> None:
-    """It is gone long before SIGKILL would come."""
-
+    """It ends long before SIGKILL would come."""
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()
         began = time.monotonic()
@@ -25,7 +26,7 @@ async def test_sigterm_ends_a_process(run: RunDirectory) -> None:
 
 
 async def test_sigkill_ends_a_process_that_ignores_sigterm(run: RunDirectory) -> None:
-    """One that ignores SIGTERM is dead shortly after its time."""
+    """It is dead shortly after `term_s`."""
     run.tell("ignore-term")
 
     async with local(run, standbys=0) as it:
@@ -37,8 +38,7 @@ async def test_sigkill_ends_a_process_that_ignores_sigterm(run: RunDirectory) ->
 
 
 async def test_dead_process_refuses_calls_and_signals(run: RunDirectory) -> None:
-    """A process that is gone refuses, and its number may be another's by now."""
-
+    """Calls are refused, and signals are not sent: another process may have the pid by now."""
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()
         os.kill(process.pid, signal.SIGKILL)
@@ -51,8 +51,7 @@ async def test_dead_process_refuses_calls_and_signals(run: RunDirectory) -> None
 
 
 async def test_death_is_noticed_where_the_socket_cannot_be_removed(run: RunDirectory) -> None:
-    """As on a disk that is read-only by then. Its device slot comes free."""
-
+    """For example on a disk that became read-only. The device slot is freed."""
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()
         socket = run.path / f"rt-{process.runtime_id}.sock"
@@ -63,7 +62,7 @@ async def test_death_is_noticed_where_the_socket_cannot_be_removed(run: RunDirec
 
 
 async def test_standby_that_never_parks_is_ended(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Born, alive, and silent: it is ended, and whoever asked is told."""
+    """It is alive and silent. It is ended, and the fork fails."""
     monkeypatch.setattr("controlplane.scaling.local.fleet.PARK_S", 0.1)
     run.tell("never-park")
 

@@ -1,4 +1,4 @@
-"""The pool over real sockets and processes: what it learns, when it forks, how it is adopted."""
+"""StandbyPool on real sockets and processes: how it learns its size, when it forks, how it is adopted."""
 
 import pytest
 
@@ -12,14 +12,14 @@ LEARNING = PoolSizing(least=1, maximum=8, target=0.99, share=0.0, budget_bytes=1
 THREE = tuple(key(name) for name in ("a", "b", "c"))
 
 
-def found(it: LocalMachine) -> tuple[int, int]:
-    """Starts that found a standby, and starts that did not."""
+def hits_and_misses(it: LocalMachine) -> tuple[int, int]:
+    """Return the number of starts that found a standby and of those that did not."""
     counts = it.pool.state().counts
     return counts.get(("start", "hit"), 0), counts.get(("start", "miss"), 0)
 
 
-async def woken(it: LocalMachine, keys: tuple[VersionKey, ...]) -> None:
-    """All at once, from zero to ready and back."""
+async def start_and_stop(it: LocalMachine, keys: tuple[VersionKey, ...]) -> None:
+    """Start all versions at once, wait until they are ready, and scale them to zero."""
     for each in keys:
         it.apply(each, 1)
     for each in keys:
@@ -30,32 +30,29 @@ async def woken(it: LocalMachine, keys: tuple[VersionKey, ...]) -> None:
 
 
 async def test_pool_grows_after_a_burst(run: RunDirectory) -> None:
-    """Three versions wake with one standby parked: two wait for a fork. The next time all three find one."""
-
+    """Three versions start with one standby parked: two wait for a fork. Next time all three find one."""
     async with local(run, sizing=LEARNING) as it:
         await it.parked(1)
-        await woken(it, THREE)
-        assert found(it) == (1, 2)
+        await start_and_stop(it, THREE)
+        assert hits_and_misses(it) == (1, 2)
         # On a loaded machine births take seconds, and then the rate alone asks for as many or more.
         await eventually(lambda: it.pool.parked >= 3, "3 parked standbys")
         assert it.pool.state().size.why in (SizeReason.BURSTS, SizeReason.RATE)
-        await woken(it, THREE)
-        assert found(it) == (4, 2)
+        await start_and_stop(it, THREE)
+        assert hits_and_misses(it) == (4, 2)
 
 
 async def test_fixed_pool_of_one_always_misses(run: RunDirectory) -> None:
-    """The control: a fixed pool, which is what there was before."""
-
+    """Control: a fixed pool does not learn."""
     async with local(run, standbys=1) as it:
         for misses in (2, 4):
             await it.parked(1)
-            await woken(it, THREE)
-            assert found(it) == (misses // 2, misses)
+            await start_and_stop(it, THREE)
+            assert hits_and_misses(it) == (misses // 2, misses)
 
 
 async def test_spare_core_refills_the_pool_during_a_start(run: RunDirectory) -> None:
-    """A restore that lasts keeps nobody from replacing its standby; on two cores the replacement waits at first."""
-
+    """With three cores the standby is replaced during the restore. With two cores the replacement waits at first."""
     async with local(run, cores=3) as it:
         await it.parked()
         it.apply(key("held"), 1)
@@ -66,8 +63,7 @@ async def test_spare_core_refills_the_pool_during_a_start(run: RunDirectory) -> 
 
 
 async def test_long_restore_does_not_delay_refill(run: RunDirectory) -> None:
-    """One that waits for its bytes: the pool is whole again before it ends, on two cores as well."""
-
+    """The restore waits for its bytes. The pool is full again before it ends, also on two cores."""
     async with local(run) as it:
         await it.parked()
         it.apply(key("held"), 1)
@@ -79,10 +75,12 @@ async def test_long_restore_does_not_delay_refill(run: RunDirectory) -> None:
 
 
 async def test_adopted_pool_shrinks_slowly(run: RunDirectory) -> None:
-    """It does not know why there are three, and lets them be for a while; and it has room for no more than its most."""
+    """The next control plane keeps three standbys for a while, because it does not know why there are three. Its
+    maximum still holds.
+    """
     async with local(run, sizing=LEARNING) as it:
         await it.parked(1)
-        await woken(it, THREE)
+        await start_and_stop(it, THREE)
         await it.parked(3)
     born = len(run.calls("born"))
     two = PoolSizing(least=1, maximum=2, target=0.99, share=0.0, budget_bytes=1 << 40)
@@ -95,7 +93,7 @@ async def test_adopted_pool_shrinks_slowly(run: RunDirectory) -> None:
 async def test_the_budget_bounds_the_pool_by_what_standbys_take(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was assumed allows four; as soon as real memory is known, it counts, and an operator sees why."""
+    """The assumed size allows four. The measured size allows fewer, and the state names the budget as the reason."""
     monkeypatch.setattr("controlplane.scaling.local.footprints.ASSUMED_BYTES", 1 << 20)
     monkeypatch.setattr("controlplane.scaling.policy.standby_sizing.SHRINK_S", 0.0)
 
@@ -104,13 +102,13 @@ async def test_the_budget_bounds_the_pool_by_what_standbys_take(
         await it.parked(4)
         await it.pool.footprints.refresh()
         own = it.pool.footprints.standby_bytes
-        assert own > 1 << 20, "a Python process has more"
+        assert own > 1 << 20, "a Python process takes more"
         await it.parked((4 << 20) // own)
         assert it.pool.state().size.why is SizeReason.BUDGET
 
 
 async def test_unused_takes_do_not_stay_outstanding(run: RunDirectory) -> None:
-    """A standby that comes back unused: the pool is full, and the next take is alone."""
+    """A standby that is put back unused leaves no outstanding take."""
 
     # At this target the rate of three takes at once asks for no more than one.
     async with local(run, sizing=PoolSizing(least=1, maximum=8, target=0.5, share=0.0, budget_bytes=1 << 40)) as it:

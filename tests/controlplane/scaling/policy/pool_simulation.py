@@ -1,7 +1,7 @@
-"""A pool of standbys in virtual time: takes as a trace has them, each made up for a while later, the policy in between.
+"""Simulate a standby pool on virtual time: takes from a trace, replacements after a delay, and the sizing policy.
 
-Imitates `controlplane.scaling.local.standby_pool` where cores are never short: a take of one that is parked finds it,
-any other waits for a birth; births run beside one another.
+Follows `controlplane.scaling.local.standby_pool` with enough cores. A take of a parked standby is a hit, any other
+waits for a fork. Forks run in parallel.
 """
 
 import heapq
@@ -11,14 +11,15 @@ from random import Random
 from controlplane.scaling.policy.standby_demand import StandbyDemand
 from controlplane.scaling.policy.standby_sizing import PoolLoad, PoolSizing, next_size, target_size
 
-WARM_UP = 1000  # takes, before which the policy is still learning
+WARM_UP = 1000  # takes during which the policy is still learning
 
 
-def found(
+def simulate(
     takes: Iterable[float], replace_s: float, sizing: PoolSizing, *, fixed: int | None = None, fewer: int = 0
 ) -> tuple[float, int]:
-    """The share of takes after WARM_UP that found a standby, and the largest pool. `fixed` and `fewer` are controls: a
-    pool of that size, one that much smaller than the policy wants."""
+    """Return the share of takes after WARM_UP that found a standby, and the largest pool. `fixed` and `fewer` are
+    controls: a pool of that size, or one that much smaller than the policy wants.
+    """
     demand, births = StandbyDemand(), list[float]()
     parked = kept = sizing.least if fixed is None else fixed
     enough_s, hits, counted, largest = 0.0, 0, 0, kept
@@ -47,7 +48,7 @@ def found(
 
 
 def poisson(rate: float, count: int, seed: int = 1) -> Iterator[float]:
-    """Times of a Poisson process."""
+    """Yield the times of a Poisson process."""
     random, now_s = Random(seed), 0.0
     for _ in range(count):
         now_s += random.expovariate(rate)
@@ -55,7 +56,7 @@ def poisson(rate: float, count: int, seed: int = 1) -> Iterator[float]:
 
 
 def bursts(every_s: float, mean: float, count: int, seed: int = 1) -> Iterator[float]:
-    """Bursts at the times of a Poisson process, of geometrically many takes, a millisecond apart."""
+    """Yield bursts at the times of a Poisson process. A burst has a geometric number of takes, a millisecond apart."""
     random, made = Random(seed), 0
     for now_s in poisson(1 / every_s, count, seed + 1):
         size_of_burst = 1

@@ -1,4 +1,6 @@
-"""Devices are given out in turn: together no more than there are, and beyond that the least of who found none left."""
+"""Devices are divided among claims in order. The parts fit the devices, except for the least part of claims that found
+none left.
+"""
 
 from collections.abc import Sequence
 
@@ -14,20 +16,19 @@ A, B, C = DeviceClaim("a", 0, 6), DeviceClaim("b", 0, 4), DeviceClaim("c", 0, 4)
 @pytest.mark.parametrize(
     ("devices", "claims", "want"),
     [
-        pytest.param(100, (A, B, C), (6, 4, 4), id="where there is enough each has its own"),
-        pytest.param(8, (A, B, C), (6, 2, 1), id="who comes later has what is left, and one at the least"),
-        pytest.param(8, (C, B, A), (4, 4, 1), id="in turn, whatever they are called"),
-        pytest.param(2, (A, B, C), (2, 1, 1), id="none has more than there is"),
-        pytest.param(0, (A, B), (1, 1), id="one each of nothing"),
-        pytest.param(-1, (A,), (1,), id="and of less"),
-        pytest.param(8, (A, DeviceClaim("b", 3, 4), C), (6, 3, 1), id="what is always there is a part"),
-        pytest.param(8, (DeviceClaim("a", 0, 6, True), B, C), (6, 4, 4), id="who leaves holds nothing"),
-        pytest.param(8, (A, DeviceClaim("b", 0, 4, True), C), (6, 2, 2), id="and has what was left all the same"),
-        pytest.param(8, (), (), id="nobody"),
+        pytest.param(100, (A, B, C), (6, 4, 4), id="enough devices: each claim gets its maximum"),
+        pytest.param(8, (A, B, C), (6, 2, 1), id="later claims get the rest, at least one"),
+        pytest.param(8, (C, B, A), (4, 4, 1), id="the order counts, not the names"),
+        pytest.param(2, (A, B, C), (2, 1, 1), id="no part exceeds the devices"),
+        pytest.param(0, (A, B), (1, 1), id="no devices: one each"),
+        pytest.param(-1, (A,), (1,), id="fewer than none: one"),
+        pytest.param(8, (A, DeviceClaim("b", 3, 4), C), (6, 3, 1), id="the least is part of the share"),
+        pytest.param(8, (DeviceClaim("a", 0, 6, True), B, C), (6, 4, 4), id="a leaving claim takes nothing"),
+        pytest.param(8, (A, DeviceClaim("b", 0, 4, True), C), (6, 2, 2), id="a leaving claim still gets what was left"),
+        pytest.param(8, (), (), id="no claims"),
     ],
 )
 def test_divide(devices: int, claims: tuple[DeviceClaim[str], ...], want: tuple[int, ...]) -> None:
-    """The parts, in turn."""
     assert tuple(divide_devices(devices, claims)[claim.key] for claim in claims) == want
 
 
@@ -41,7 +42,7 @@ def _claims(draw: st.DrawFn) -> list[DeviceClaim[int]]:
 
 
 def _exceeds(devices: int, claims: Sequence[DeviceClaim[int]], parts: dict[int, int]) -> bool:
-    """Whether more may be ordered than is said."""
+    """Return whether the parts allow more replicas than the rule permits."""
     staying = [claim for claim in claims if not claim.is_leaving]
     left, short = devices, 0
     for claim in staying:
@@ -53,7 +54,9 @@ def _exceeds(devices: int, claims: Sequence[DeviceClaim[int]], parts: dict[int, 
 
 @given(devices=st.integers(0, 2000), claims=_claims())
 def test_divided_devices_stay_within_bounds(devices: int, claims: list[DeviceClaim[int]]) -> None:
-    """Each within its own bounds; all but the leaving within the devices and the least of who found fewer left."""
+    """Each part is within its claim's bounds. Without leaving claims, the sum exceeds the devices only by least parts
+    that did not fit.
+    """
     parts = divide_devices(devices, claims)
     for claim in claims:
         assert max(1, claim.least) <= parts[claim.key] <= claim.maximum
@@ -62,7 +65,7 @@ def test_divided_devices_stay_within_bounds(devices: int, claims: list[DeviceCla
 
 @given(devices=st.integers(0, 2000), claims=_claims(), more=st.integers(0, 100))
 def test_later_claims_change_no_earlier_share(devices: int, claims: list[DeviceClaim[int]], more: int) -> None:
-    """For those before; and more devices are never less of them."""
+    """A later or a leaving claim changes no part. More devices never make a part smaller."""
     parts = divide_devices(devices, claims)
     assert divide_devices(devices, [*claims, DeviceClaim(99, 0, 1000)]).items() >= parts.items()
     leaves = [DeviceClaim(99, 0, 1000, True), *claims]
@@ -71,7 +74,7 @@ def test_later_claims_change_no_earlier_share(devices: int, claims: list[DeviceC
 
 
 def test_undivided_maximums_exceed_devices() -> None:
-    """The control: each model's own `max` and nothing else is seen to be too much."""
+    """Negative control: undivided maximums exceed the devices."""
     claims = [DeviceClaim(key, 0, 1000) for key in range(3)]
     assert _exceeds(8, claims, {claim.key: claim.maximum for claim in claims})
     assert _exceeds(8, claims, {claim.key: min(claim.maximum, 8) for claim in claims})

@@ -1,4 +1,4 @@
-"""What is expected of a start: the larger of process and bytes, then its steps, as they went before."""
+"""Restore estimates: the larger of process start and load, plus the later steps, learned from past starts."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 
 def spans(promoted_s: float, leased_s: float, ready_s: float) -> tuple[StageSpan, ...]:
-    """Of a start, each since it was asked for."""
+    """Return the spans of a start, each counted from its request."""
     ends = {Stage.DECIDED: 0.0, Stage.PROMOTED: promoted_s, Stage.LEASED: leased_s, Stage.READY: ready_s}
     return tuple(StageSpan(stage, round(after_s * 1e6)) for stage, after_s in ends.items())
 
@@ -31,20 +31,19 @@ def spans(promoted_s: float, leased_s: float, ready_s: float) -> tuple[StageSpan
 @pytest.mark.parametrize(
     ("process_s", "bytes_s", "ready_s"),
     [
-        pytest.param(0.3, 0.1, 0.45, id="a process that takes longer than its bytes hides them"),
-        pytest.param(0.1, 0.3, 0.45, id="bytes that take longer than the process hide it"),
-        pytest.param(0.0, 0.0, 0.15, id="what is there already leaves the steps"),
+        pytest.param(0.3, 0.1, 0.45, id="a slow process start hides the load"),
+        pytest.param(0.1, 0.3, 0.45, id="a slow load hides the process start"),
+        pytest.param(0.0, 0.0, 0.15, id="a process and bytes that are there leave the steps"),
     ],
 )
 def test_process_start_and_load_overlap(process_s: float, bytes_s: float, ready_s: float) -> None:
-    """The rest is one after the other."""
+    """The later steps follow one after the other."""
     found = RestoreEstimate(process_s, bytes_s, StageTimes(lease_s=0.05, bind_s=0.1, answer_s=0.2), EstimateBasis.GUESS)
     assert found.ready_s == pytest.approx(ready_s)
     assert found.first_token_s == pytest.approx(ready_s + 0.2)
 
 
 def test_estimate_uses_own_starts_then_size_then_default() -> None:
-    """In this order."""
     history = RestoreHistory[str]()
     assert history.estimate("a", 100 * MB, 0.0, parked=True) == RestoreEstimate(
         PARKED_S, 0.0, GUESS, EstimateBasis.GUESS
@@ -53,14 +52,13 @@ def test_estimate_uses_own_starts_then_size_then_default() -> None:
     own = history.estimate("a", 100 * MB, 0.5, parked=True)
     assert own.known is EstimateBasis.VERSION
     assert (own.process_s, own.steps.lease_s, own.steps.bind_s) == pytest.approx((0.01, 0.02, 0.2))
-    alike = history.estimate("b", 101 * MB, 0.5, parked=True)
-    assert alike.known is EstimateBasis.SIZE
-    assert alike.ready_s == pytest.approx(own.ready_s)
+    same_size = history.estimate("b", 101 * MB, 0.5, parked=True)
+    assert same_size.known is EstimateBasis.SIZE
+    assert same_size.ready_s == pytest.approx(own.ready_s)
     assert history.estimate("c", 900 * MB, 0.5, parked=True).known is EstimateBasis.GUESS
 
 
 def test_forked_and_parked_starts_are_averaged_apart() -> None:
-    """Its time is learned apart from that of parked ones."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, spans(0.5, 0.6, 0.7), parked=False, bytes_s=None, tier="host")
     assert history.estimate("a", MB, 0.0, parked=True).process_s == PARKED_S
@@ -68,7 +66,7 @@ def test_forked_and_parked_starts_are_averaged_apart() -> None:
 
 
 def test_start_and_wake_times_are_means_of_samples() -> None:
-    """They say how many; without any they are guesses."""
+    """They have the sample count. Without samples they are defaults."""
     history = RestoreHistory[str]()
     assert history.start("a", MB).seen == 0
     history.record_start("a", MB, spans(0.1, 0.2, 1.0), parked=True, bytes_s=None, tier="host")
@@ -81,8 +79,8 @@ def test_start_and_wake_times_are_means_of_samples() -> None:
 
 
 def test_deep_wake_and_start_share_lease_times() -> None:
-    """What a lease took is one mean of both: a start that had its bytes from the disk looks no worse for that beside a
-    wake that found them in memory. By tier each has its own.
+    """Both use one mean of lease times, so a start from disk looks no worse than a wake from memory. Lease times by
+    tier are separate.
     """
     history = RestoreHistory[str]()
     guess = history.refill("a", MB)
@@ -91,7 +89,7 @@ def test_deep_wake_and_start_share_lease_times() -> None:
     history.record_start("a", MB, spans(0.1, 5.1, 5.3), parked=True, bytes_s=None, tier="nvme")
     unseen = history.refill("a", MB)
     assert unseen.seen == 0
-    assert unseen.seconds == pytest.approx(5.2), "a start's, without its process"
+    assert unseen.seconds == pytest.approx(5.2), "as for a start without its process"
     history.record_deep_wake("a", MB, spans(0.0, 1.0, 1.1), "host")
     fetch_s = 0.3 * 1.0 + 0.7 * 5.0
     assert history.start("a", MB).seconds == pytest.approx(0.3 + fetch_s)
@@ -104,7 +102,7 @@ def test_deep_wake_and_start_share_lease_times() -> None:
 
 
 def test_unmeasured_wake_is_at_most_a_deep_wake() -> None:
-    """It does less; one that was seen is believed."""
+    """A wake does less than a deep wake. A measured wake is used as it is."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, spans(0.001, 0.002, 0.022), parked=True, bytes_s=None, tier="host")
     assert history.wake("a", MB).seconds == history.refill("a", MB).seconds < 0.05
@@ -113,7 +111,7 @@ def test_unmeasured_wake_is_at_most_a_deep_wake() -> None:
 
 
 def test_incomplete_spans_are_ignored() -> None:
-    """Nor does an answer of a version that never started here."""
+    """Answers and forecast errors of a version that never started here are ignored, too."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, (StageSpan(Stage.READY, 5),), parked=True, bytes_s=0.0, tier="host")
     history.record_answers("a", 3.0)
@@ -123,7 +121,7 @@ def test_incomplete_spans_are_ignored() -> None:
 
 
 def test_history_is_bounded() -> None:
-    """Versions and errors alike: the oldest are forgotten."""
+    """The oldest versions and the oldest forecast errors are forgotten."""
     history = RestoreHistory[int]()
     for number in range(MAX_VERSIONS + 5):
         history.record_start(number, MB, spans(0.1, 0.2, 0.3), parked=True, bytes_s=None, tier="host")
@@ -136,14 +134,14 @@ def test_history_is_bounded() -> None:
 
 
 def test_slow_tier_does_not_change_lease_time() -> None:
-    """Else a start from memory would be expected to take what the disk was late by."""
+    """Otherwise a start from memory would be expected to take as long as a slow disk."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, spans(0.01, 5.0, 5.1), parked=True, bytes_s=1.0, tier="host")
     assert history.estimate("a", MB, 0.0, parked=True).steps.lease_s == GUESS.lease_s
 
 
 def test_overlapped_and_plain_bind_times_are_averaged_apart() -> None:
-    """A start that moved bytes teaches nothing of one from memory, nor the other way round, once both are known."""
+    """A start that moved bytes and one from memory do not share bind times once both are known."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, spans(0.01, 0.02, 0.12), parked=True, bytes_s=0.0, tier="host")
     assert history.estimate("a", MB, 0.5, parked=True).steps.bind_s == pytest.approx(0.1)
@@ -157,7 +155,7 @@ def test_overlapped_and_plain_bind_times_are_averaged_apart() -> None:
     noise=st.lists(st.floats(0.9, 1.1), min_size=8, max_size=8),
 )
 def test_forecast_of_steady_version_is_within_a_fifth(steps: tuple[float, float, float], noise: list[float]) -> None:
-    """After eight starts that varied by a tenth, the ninth is right within a fifth."""
+    """Eight starts vary by a tenth. The ninth is forecast within a fifth."""
     process_s, lease_s, bind_s = steps
     history = RestoreHistory[str]()
     for factor in noise:
@@ -165,15 +163,17 @@ def test_forecast_of_steady_version_is_within_a_fifth(steps: tuple[float, float,
         leased_s = promoted_s + lease_s * factor
         found = spans(promoted_s, leased_s, leased_s + bind_s * factor)
         history.record_start("a", MB, found, parked=True, bytes_s=0.0, tier="host")
-    said = history.estimate("a", MB, 0.0, parked=True)
-    assert said.steps.lease_s == pytest.approx(lease_s, rel=0.2, abs=2e-6)
-    assert said.steps.bind_s == pytest.approx(bind_s, rel=0.2, abs=2e-6)
+    estimate = history.estimate("a", MB, 0.0, parked=True)
+    assert estimate.steps.lease_s == pytest.approx(lease_s, rel=0.2, abs=2e-6)
+    assert estimate.steps.bind_s == pytest.approx(bind_s, rel=0.2, abs=2e-6)
 
 
 def test_wrong_forecast_has_wrong_ratio() -> None:
-    """Negative control of the measure: half of the truth is 2, and nothing at all is not a division by zero."""
+    """Negative control of the measure: a forecast of half the time has ratio 2, and one of zero does not divide by
+    zero.
+    """
     assert PastForecast(predicted_s=1.0, actual_s=2.0, tier="nvme").ratio == 2.0
     assert PastForecast(predicted_s=0.0, actual_s=1.0, tier="nvme").ratio > 1000
-    told = encode(PastForecast(predicted_s=1.0, actual_s=2.5, tier="nvme"))
-    assert told == b'{"predicted_s":1.0,"actual_s":2.5,"tier":"nvme"}'
+    encoded = encode(PastForecast(predicted_s=1.0, actual_s=2.5, tier="nvme"))
+    assert encoded == b'{"predicted_s":1.0,"actual_s":2.5,"tier":"nvme"}'
     assert size_class(0) == 0

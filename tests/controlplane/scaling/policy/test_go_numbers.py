@@ -1,4 +1,4 @@
-"""Arithmetic of the source's language: total, and otherwise than Python's at its edges."""
+"""Go's arithmetic: defined for every input, and different from Python's at the edges."""
 
 from math import inf, isnan, nan
 
@@ -32,7 +32,7 @@ from controlplane.scaling.policy.go_numbers import (
     ],
 )
 def test_division_follows_ieee_754(dividend: float, divisor: float, want: float) -> None:
-    """By zero, too."""
+    """This includes division by zero."""
     assert same(go_divide(dividend, divisor), want)
 
 
@@ -47,7 +47,7 @@ def test_division_follows_ieee_754(dividend: float, divisor: float, want: float)
     ],
 )
 def test_larger_and_smaller(one: float, other: float, largest: float, smallest: float) -> None:
-    """Infinity is larger than what is no number."""
+    """The maximum of infinity and NaN is infinity. Every other comparison with NaN gives NaN."""
     assert same(go_max(one, other), largest)
     assert same(go_min(one, other), smallest)
 
@@ -56,7 +56,7 @@ def test_larger_and_smaller(one: float, other: float, largest: float, smallest: 
     ("value", "up", "down"), [(1.5, 2, 1), (-1.5, -1, -2), (3.0, 3, 3), (inf, inf, inf), (nan, nan, nan)]
 )
 def test_rounding(value: float, up: float, down: float) -> None:
-    """To whole numbers, where there are any."""
+    """Infinity and NaN stay as they are."""
     assert same(go_ceil(value), up)
     assert same(go_floor(value), down)
 
@@ -65,28 +65,28 @@ def test_rounding(value: float, up: float, down: float) -> None:
     ("value", "want"),
     [
         pytest.param(2.9, 2, id="towards zero"),
-        pytest.param(-2.9, -2, id="from below, too"),
+        pytest.param(-2.9, -2, id="negative, towards zero"),
         pytest.param(2147483647.5, 2147483647, id="the largest"),
-        pytest.param(2147483648.0, INT32_MIN, id="more than the largest is the least"),
-        pytest.param(-2147483648.5, INT32_MIN, id="the least"),
-        pytest.param(-inf, INT32_MIN, id="infinite"),
+        pytest.param(2147483648.0, INT32_MIN, id="above the largest"),
+        pytest.param(-2147483648.5, INT32_MIN, id="below the smallest"),
+        pytest.param(-inf, INT32_MIN, id="minus infinity"),
         pytest.param(nan, INT32_MIN, id="no number"),
     ],
 )
 def test_int32(value: float, want: int) -> None:
-    """As amd64 has it."""
+    """Out-of-range values give INT32_MIN, as on amd64."""
     assert int32(value) == want
 
 
 def test_times_are_whole_nanoseconds() -> None:
-    """Tenths add up."""
+    """Tenths of a second add up exactly."""
     assert to_nanoseconds(0.1) + to_nanoseconds(0.2) == to_nanoseconds(0.3)
     assert to_nanoseconds(-1.5) == -1_500_000_000
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 60])
 def test_power_matches_go_to_the_last_digit(exponent: int) -> None:
-    """Up to its last digit, which is Go's."""
+    """It differs from Python's power by at most 1e-14."""
     assert go_power(0.8, exponent) == pytest.approx(0.8**exponent, rel=1e-14)
 
 
@@ -102,10 +102,9 @@ def test_power_matches_go_to_the_last_digit(exponent: int) -> None:
     ],
 )
 def test_rounding_to_micro_goes_away_from_zero(value: float, want: float) -> None:
-    """Halves go away from zero."""
     assert same(round_to_micro(value), want)
 
 
 def same(one: float, other: float) -> bool:
-    """What is no number is the same as what is none."""
+    """Return whether both are equal or both are NaN."""
     return one == other or (isnan(one) and isnan(other))

@@ -1,6 +1,6 @@
-"""The decider is Knative's KPA: same numbers for the same observations.
+"""The KPA decides as Knative's: the same numbers for the same observations.
 
-Numbers are facts of knative/serving's own tests (pkg/autoscaler/scaling/autoscaler_test.go, aggregation/max/*_test.go,
+The numbers are from knative/serving's tests (pkg/autoscaler/scaling/autoscaler_test.go, aggregation/max/*_test.go,
 reconciler/autoscaling/resources/target_test.go).
 """
 
@@ -33,7 +33,7 @@ def spec(
     activation: int = 0,
     reachable: bool = True,
 ) -> ScalingSpec:
-    """As the source's tests have it: rates of ten, threshold of two, a window of a minute."""
+    """Return a spec as in Knative's tests: rates of 10, a panic threshold of 2, a window of one minute."""
     return ScalingSpec(
         target_value=target,
         total_value=target / UTILIZATION,
@@ -48,7 +48,7 @@ def spec(
 
 
 def excess(target: float, burst: float, panic: float, ready: int) -> int:
-    """The excess burst capacity that the source's tests expect."""
+    """Return the excess burst capacity that Knative's tests expect."""
     return floor(target / UTILIZATION * ready - burst - panic)
 
 
@@ -65,11 +65,11 @@ def seen(stable: float, panic: float, ready: int) -> Observation:
         pytest.param(spec(), seen(50, 50, 1), KpaState(), 5, id="five times the target wants five"),
         pytest.param(
             spec(1), seen(50, 30, 5), KpaState(panic_time_s=T0 - 5, max_panic_pods=5), 50,
-            id="in panic the stable wish wins where it is larger",
+            id="in panic the larger stable value wins",
         ),
         pytest.param(
             spec(1), seen(20, 30, 5), KpaState(panic_time_s=T0 - 5, max_panic_pods=5), 30,
-            id="in panic the panic wish wins where it is larger",
+            id="in panic the larger panic value wins",
         ),
         pytest.param(spec(), seen(50, 50, 5), KpaState(), 5, id="enough are ready already"),
         pytest.param(spec(1, 1982, up=1.1), seen(3, 3.1, 2), KpaState(), 3, id="a small rate still allows one more"),
@@ -80,12 +80,12 @@ def seen(stable: float, panic: float, ready: int) -> Observation:
         ),
         pytest.param(spec(10, 84), seen(50, 100, 1), KpaState(), 10, id="twice the pods wanted is panic"),
         pytest.param(spec(10, 61), seen(1000, 1001, 1), KpaState(), 10, id="up by at most ten times"),
-        pytest.param(spec(10, 61), seen(1000, 1001, 10), KpaState(), 100, id="and ten times again"),
+        pytest.param(spec(10, 61), seen(1000, 1001, 10), KpaState(), 100, id="up by ten times again"),
         pytest.param(spec(10, 61), seen(1, 1, 100), KpaState(), 10, id="down by at most ten times"),
-        pytest.param(spec(10, 61), seen(1, 1, 10), KpaState(), 1, id="and again"),
+        pytest.param(spec(10, 61), seen(1, 1, 10), KpaState(), 1, id="down by ten times again"),
         pytest.param(spec(10, 81), seen(1000, 888, 0), KpaState(), 10, id="none ready: the rate counts from one"),
         pytest.param(spec(10, 75), seen(1, 0, 1), KpaState(), 1, id="load in the stable window keeps one"),
-        pytest.param(spec(10, 75), seen(0, 0, 1), KpaState(), 0, id="none in it keeps none"),
+        pytest.param(spec(10, 75), seen(0, 0, 1), KpaState(), 0, id="no load in the stable window keeps none"),
         pytest.param(
             spec(10, 75, activation=2), seen(0, 0, 1), KpaState(), 0, id="the activation scale is not for zero"
         ),
@@ -93,11 +93,11 @@ def seen(stable: float, panic: float, ready: int) -> Observation:
         pytest.param(
             spec(10, 75, up=2, activation=7), seen(1, 1, 1), KpaState(), 7, id="the activation scale ignores the rate"
         ),
-        pytest.param(spec(10, 75, activation=1), seen(1, 0, 1), KpaState(), 1, id="an activation scale of one is none"),
+        pytest.param(spec(10, 75, activation=1), seen(1, 0, 1), KpaState(), 1, id="activation scale of one"),
     ],
 )  # fmt: skip
 def test_one_tick(of: ScalingSpec, observed: Observation, memory: KpaState, want: int) -> None:
-    """What is wanted, and the excess burst capacity by its formula."""
+    """The decision has the desired scale and the excess burst capacity of Knative's formula."""
     decision = decide(of, observed, memory, T0)
     burst = of.target_burst_capacity
     want_excess = (
@@ -114,13 +114,13 @@ def test_one_tick(of: ScalingSpec, observed: Observation, memory: KpaState, want
     ],
 )
 def test_metric_error_keeps_the_state(observed: Observation) -> None:
-    """The memory stays as it was, be it ever so old."""
+    """The state stays as it was, however old."""
     memory = KpaState(panic_time_s=0.0, max_panic_pods=7, delay=((3, 4),))
     assert decide(spec(), observed, memory, T0) == Decision(0, 0, False, memory)
 
 
 class Decider:
-    """Ticks with a memory."""
+    """Calls `decide` tick by tick and keeps its state."""
 
     def __init__(self, of: ScalingSpec, ready: int = 1, now: float = T0) -> None:
         self.spec = of
@@ -133,7 +133,7 @@ class Decider:
 
 
 def test_panic_ends_after_a_stable_window() -> None:
-    """A surge, its end, and the scale down a minute after the last crossing."""
+    """After a surge the scale falls a minute after the threshold was last crossed."""
     decider = Decider(spec(10, 93))
     assert decider.tick(100, 100, 1, T0) == 10
     assert decider.tick(100, 1000, 10, T0) == 100
@@ -144,7 +144,7 @@ def test_panic_ends_after_a_stable_window() -> None:
 
 
 def test_a_slow_increase_ends_the_panic() -> None:
-    """Below the threshold the panic time stands still, whatever is added meanwhile."""
+    """Below the threshold the panic time stays the same, also while the load rises."""
     decider = Decider(spec(1, 98))
     assert decider.tick(11, 25, 10, T0) == 25
     assert decider.memory.panic_time_s == T0
@@ -176,12 +176,12 @@ def test_exponential_growth_is_followed() -> None:
     ("ready", "want"),
     [
         pytest.param(0, KpaState(), id="at zero nothing needs holding"),
-        pytest.param(1, KpaState(max_panic_pods=1), id="nor at one"),
-        pytest.param(2, KpaState(panic_time_s=T0, max_panic_pods=2), id="two are held by starting in panic"),
+        pytest.param(1, KpaState(max_panic_pods=1), id="at one nothing needs holding"),
+        pytest.param(2, KpaState(panic_time_s=T0, max_panic_pods=2), id="from two on it starts in panic"),
     ],
 )
 def test_restart_keeps_the_scale(ready: int, want: KpaState) -> None:
-    """A restart has no metrics; they must not look like no load."""
+    """A restart has no metrics, which must not look like no load."""
     assert initial_state(ready, T0) == want
     if ready == 2:
         assert decide(spec(), seen(0, 0, 2), initial_state(2, T0), T0 + 2).desired == 2
@@ -191,7 +191,7 @@ DELAYED = replace(spec(10, 0, up=10, down=10), scale_down_delay_s=300.0, panic_t
 
 
 def test_scaling_down_is_delayed() -> None:
-    """By five minutes, in buckets of two seconds; up is never delayed."""
+    """The delay is five minutes in buckets of two seconds. Scaling up is not delayed."""
     decider, start = Decider(DELAYED, ready=0), 10_000.0
     assert decider.tick(40, 40, 0, start + 2) == 4
     assert decider.tick(0, 0, 0, start + 300) == 4
@@ -201,7 +201,7 @@ def test_scaling_down_is_delayed() -> None:
 
 
 def test_an_unreachable_version_is_not_delayed() -> None:
-    """It goes down at the next tick."""
+    """It scales down at the next tick."""
     decider = Decider(DELAYED, ready=0)
     assert decider.tick(40, 40, 0, T0 + 2) == 4
     assert decider.tick(0, 0, 0, T0 + 60) == 4
@@ -210,7 +210,7 @@ def test_an_unreachable_version_is_not_delayed() -> None:
 
 
 def test_without_a_delay_the_latest_wish_counts() -> None:
-    """Even twice within one bucket, where a delay of one bucket would keep the larger."""
+    """This holds twice within one bucket, where a delay of one bucket would keep the larger value."""
     decider = Decider(replace(DELAYED, scale_down_delay_s=0.0), ready=0)
     assert decider.tick(40, 40, 0, T0) == 4
     assert decider.tick(20, 20, 0, T0 + 0.5) == 2
@@ -224,14 +224,14 @@ def test_without_a_delay_the_latest_wish_counts() -> None:
         pytest.param([5, 6, 5, 7, 5, 5, 1], range(7), [5, 6, 6, 7, 7, 7, 7], id="a second peak"),
         pytest.param(
             [5, 8, 5, 7, 5, 5, 1, 4, 4, 4, 4, 9, 3, 4, 2, 1, 0], range(17),
-            [5, 8, 8, 8, 8, 8, 7, 7, 5, 5, 4, 9, 9, 9, 9, 9, 4], id="a long story",
+            [5, 8, 8, 8, 8, 8, 7, 7, 5, 5, 4, 9, 9, 9, 9, 9, 4], id="several peaks",
         ),
         pytest.param([1, 2, 3, 4], [1] * 4, [1, 2, 3, 4], id="rising within one bucket"),
         pytest.param([7, 6, 5, 4], [1] * 4, [7, 7, 7, 7], id="falling within one bucket"),
     ],
 )  # fmt: skip
 def test_the_delay_window(wishes: list[int], buckets: list[int], want: list[int]) -> None:
-    """The largest wish of the last five buckets of two seconds."""
+    """The delay keeps the largest desired scale of the last five buckets of two seconds."""
     decider = Decider(replace(DELAYED, scale_down_delay_s=10.0, max_scale_down_rate=1e9), ready=0)
     got = [decider.tick(wish * 10, wish * 10, 0, 2.0 * bucket) for wish, bucket in zip(wishes, buckets, strict=True)]
     assert got == want
@@ -242,19 +242,19 @@ def test_the_delay_window(wishes: list[int], buckets: list[int], want: list[int]
     [
         pytest.param("concurrency", 0, None, None, 1.0, (100, 100), id="the default"),
         pytest.param("concurrency", 0, None, None, 0.8, (80, 100), id="default, 80 %"),
-        pytest.param("concurrency", 12, None, 0.75, 0.8, (9, 12), id="a wished utilization wins"),
+        pytest.param("concurrency", 12, None, 0.75, 0.8, (9, 12), id="a given utilization wins"),
         pytest.param("concurrency", 10, None, None, 0.8, (8, 10), id="hard limit of ten"),
         pytest.param("concurrency", 1, None, None, 0.8, (0.8, 1), id="hard limit of one"),
-        pytest.param("concurrency", 0, 1, None, 1.0, (1, 1), id="a wished target"),
+        pytest.param("concurrency", 0, 1, None, 1.0, (1, 1), id="a given target"),
         pytest.param("concurrency", 0, 1, None, 0.001, (0.01, 1), id="never below the least target"),
-        pytest.param("concurrency", 0, 10, None, 0.75, (7.5, 10), id="wished target and fraction"),
+        pytest.param("concurrency", 0, 10, None, 0.75, (7.5, 10), id="given target and fraction"),
         pytest.param("concurrency", 10, 1, None, 1.0, (1, 1), id="a target below the hard limit"),
         pytest.param("concurrency", 0, 500, None, 1.0, (500, 500), id="a target over the default"),
         pytest.param("concurrency", 1, 10, None, 1.0, (1, 1), id="a target over the hard limit is cut"),
         pytest.param("rps", 1, None, None, 1.0, (140, 200), id="requests per second: the default"),
         pytest.param("rps", 0, 1, None, 1.0, (0.7, 1), id="requests per second: a target"),
         pytest.param("rps", 0, None, 0.75, 1.0, (150, 200), id="requests per second: a utilization"),
-        pytest.param("rps", 1, 300, None, 1.0, (210, 300), id="requests per second know no hard limit"),
+        pytest.param("rps", 1, 300, None, 1.0, (210, 300), id="requests per second: no hard limit"),
     ],
 )
 def test_resolve_target(
@@ -265,7 +265,7 @@ def test_resolve_target(
     fraction: float,
     want: tuple[float, float],
 ) -> None:
-    """(aimed at, what a pod can take)."""
+    """The result is (target per pod, capacity of a pod)."""
     got = resolve_target(
         metric,
         container_concurrency=hard,
@@ -277,16 +277,15 @@ def test_resolve_target(
 
 
 def test_the_invariant_finds_a_decider_that_goes_down_in_panic() -> None:
-    """Negative control: forget what panic remembers, and the scale falls within the panic."""
+    """Negative control: without the remembered maximum the scale falls during a panic."""
     memory = decide(spec(1, 98), seen(11, 25, 10), initial_state(10, T0), T0).memory
-    honest = decide(spec(1, 98), seen(5, 5, 25), memory, T0 + 10)
+    remembering = decide(spec(1, 98), seen(5, 5, 25), memory, T0 + 10)
     forgetful = decide(spec(1, 98), seen(5, 5, 25), replace(memory, max_panic_pods=0), T0 + 10)
-    assert honest.desired == 25
+    assert remembering.desired == 25
     assert forgetful.desired < 25
 
 
 def test_defaults_are_knative_s() -> None:
-    """What an operator who sets nothing gets."""
     of = ScalingSpec()
     assert (of.scaling_metric, of.target_value, of.total_value) == ("concurrency", 70.0, 100.0)
     assert (of.target_burst_capacity, of.panic_threshold) == (211.0, 2.0)

@@ -1,4 +1,4 @@
-"""What holds for any series that a decider sees."""
+"""KPA invariants for any series of observations."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +30,9 @@ STEPS = st.lists(
 def test_invariants_hold_for_any_series(
     of: ScalingSpec, steps: list[tuple[float, float, int, float]], ready: int
 ) -> None:
-    """Never down in panic; within the rates, the activation scale, or what is held; memory is bounded."""
+    """The scale never falls in panic. It stays within the rates, the activation scale and the held maximum. The state
+    is bounded.
+    """
     memory, now = initial_state(ready, 0.0, of.scale_down_delay_s), 0.0
     for stable, panic, pods, passed in steps:
         now += passed
@@ -41,7 +43,7 @@ def test_invariants_hold_for_any_series(
         assert decision.desired >= 0
         memory = decision.memory
         if memory.panic_time_s is not None:
-            # The delay may hold more from before the panic, and let go of that; what the panic reached is never left.
+            # The delay may hold a larger scale from before the panic and release it. The panic's own maximum stays.
             assert decision.desired >= memory.max_panic_pods
             assert memory.max_panic_pods >= before.max_panic_pods
         most = max(of.max_scale_up_rate * max(1, pods) + 1, of.activation_scale, held)
@@ -56,7 +58,7 @@ def test_invariants_hold_for_any_series(
 def test_more_load_never_wants_fewer(
     of: ScalingSpec, stable: float, panic: float, more_stable: float, more_panic: float, pods: int
 ) -> None:
-    """From the same memory, in both windows."""
+    """From the same state, more load in either window never gives a smaller scale."""
     memory = initial_state(pods, 0.0, of.scale_down_delay_s)
     less = decide(of, seen(stable, panic, pods), memory, 1.0)
     more = decide(of, seen(stable + more_stable, panic + more_panic, pods), memory, 1.0)

@@ -1,4 +1,6 @@
-"""Small decisions of the control plane, as tables: version life, pool, room, threads, memory."""
+"""Small pure decisions of the control plane as tables: version states, standby forks, reclaimed slots, threads,
+memory.
+"""
 
 import pytest
 from hypothesis import given
@@ -33,14 +35,13 @@ S, E = VersionState, VersionEvent
         pytest.param(S.READY, E.FOUND_BROKEN, S.FAULTY, id="broken bytes make it faulty"),
         pytest.param(S.FAULTY, E.RESTORED, S.READY, id="a restore that works heals it"),
         pytest.param(S.FAULTY, E.PUBLISHED, S.READY, id="a new publication heals it"),
-        pytest.param(S.ABSENT, E.RESTORED, None, id="what was never published can't be restored"),
-        pytest.param(S.ABSENT, E.FOUND_BROKEN, None, id="nor be found broken"),
+        pytest.param(S.ABSENT, E.RESTORED, None, id="a version that was never published can't be restored"),
+        pytest.param(S.ABSENT, E.FOUND_BROKEN, None, id="a version that was never published can't be broken"),
     ],
 )
 def test_version_moves_are_in_the_table_or_refused(
     state: VersionState, event: VersionEvent, want: VersionState | None
 ) -> None:
-    """Every move is in the table or refused."""
     if want is None:
         with pytest.raises(IllegalVersionEvent):
             move(state, event)
@@ -51,14 +52,14 @@ def test_version_moves_are_in_the_table_or_refused(
 @pytest.mark.parametrize(
     ("code", "want"),
     [
-        pytest.param("chunk_corrupt", True, id="bytes that do not match speak of the version"),
-        pytest.param("probe_failed", True, id="so do answers that do not match"),
-        pytest.param("unavailable", False, id="a cache that is away does not"),
-        pytest.param("overloaded", False, id="nor does a full machine"),
+        pytest.param("chunk_corrupt", True, id="corrupt bytes mark the version"),
+        pytest.param("probe_failed", True, id="a wrong probe answer marks the version"),
+        pytest.param("unavailable", False, id="a cache that is away does not mark it"),
+        pytest.param("overloaded", False, id="a full machine does not mark it"),
     ],
 )
 def test_only_byte_failures_mark_a_version_faulty(code: str, want: bool) -> None:
-    """A machine's trouble never brands a version."""
+    """A fault of the machine does not mark a version."""
     assert is_version_fault(code) is want
 
 
@@ -73,29 +74,29 @@ def pool(
     [
         pytest.param(pool(), 1, id="an empty pool is filled"),
         pytest.param(pool(parked=1), 0, id="a full pool is left alone"),
-        pytest.param(pool(forked=1), 0, id="what is on its way counts"),
-        pytest.param(pool(starting=1), 0, id="two cores are the start's: the refill waits"),
-        pytest.param(pool(starting=1, waiting=2), 2, id="but whoever waits is served at once"),
-        pytest.param(pool(starting=1, waiting=2, forked=2), 0, id="once"),
+        pytest.param(pool(forked=1), 0, id="a fork under way counts"),
+        pytest.param(pool(starting=1), 0, id="a start takes both cores: the refill waits"),
+        pytest.param(pool(starting=1, waiting=2), 2, id="waiting starts are forked for at once"),
+        pytest.param(pool(starting=1, waiting=2, forked=2), 0, id="waiting starts are forked for once"),
         pytest.param(pool(size=4, starting=1, cores=3), 1, id="a third core is free beside it"),
-        pytest.param(pool(size=4, starting=1, cores=16), 4, id="many are"),
-        pytest.param(pool(size=4), 2, id="a fork for each core"),
-        pytest.param(pool(size=4, forked=2), 0, id="which take turns"),
-        pytest.param(pool(size=4, forked=1), 1, id="as soon as one is free"),
-        pytest.param(pool(size=4, waiting=3, cores=1), 3, id="who waits does not wait for cores"),
-        pytest.param(pool(size=1, cores=1), 1, id="one core is enough where nothing starts"),
-        pytest.param(pool(waiting=1), 2, id="a caller's standby and the pool's"),
+        pytest.param(pool(size=4, starting=1, cores=16), 4, id="many cores are free beside it"),
+        pytest.param(pool(size=4), 2, id="at most one fork per core"),
+        pytest.param(pool(size=4, forked=2), 0, id="every core has a fork already"),
+        pytest.param(pool(size=4, forked=1), 1, id="one core is free for a fork"),
+        pytest.param(pool(size=4, waiting=3, cores=1), 3, id="a waiting start does not wait for cores"),
+        pytest.param(pool(size=1, cores=1), 1, id="one core is enough while nothing starts"),
+        pytest.param(pool(waiting=1), 2, id="one for the waiting start, one for the pool"),
         pytest.param(pool(size=0), 0, id="no pool, no fork"),
-        pytest.param(pool(size=0, waiting=3), 3, id="no pool, a fork for each caller"),
+        pytest.param(pool(size=0, waiting=3), 3, id="no pool, one fork per waiting start"),
     ],
 )
 def test_to_fork(facts: PoolFacts, want: int) -> None:
-    """The pool is refilled off the path of cold starts, as fast as cores allow."""
+    """The pool is refilled outside cold starts, as fast as the cores allow."""
     assert choose_fork_count(facts) == want
 
 
 def test_start_holds_cores_until_first_prefill() -> None:
-    """A start from its bind to its first prefill; one that lasts waits for bytes."""
+    """A start counts from its bind to its first prefill. A long restore waits for bytes and does not count."""
     assert holds_cores(0.0, restoring=True)
     assert not holds_cores(RESTORE_HOLDS_CORES_S, restoring=True)
     assert holds_cores(0.0, restoring=False)
@@ -104,7 +105,7 @@ def test_start_holds_cores_until_first_prefill() -> None:
 
 @given(st.integers(0, 100))
 def test_backoff_grows_and_is_bounded(failures: int) -> None:
-    """A zygote that is away is not asked in a busy loop, nor forgotten."""
+    """It is zero without a failure and at most one second."""
     assert 0.0 <= backoff_s(failures) <= backoff_s(failures + 1) <= 1.0
     assert (backoff_s(failures) == 0.0) == (failures == 0)
 
@@ -116,17 +117,19 @@ def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s:
 @pytest.mark.parametrize(
     ("holders", "want"),
     [
-        pytest.param([], None, id="nobody holds anything"),
-        pytest.param([holder("a", asked_s=5), holder("b", asked_s=3)], "b", id="the longest idle goes"),
-        pytest.param([holder("a", asked_s=99)], None, id="who was just asked for stays"),
+        pytest.param([], None, id="no version holds a slot"),
+        pytest.param(
+            [holder("a", asked_s=5), holder("b", asked_s=3)], "b", id="the longest-idle version gives its slot"
+        ),
+        pytest.param([holder("a", asked_s=99)], None, id="a version with a recent request stays"),
         pytest.param([holder("a", least=1)], None, id="a minimum is kept"),
-        pytest.param([holder("a", ready=0)], None, id="what restores is let be"),
-        pytest.param([holder("a", ready=1, live=2)], None, id="also beside a replica that serves"),
-        pytest.param([holder("a", ready=0, live=0)], None, id="what holds nothing frees nothing"),
+        pytest.param([holder("a", ready=0)], None, id="a restoring replica stays"),
+        pytest.param([holder("a", ready=1, live=2)], None, id="a version that also restores stays"),
+        pytest.param([holder("a", ready=0, live=0)], None, id="a version without a slot frees none"),
     ],
 )
 def test_only_idle_versions_give_up_slots(holders: list[SlotHolder[str]], want: str | None) -> None:
-    """Only idle versions make room, never below their minimum."""
+    """A version never goes below its minimum."""
     assert choose_victim(holders, now=100.0) == want
 
 
@@ -135,17 +138,17 @@ def test_only_idle_versions_give_up_slots(holders: list[SlotHolder[str]], want: 
     [
         pytest.param(2, 1, 1, 1, id="the cap"),
         pytest.param(8, 2, 16, 4, id="an equal share"),
-        pytest.param(2, 5, 16, 1, id="one at least"),
-        pytest.param(8, 0, 16, 8, id="nobody else"),
+        pytest.param(2, 5, 16, 1, id="at least one"),
+        pytest.param(8, 0, 16, 8, id="no other replica"),
     ],
 )
 def test_threads(cores: int, replicas: int, cap: int, want: int) -> None:
-    """max(1, cores / replicas), capped."""
+    """The rule is max(1, cores / replicas), capped."""
     assert threads_for(cores, replicas, cap) == want
 
 
 def test_kv_memory_is_what_fits() -> None:
-    """Half of what is available at most; a floor below which nothing could be served."""
+    """KV memory is at most half of the available memory, and at least MIN_KV_BYTES."""
     assert kv_bytes_for(512 << 20, 8 << 30) == 512 << 20
     assert kv_bytes_for(512 << 20, 600 << 20) == 300 << 20
     assert kv_bytes_for(512 << 20, 0) == MIN_KV_BYTES

@@ -1,6 +1,6 @@
-"""Bounds hold, an idle version loses its last replica only after window and grace, and never while it starts.
+"""Min and max scale hold. An idle version loses its last replica only after window and grace, and not while it starts.
 
-The table follows the cases of knative/serving's own tests (pkg/reconciler/autoscaling/kpa/scaler_test.go, kpa_test.go).
+The table follows knative/serving's tests (pkg/reconciler/autoscaling/kpa/scaler_test.go, kpa_test.go).
 """
 
 import pytest
@@ -73,17 +73,17 @@ def facts(
         pytest.param(spec(), facts(0, ACTIVATING, 75, initialized=False), Hold(-1), id="starting: wait for it"),
         pytest.param(spec(), facts(0, ACTIVATING, 150), Hold(-1), id="starting, exactly as long as it may take"),
         pytest.param(spec(), facts(0, ACTIVATING, 151), Apply(0), id="starting for too long: given up"),
-        pytest.param(spec(least=2), facts(0, INACTIVE, 59), Apply(2), id="down to the least, before the grace"),
-        pytest.param(spec(least=2), facts(0, INACTIVE, 60), Apply(2), id="down to the least, after the grace"),
+        pytest.param(spec(least=2), facts(0, INACTIVE, 59), Apply(2), id="down to the minimum, before the grace"),
+        pytest.param(spec(least=2), facts(0, INACTIVE, 60), Apply(2), id="down to the minimum, after the grace"),
         pytest.param(spec(reachable=False), facts(0, INACTIVE, 59), Hold(0), id="unreachable: the grace holds"),
-        pytest.param(spec(least=2, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no least"),
-        pytest.param(spec(), facts(10, ACTIVE, 5), Apply(10), id="up"),
-        pytest.param(spec(most=8), facts(10, ACTIVE, 5), Apply(8), id="up to the most"),
+        pytest.param(spec(least=2, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no minimum"),
+        pytest.param(spec(), facts(10, ACTIVE, 5), Apply(10), id="up to the desired scale"),
+        pytest.param(spec(most=8), facts(10, ACTIVE, 5), Apply(8), id="up to the maximum"),
         pytest.param(spec(), facts(10, INACTIVE, 30), Apply(10), id="up from inactive"),
-        pytest.param(spec(), facts(-1, INACTIVE, 0), Hold(-1), id="no data yet, inactive: nothing"),
-        pytest.param(spec(), facts(-1, ACTIVE, 0), Hold(-1), id="no data yet, active: nothing"),
+        pytest.param(spec(), facts(-1, INACTIVE, 0), Hold(-1), id="no data yet, inactive: unchanged"),
+        pytest.param(spec(), facts(-1, ACTIVE, 0), Hold(-1), id="no data yet, active: unchanged"),
         pytest.param(
-            spec(start=2), facts(0, ACTIVE, 120), Deactivate(), id="the initial scale was reached once: no least"
+            spec(start=2), facts(0, ACTIVE, 120), Deactivate(), id="the initial scale was reached once: it is over"
         ),
         pytest.param(
             spec(start=2), facts(1, ACTIVATING, 0, initialized=False), Apply(2), id="the initial scale comes first"
@@ -97,12 +97,11 @@ def facts(
         ),
         pytest.param(spec(start=0), facts(0, INACTIVE, 0), Hold(0), id="an initial scale of zero waits, too"),
         pytest.param(spec(to_zero=False), facts(0, ACTIVE, 600), Apply(1), id="never to zero: one stays"),
-        pytest.param(spec(to_zero=False, least=2), facts(0, ACTIVE, 600), Apply(2), id="never to zero, least of two"),
+        pytest.param(spec(to_zero=False, least=2), facts(0, ACTIVE, 600), Apply(2), id="never to zero, minimum of two"),
         pytest.param(spec(to_zero=False), facts(-1, ACTIVE, 600), Hold(-1), id="never to zero, no data yet"),
     ],
 )  # fmt: skip
 def test_decide(of: IdleSpec, seen: IdleFacts, want: ScaleDecision) -> None:
-    """What is done about a wish."""
     assert decide(of, seen, NOW) == want
 
 
@@ -125,7 +124,7 @@ def test_decide(of: IdleSpec, seen: IdleFacts, want: ScaleDecision) -> None:
     ],
 )
 def test_next_activity(before: Activity, want: int, ready: int, threshold: int, after: Activity) -> None:
-    """The activity follows from wish and replicas."""
+    """The next activity follows from the desired scale and the ready replicas."""
     assert next_activity(before, want, ready, threshold) is after
 
 
@@ -135,13 +134,13 @@ def test_next_activity(before: Activity, want: int, ready: int, threshold: int, 
         pytest.param(spec(start=3), False, 3, id="the initial scale, until it was reached"),
         pytest.param(spec(start=3), True, 1, id="then one"),
         pytest.param(spec(start=0), False, 0, id="an initial scale of zero"),
-        pytest.param(spec(start=3, least=5), False, 5, id="the least, where it is more"),
-        pytest.param(spec(least=5), True, 5, id="always the least"),
-        pytest.param(spec(least=5, reachable=False), True, 1, id="but for an unreachable version"),
+        pytest.param(spec(start=3, least=5), False, 5, id="the minimum, if it is larger"),
+        pytest.param(spec(least=5), True, 5, id="the minimum always holds"),
+        pytest.param(spec(least=5, reachable=False), True, 1, id="no minimum for an unreachable version"),
     ],
 )
 def test_active_threshold(of: IdleSpec, initialized: bool, want: int) -> None:
-    """How many make it active."""
+    """The threshold is the number of ready replicas that makes a version active."""
     assert active_threshold(of, initialized=initialized) == want
 
 
@@ -159,7 +158,7 @@ SPECS = st.builds(
 
 @given(SPECS, st.integers(min_value=-1, max_value=20), st.booleans())
 def test_scale_is_clamped_to_min_and_max(of: IdleSpec, desired: int, initialized: bool) -> None:
-    """Within min and max, for every wish; more is never made less than fewer."""
+    """A larger desired scale never gives a smaller result."""
     got = clamp_scale(of, desired, initialized=initialized)
     assert got >= (of.min_scale if of.reachable else -1)
     assert not of.max_scale or got <= max(of.max_scale, of.min_scale, of.initial_scale)
@@ -170,7 +169,7 @@ def test_scale_is_clamped_to_min_and_max(of: IdleSpec, desired: int, initialized
     SPECS, st.lists(st.tuples(st.sampled_from([-1, 0, 0, 0, 1, 4]), st.integers(min_value=0, max_value=3)), max_size=60)
 )
 def test_zero_is_reached_only_through_window_and_grace(of: IdleSpec, steps: list[tuple[int, int]]) -> None:
-    """Whatever is wished and ready, tick by tick: an active version gets to zero after both, never sooner."""
+    """For any series of desired scales and ready replicas, an active version reaches zero only after both."""
     activity, since, now, initialized, last_active = ACTIVATING, 0.0, 0.0, False, None
     for desired, ready in steps:
         now += 2.0
@@ -193,10 +192,9 @@ def test_zero_is_reached_only_through_window_and_grace(of: IdleSpec, steps: list
 
 @pytest.mark.parametrize(
     "window_s",
-    [pytest.param(6.0, id="the least"), pytest.param(60.0, id="a minute"), pytest.param(3600.0, id="the most")],
+    [pytest.param(6.0, id="the shortest"), pytest.param(60.0, id="a minute"), pytest.param(3600.0, id="the longest")],
 )
 def test_valid_local_windows_are_accepted(window_s: float) -> None:
-    """They come back as they are."""
     assert check_local_window(window_s) == window_s
 
 
@@ -210,14 +208,14 @@ def test_valid_local_windows_are_accepted(window_s: float) -> None:
     ],
 )
 def test_invalid_local_windows_are_refused(window_s: float) -> None:
-    """Refused with the value and the rule."""
+    """The error has the value and the rule."""
     with pytest.raises(Refused) as caught:
         check_local_window(window_s)
     assert caught.value.failure == InvalidRequest("window_s", f"{window_s:g}", "must be whole seconds from 6 to 3600")
 
 
 def test_defaults_are_knative_s() -> None:
-    """What an operator who sets nothing gets; and turning inactive counts as wanting nothing."""
+    """A deactivation wants zero replicas."""
     of = IdleSpec()
     assert (of.min_scale, of.max_scale, of.initial_scale, of.to_zero, of.reachable) == (0, 0, 1, True, True)
     assert (of.stable_window_s, of.grace_s, of.activation_timeout_s) == (60.0, 30.0, 630.0)

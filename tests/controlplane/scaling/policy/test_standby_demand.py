@@ -1,4 +1,4 @@
-"""What is remembered of takes: their rate, how long replacements take, how many were outstanding at once."""
+"""Standby demand: the rate of takes, the time of replacements, and how many takes were outstanding at once."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from controlplane.scaling.policy.standby_demand import (
 
 
 def outstanding_weights(demand: StandbyDemand, now_s: float) -> list[float]:
-    """Weights without the zeros at the end, rounded."""
+    """Return the weights, rounded and without trailing zeros."""
     found = [round(weight, 6) for weight in demand.estimate(now_s).outstanding_weights]
     while found and not found[-1]:
         found.pop()
@@ -23,14 +23,14 @@ def outstanding_weights(demand: StandbyDemand, now_s: float) -> list[float]:
 
 
 def test_initial_estimate_is_the_prior() -> None:
-    """No rate, a guess of the time, the prior alone."""
+    """There is no rate, a default replacement time, and only the prior weight."""
     takes = StandbyDemand().estimate(0.0)
     assert (takes.per_s, takes.replace_s) == (0.0, DEFAULT_REPLACE_S)
     assert outstanding_weights(StandbyDemand(), 0.0) == [1.0]
 
 
 def test_take_is_outstanding_until_replaced() -> None:
-    """Three at once are the first, second and third; one that comes after two replacements is the second."""
+    """Three takes at once are the first, second and third. A take after two replacements is the second."""
     demand = StandbyDemand()
     for _ in range(3):
         demand.record_take(10.0)
@@ -43,7 +43,7 @@ def test_take_is_outstanding_until_replaced() -> None:
 
 
 def test_full_pool_clears_outstanding_takes() -> None:
-    """A take whose standby came back unused would be outstanding for ever."""
+    """Otherwise a take whose standby came back unused would be outstanding for ever."""
     demand = StandbyDemand()
     demand.record_take(0.0)
     demand.clear_outstanding()
@@ -52,7 +52,7 @@ def test_full_pool_clears_outstanding_takes() -> None:
 
 
 def test_replacement_time_is_averaged() -> None:
-    """A fifth of each new one; a zygote that was away for an hour counts as a minute; without a take nothing counts."""
+    """A new value weighs a fifth. An hour counts as a minute, and a replacement without a take does not count."""
     demand = StandbyDemand()
     demand.record_replacement(5.0)
     assert demand.estimate(5.0).replace_s == DEFAULT_REPLACE_S
@@ -66,7 +66,7 @@ def test_replacement_time_is_averaged() -> None:
 
 
 def test_rate_rises_within_a_minute_and_decays() -> None:
-    """One take per second for five minutes is seen as such; a day later as nothing."""
+    """One take per second for five minutes gives that rate. A day later the rate is almost zero."""
     demand = StandbyDemand()
     for second in range(300):
         demand.record_take(float(second))
@@ -82,7 +82,7 @@ STEP = st.tuples(st.sampled_from(["taken", "replaced", "settled"]), st.floats(0,
 
 @given(st.lists(STEP, max_size=200))
 def test_weights_stay_bounded_for_any_history(steps: list[tuple[str, float]]) -> None:
-    """No weight below zero, none that no take gave, whatever comes in which order; time may stand still."""
+    """No weight is negative, and the sum is at most one per take. Time may stand still."""
     demand, now_s, count = StandbyDemand(), 0.0, 0
     for what, passed_s in steps:
         now_s += passed_s

@@ -1,6 +1,6 @@
-"""Windows average as Knative's do: partial windows are not diluted, silence is not zero, buckets add up.
+"""Windows average as Knative's: a young window divides by its own age, silence is not zero at once, buckets add up.
 
-Numbers are facts of knative/serving's own tests of its buckets (pkg/autoscaler/aggregation/bucketing_test.go).
+The numbers are from knative/serving's tests (pkg/autoscaler/aggregation/bucketing_test.go).
 """
 
 import math
@@ -21,7 +21,7 @@ T0 = 1_000_000.0
 
 
 def filled(window: LinearWindow, *values: float, start: float = T0, every: float = 1.0) -> LinearWindow:
-    """One value per second."""
+    """Record one value per second and return the window."""
     for number, value in enumerate(values):
         window.record(start + number * every, value)
     return window
@@ -30,34 +30,34 @@ def filled(window: LinearWindow, *values: float, start: float = T0, every: float
 @pytest.mark.parametrize(
     ("values", "after_s", "want"),
     [
-        pytest.param((), 0, 0.0, id="nothing written is zero"),
+        pytest.param((), 0, 0.0, id="an empty window is zero"),
         pytest.param((1,), 0, 1.0, id="one second of data is divided by one second"),
         pytest.param((1, 2, 3, 4, 5), 4, 3.0, id="a full window is divided by its length"),
         pytest.param((1, 2, 3, 4, 5), 3.6, 3.0, id="a reader that lags behind the last write sees the last write"),
-        pytest.param((1, 2, 3, 4, 5), 6, (15 - 1 - 2) / 3, id="two silent seconds leave sum and divisor"),
+        pytest.param((1, 2, 3, 4, 5), 6, (15 - 1 - 2) / 3, id="two silent seconds leave both sum and divisor"),
         pytest.param((1, 2, 3, 4, 5), 8, 5.0, id="four silent seconds leave the last bucket"),
         pytest.param((1, 2, 3, 4, 5), 9, 0.0, id="a whole silent window is zero"),
         pytest.param((1, 2, 3, 4, 5), 10, 0.0, id="more than a silent window is zero"),
         pytest.param((1, 2, 3, 4, 5, 6), 5, 4.0, id="the sixth second replaces the first"),
-        pytest.param((1, 2, 3, 4, 5), 6.9, (15 - 1 - 2) / 3, id="a second that has begun counts from its end on"),
-        pytest.param((1, 2, 3, 4, 5), 8.9, 5.0, id="also at the end of the window"),
+        pytest.param((1, 2, 3, 4, 5), 6.9, (15 - 1 - 2) / 3, id="a second counts only once it has ended"),
+        pytest.param((1, 2, 3, 4, 5), 8.9, 5.0, id="the same at the end of the window"),
         pytest.param((1, 1, 2), 2, 1.333333, id="rounded to six digits"),
         pytest.param((2**-7,), 0, 0.007813, id="halves are rounded away from zero"),
     ],
 )
 def test_linear_average(values: tuple[float, ...], after_s: float, want: float) -> None:
-    """A window of five seconds, written from T0 on, read `after_s` later."""
+    """A window of five seconds is written from T0 on and read `after_s` later."""
     assert filled(LinearWindow(5), *values).average(T0 + after_s) == want
 
 
 def test_average_follows_a_long_series_of_writes() -> None:
-    """Holes, jumps, late values and values from before the window, one after another."""
+    """The series has gaps, jumps, late values and values older than the window."""
     window = filled(LinearWindow(5), 1, 2, 3, 4, 5)
     window.record(T0 + 6, 91)
     assert window.average(T0 + 6) == (15 - 1 - 2 + 91) / 5, "a skipped second counts as zero once there is a write"
     later = T0 + 60
     window.record(later, 1984)
-    assert window.average(later) == 1984, "after a silent window everything begins anew"
+    assert window.average(later) == 1984, "after a silent window the average restarts"
     window.record(later - 3, 4)
     assert window.average(later) == (4 + 1984) / 4, "a late value within the window moves its beginning back"
     window.record(later + 1, 5)
@@ -73,7 +73,7 @@ def test_average_follows_a_long_series_of_writes() -> None:
 
 
 def test_values_of_one_second_add_up() -> None:
-    """Activators that report their own share sum up; one that reports twice a second counts double."""
+    """Reports of several activators add up. An activator that reports twice in a second counts twice."""
     window = LinearWindow(60)
     for share in (1.0, 10.0, 0.5):
         window.record(T0 + share / 100, share)
@@ -81,7 +81,7 @@ def test_values_of_one_second_add_up() -> None:
 
 
 def test_writing_backwards_averages_the_same() -> None:
-    """Nine seconds written from the last to the first: what is older than the window does not count."""
+    """Nine seconds are written from the last to the first. Values older than the window do not count."""
     window = LinearWindow(5)
     for second in range(8, -1, -1):
         window.record(T0 + second, 5)
@@ -89,7 +89,7 @@ def test_writing_backwards_averages_the_same() -> None:
 
 
 def test_coarse_buckets() -> None:
-    """Buckets of three seconds, a window that is no multiple of them."""
+    """Buckets of three seconds, and a window that is no multiple of three."""
     start = 999_999.0
     window = LinearWindow(5, bucket_s=3)
     for second, value in enumerate((10, 2, 3, 4, 5, 6, 7)):
@@ -131,13 +131,13 @@ def test_silence_in_coarse_buckets() -> None:
     ],
 )
 def test_is_empty(after_s: float, want: bool) -> None:
-    """An empty window where there should be data makes a decision invalid; its edge is one second later than zero."""
+    """A window becomes empty one second after its average is zero. An empty window makes a decision invalid."""
     assert LinearWindow(5).is_empty(T0)
     assert filled(LinearWindow(5), 1, 2, 3, 4, 5).is_empty(T0 + after_s) is want
 
 
 def test_resizing_keeps_the_newest_values() -> None:
-    """Longer: everything stays, and counts as a full old window. Shorter: the oldest go. Same: nothing happens."""
+    """A longer window keeps every value and counts as a full old one. A shorter window drops the oldest values."""
     window = filled(LinearWindow(5), 1, 2, 3, 4, 5, 6)
     now = T0 + 5
     window.resize(10, now)
@@ -157,7 +157,7 @@ def test_resizing_keeps_the_newest_values() -> None:
 
 
 def test_weighted_average() -> None:
-    """Each second back weighs (1-c) of the one after it; silence decays; nothing is lifted by a young window."""
+    """Each older second weighs (1-c) times the next one. Silence decays, and a young window is not scaled up."""
     window = WeightedWindow(5)
     c = smoothing_coefficient(5)
     window.record(T0, 2)
@@ -173,7 +173,7 @@ def test_weighted_average() -> None:
 
 
 def test_converted_window_keeps_its_values() -> None:
-    """With what it holds, there and back; one of that kind already is itself."""
+    """This holds in both directions. A window that already has the kind is returned as it is."""
     window = filled(LinearWindow(5), 1, 2, 3, 4, 5, 6)
     now, linear = T0 + 5, window.average(T0 + 5)
     assert convert_window("linear", window) is window
@@ -197,14 +197,14 @@ def test_weighted_average_computed_by_hand() -> None:
     ("buckets", "want"),
     [
         pytest.param(100, 0.2, id="a long window has the slowest decay"),
-        pytest.param(60, 0.2, id="so has one of a minute"),
-        pytest.param(42, 0.2, id="from 42 buckets on"),
+        pytest.param(60, 0.2, id="a minute has the slowest decay, too"),
+        pytest.param(42, 0.2, id="the slowest decay starts at 42 buckets"),
         pytest.param(40, 0.20567, id="40 buckets"),
         pytest.param(6, 0.78456, id="a panic window of six seconds"),
     ],
 )
 def test_smoothing(buckets: int, want: float) -> None:
-    """The coefficient by number of buckets."""
+    """The coefficient depends on the number of buckets."""
     assert smoothing_coefficient(buckets) == pytest.approx(want, abs=1e-5)
 
 
@@ -219,19 +219,18 @@ def test_smoothing(buckets: int, want: float) -> None:
     ],
 )
 def test_panic_window(stable_s: float, percentage: float, want: int) -> None:
-    """Whole seconds, at least one."""
+    """The panic window is in whole seconds, at least one."""
     assert panic_window_s(stable_s, percentage) == want
 
 
 @pytest.mark.parametrize(("window_s", "bucket_s"), [(0, 1), (-1, 1), (5, 0)])
 def test_impossible_windows_are_refused(window_s: float, bucket_s: int) -> None:
-    """Both lengths are named."""
     with pytest.raises(ValueError, match="positive"):
         LinearWindow(window_s, bucket_s)
 
 
 class Naive:
-    """The definition, without a ring: all writes are kept, and the average is computed from them."""
+    """The definition without a ring: it keeps all writes and averages them."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -263,7 +262,7 @@ class Naive:
     ),
 )
 def test_ring_buffer_agrees_with_the_definition(window: int, steps: list[tuple[int, int]]) -> None:
-    """Any writes, forwards and backwards in time: the ring gives the average that the definition gives."""
+    """This holds for any writes, forwards and backwards in time."""
     ring, naive, now = LinearWindow(window), Naive(window), int(T0)
     for move, value in steps:
         now += move
@@ -276,7 +275,7 @@ def test_ring_buffer_agrees_with_the_definition(window: int, steps: list[tuple[i
 
 @given(st.lists(st.floats(min_value=0, max_value=1000), min_size=1, max_size=30))
 def test_an_average_lies_between_the_least_and_the_largest(values: list[float]) -> None:
-    """Of the values in the window; the weighted one is never above the largest."""
+    """The weighted average is at most the largest value in the window; it may be lower than the least."""
     linear, weighted = filled(LinearWindow(6), *values), filled(WeightedWindow(6), *values)
     now, recent = T0 + len(values) - 1, values[-6:]
     assert min(recent) - 1e-6 <= linear.average(now) <= max(recent) + 1e-6

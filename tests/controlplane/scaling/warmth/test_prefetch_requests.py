@@ -1,4 +1,6 @@
-"""The weight cache is told of versions that will be needed: each once at a time, and nothing fails where it is not."""
+"""Prefetcher tells the weight cache which versions will be needed: each once at a time. A cache that is away fails
+nothing.
+"""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_v
 
 
 class FakeCache:
-    """Takes wishes once it is let; refuses where it is told to."""
+    """A weight cache that answers once `open` is set, and refuses if it is away."""
 
     def __init__(self, *, away: bool = False) -> None:
         self.wishes: list[PrefetchRequest] = []
@@ -31,7 +33,7 @@ class FakeCache:
 
 @pytest.mark.parametrize("away", [False, True])
 async def test_prefetch_is_sent_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
-    """A repeat meanwhile is the same wish, a number of them is all there is; afterwards it is a new one."""
+    """A repeat while one is in flight is dropped, and so are those above MAX_IN_FLIGHT. Afterwards it is sent again."""
     monkeypatch.setattr(prefetch_requests, "MAX_IN_FLIGHT", 2)
 
     cache = FakeCache(away=away)
@@ -51,7 +53,7 @@ async def test_prefetch_is_sent_once_at_a_time(monkeypatch: pytest.MonkeyPatch, 
 
 
 async def test_alias_target_is_prefetched(tmp_path: Path) -> None:
-    """The first push, as it makes `prod`, and each deploy; not a later push, which nobody asks for yet."""
+    """The first push makes `prod` and is prefetched, and so is each deploy. A later push without an alias is not."""
     named: list[VersionKey] = []
 
     async with opened_registry(tmp_path) as registry:
@@ -65,8 +67,7 @@ async def test_alias_target_is_prefetched(tmp_path: Path) -> None:
 
 
 async def test_version_waiting_for_slot_is_prefetched() -> None:
-    """Once, while an idle version is sent away for it."""
-
+    """It is prefetched once, while an idle version is ended for it."""
     placing: list[VersionKey] = []
     async with world(slots=1) as w:
         w.scaler.on_start_waiting = placing.append

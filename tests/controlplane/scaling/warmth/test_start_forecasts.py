@@ -1,6 +1,6 @@
-"""Each start is foretold while it runs, and what was said is held against what it took. No start waits for that.
+"""Each start is forecast while it runs, and the forecast is compared with the real time. No start waits for a forecast.
 
-Of a version at zero activators know how long a start would take, where that was ever seen, until it is served.
+For a version at zero the feed has the start time, if it was ever measured, until a replica serves.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ KEY = key()
 
 
 def place(bytes_s: float = 0.5) -> TierPlacement:
-    """All of a version on NVMe."""
+    """Return the placement of a version whose bytes are all on NVMe."""
     rates = {"nvme": TierRate(bytes_per_s=1e9, fixed_s=0.0, loads=1)}
     return TierPlacement(chunks_by_tier={"nvme": 1}, bytes_by_tier={"nvme": 4096}, rates=rates, bytes_s=bytes_s)
 
 
 class ForecastScenario:
-    """Forecasts over virtual time; `answer` is what the agent says."""
+    """StartForecaster on virtual time. `answer` stands in for the cache agent."""
 
     def __init__(self, tasks: Tasks, answer: Callable[[], Awaitable[TierPlacement]]) -> None:
         self.feed, self.clock, self.page = FeedHub(), VirtualClock(), MetricsPage("controlplane")
@@ -64,27 +64,27 @@ class ForecastScenario:
 
 
 @asynccontextmanager
-async def foretold(answer: Callable[[], Awaitable[TierPlacement]]) -> AsyncIterator[ForecastScenario]:
+async def forecast_scenario(answer: Callable[[], Awaitable[TierPlacement]]) -> AsyncIterator[ForecastScenario]:
     async with Tasks() as tasks:
         yield ForecastScenario(tasks, answer)
 
 
-async def _there() -> TierPlacement:
+async def _answer_at_once() -> TierPlacement:
     return place()
 
 
-async def _away() -> TierPlacement:
+async def _refuse() -> TierPlacement:
     raise Refused(Unavailable("cache"))
 
 
-async def _never() -> TierPlacement:
+async def _never_answer() -> TierPlacement:
     await asyncio.Event().wait()
     raise AssertionError
 
 
 async def test_start_is_forecast_and_its_error_recorded() -> None:
-    """The feed has the forecast before the start is over; what it took is held against it, and teaches the next."""
-    async with foretold(_there) as scene:
+    """The forecast is in the feed before the start ends. The real time is recorded and improves the next forecast."""
+    async with forecast_scenario(_answer_at_once) as scene:
         with scene.feed.subscribe() as reader:
             await reader.take()
             await scene.begin()
@@ -104,12 +104,12 @@ async def test_start_is_forecast_and_its_error_recorded() -> None:
 
 
 async def test_wrong_forecast_lands_in_the_lowest_bucket() -> None:
-    """Negative control: an agent that promises a hundred times the time leaves the ratio in the lowest interval."""
+    """Negative control: a forecast of a hundred times the real time falls into the lowest bucket of ratios."""
 
     async def wrong() -> TierPlacement:
         return place(bytes_s=80.0)
 
-    async with foretold(wrong) as scene:
+    async with forecast_scenario(wrong) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         assert scene.counts()[0] == 1
@@ -117,11 +117,12 @@ async def test_wrong_forecast_lands_in_the_lowest_bucket() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [pytest.param(_away, id="the agent is away"), pytest.param(_never, id="it answers too late")]
+    "answer",
+    [pytest.param(_refuse, id="the agent is away"), pytest.param(_never_answer, id="the agent answers too late")],
 )
 async def test_unforecast_start_records_no_error(answer: Callable[[], Awaitable[TierPlacement]]) -> None:
-    """It teaches all the same: nothing is made up afterwards."""
-    async with foretold(answer) as scene:
+    """The start is learned from all the same, and no forecast is made up afterwards."""
+    async with forecast_scenario(answer) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         assert scene.forecasts.history.forecast_errors(KEY) == ()
@@ -130,8 +131,8 @@ async def test_unforecast_start_records_no_error(answer: Callable[[], Awaitable[
 
 
 async def test_wake_is_recorded_by_what_it_did() -> None:
-    """One that leased again tells of sleep without weights, though it was asked for before it had dropped them."""
-    async with foretold(_there) as scene:
+    """A wake that leased again counts as a deep wake, although it began as a light one."""
+    async with forecast_scenario(_answer_at_once) as scene:
         history = scene.forecasts.history
         await scene.begin(wake_level=Level.ASLEEP)
         scene.end(ready_s=0.8)
@@ -150,8 +151,8 @@ async def test_wake_is_recorded_by_what_it_did() -> None:
 
 @pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.ASLEEP2, 110)])
 async def test_wake_is_forecast_by_its_level(level: Level, said_ms: int) -> None:
-    """From what such wakes took, or the guess; no cache is asked."""
-    async with foretold(_never) as scene:
+    """The forecast is from past wakes or the default. The cache agent is not called."""
+    async with forecast_scenario(_never_answer) as scene:
         with scene.feed.subscribe() as reader:
             await reader.take()
             await scene.begin(wake_level=level)
@@ -160,8 +161,8 @@ async def test_wake_is_forecast_by_its_level(level: Level, said_ms: int) -> None
 
 
 async def test_failed_and_adopted_starts_are_not_recorded() -> None:
-    """A replica that another control plane had started is no start of this one's."""
-    async with foretold(_there) as scene:
+    """A replica that another control plane started is not a start of this one."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.forecasts.failed(KEY, Internal())
         scene.end(ready_s=0.8)
@@ -171,13 +172,15 @@ async def test_failed_and_adopted_starts_are_not_recorded() -> None:
 @pytest.mark.parametrize(
     ("tenant", "model"),
     [
-        pytest.param(KEY.tenant, KEY.model, id="the owner's"),
-        pytest.param("guest", f"{KEY.tenant}/{KEY.model}", id="another tenant's, whom it lets call"),
+        pytest.param(KEY.tenant, KEY.model, id="the owner"),
+        pytest.param("guest", f"{KEY.tenant}/{KEY.model}", id="another tenant with permission to call"),
     ],
 )
 async def test_first_batch_time_is_learned_from_cold_requests(tenant: str, model: str) -> None:
-    """From the record of a cold request, which has the stages."""
-    async with foretold(_there) as scene:
+    """It is learned from the usage record of a cold request, which has the stages. Warm and failed requests teach
+    nothing.
+    """
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
@@ -191,8 +194,8 @@ async def test_first_batch_time_is_learned_from_cold_requests(tenant: str, model
 
 
 async def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
-    """Its first byte leaves after its last token: the end of prefill tells how long the first batch took."""
-    async with foretold(_there) as scene:
+    """Without streaming the first byte leaves after the last token, so the end of prefill is used."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 1_150_000), Stamp(Stage.FIRST_TOKEN, 9_000_000))
@@ -203,8 +206,8 @@ async def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
 
 
 async def test_first_token_of_a_stream_ends_its_start() -> None:
-    """It leaves as soon as it is computed, after what comes between prefill and the caller."""
-    async with foretold(_there) as scene:
+    """With streaming the first token leaves as soon as it is computed, so its time is used."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 950_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
@@ -222,21 +225,21 @@ async def _unmeasured() -> TierPlacement:
     return msgspec.structs.replace(place(), rates=rates)
 
 
-async def _fall(scene: ForecastScenario) -> tuple[StartRow, ...]:
-    """Its replica is lost; what a new reader of the feed is told of starts."""
+async def _scale_to_zero(scene: ForecastScenario) -> tuple[StartRow, ...]:
+    """Lose the replica and return the start rows that a new reader of the feed gets."""
     scene.forecasts.lost(GONE)
     await settle()
     return scene.feed.snapshot().starts
 
 
 async def test_start_time_is_published_at_zero() -> None:
-    """To readers and to those that come later; of a deleted version nothing."""
-    async with foretold(_there) as scene:
+    """Present and later readers get it. It is removed with its version."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         with scene.feed.subscribe() as reader:
             await reader.take()
-            (row,) = await _fall(scene)
+            (row,) = await _scale_to_zero(scene)
             assert msgspec.json.decode(await reader.take(), type=Feed).starts == (row,)
         said = scene.forecasts.estimate(KEY, place(), parked=True)
         assert row == StartRow(
@@ -247,28 +250,28 @@ async def test_start_time_is_published_at_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [pytest.param(_unmeasured, id="a tier was never read"), pytest.param(_away, id="the cache is away")]
+    "answer", [pytest.param(_unmeasured, id="a tier was never read"), pytest.param(_refuse, id="the cache is away")]
 )
 async def test_default_estimates_are_not_published(answer: Callable[[], Awaitable[TierPlacement]]) -> None:
-    """A request is refused by what is known, never by a guess."""
-    async with foretold(answer) as scene:
+    """Requests are refused by measured times, never by a default."""
+    async with forecast_scenario(answer) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
-        assert await _fall(scene) == ()
+        assert await _scale_to_zero(scene) == ()
 
 
 async def test_never_started_version_publishes_no_estimate() -> None:
-    """Its steps would be guesses."""
-    async with foretold(_there) as scene:
-        assert await _fall(scene) == ()
+    """Its steps would be defaults."""
+    async with forecast_scenario(_answer_at_once) as scene:
+        assert await _scale_to_zero(scene) == ()
 
 
 async def test_ready_replica_removes_its_forecast() -> None:
-    """Also for readers that come after it; one that drains serves nobody."""
-    async with foretold(_there) as scene:
+    """Later readers do not get it either. A draining replica does not remove it."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
-        rows = await _fall(scene)
+        rows = await _scale_to_zero(scene)
         served = Replica("s", ReplicaState.READY, 0, key=KEY)
         draining = msgspec.structs.replace(replica_row(served), draining=True)
         scene.feed.publish(Feed(replicas=(draining,)))
@@ -277,19 +280,21 @@ async def test_ready_replica_removes_its_forecast() -> None:
         assert scene.feed.snapshot().starts == ()
 
 
-@pytest.mark.parametrize("served", [pytest.param(True, id="it is ready"), pytest.param(False, id="it starts")])
+@pytest.mark.parametrize(
+    "served", [pytest.param(True, id="the version is ready"), pytest.param(False, id="the version starts again")]
+)
 async def test_late_cache_answer_is_not_published(served: bool) -> None:
-    """The cache was asked when the version was at zero, which it is no more."""
+    """The version was at zero when the cache was asked, but is no more."""
     asked = asyncio.Event()
 
     async def slow() -> TierPlacement:
         await asked.wait()
         return place()
 
-    async with foretold(slow) as scene:
+    async with forecast_scenario(slow) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
-        assert await _fall(scene) == ()
+        assert await _scale_to_zero(scene) == ()
         await scene.begin()
         if served:
             scene.end(ready_s=0.8)
@@ -299,8 +304,8 @@ async def test_late_cache_answer_is_not_published(served: bool) -> None:
 
 
 async def test_version_deleted_meanwhile_leaves_no_row() -> None:
-    """Nothing would ever remove it from the feed."""
-    async with foretold(_there) as scene:
+    """A row of a deleted version would stay in the feed for ever."""
+    async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         scene.forecasts.lost(GONE)

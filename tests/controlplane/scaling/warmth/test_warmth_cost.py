@@ -1,4 +1,4 @@
-"""What levels cost, by hand: the price book's device, memory by what a level holds, restores as they were measured."""
+"""Level prices, computed by hand: the price book's device, memory by level, and measured restore times."""
 
 import pytest
 
@@ -36,7 +36,7 @@ idle = 100
 
 
 def test_warmth_prices_match_a_hand_computation() -> None:
-    """The device of the replica's class; memory of weights, KV and process; seconds at the price of who waits."""
+    """Prices use the replica's device class, the memory of weights, KV and process, and the price of waiting."""
     catalogue, history = FakeVersions(), RestoreHistory[VersionKey]()
     catalogue.add("m", replace_scale(FAST, wait_price=1000))
     found = catalogue.find(key())
@@ -58,6 +58,6 @@ def test_warmth_prices_match_a_hand_computation() -> None:
     dearer = economy.find_prices(*found, "cpu-4").level_prices[0]
     assert dearer.hold == pytest.approx(100 + 3 * (kept + 1))
     assert economy.currency == "EUR"
-    # Of a model as small as this one the process is nearly all that a sleeper holds.
+    # The model is small, so a sleeper's memory is nearly all its process.
     assert [step.level for step in economy.level_changes(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
     assert economy.fetches(key()).keys() == {"nvme", "host"}
