@@ -1,4 +1,4 @@
-"""A client of the API server of `tests/cluster`, and a record of what its watches told."""
+"""A client of the fake API server in `tests/cluster`, and a log of its watches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -19,7 +19,7 @@ NAMESPACE = "kelvin-models"
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    """An API server with a namespace for models."""
+    """Yield an API server with a namespace for models."""
     with serving() as it:
         it.namespace(NAMESPACE)
         yield it
@@ -29,13 +29,13 @@ def server() -> Iterator[ApiServer]:
 async def open_test_client(
     server: ApiServer, directory: Path, clock: Clock | None = None
 ) -> AsyncIterator[KubernetesCluster]:
-    """Yield a client of the server, by a kubeconfig file."""
+    """Yield a client of the server, configured by a kubeconfig file."""
     async with open_cluster(kubeconfig(server.kubeconfig(directory / "config")), clock) as client:
         yield client
 
 
 def rendered_service(version: str = "3f2a91c0b7de", *, streams: int = 4, most: int = 3) -> Json:
-    """A version as a Knative Service, as the product renders it."""
+    """Return a version's Knative Service as the product renders it."""
     pod = PodVersion(
         tenant="acme", model="llama", version=version, weight_bytes=5 << 30, kv_bytes=1 << 30, max_streams=streams,
         max_scale=most,
@@ -50,14 +50,14 @@ def config_map(name: str, value: str = "1") -> Json:
 
 
 async def api_failure(call: Awaitable[object]) -> ApiFailure:
-    """Return by what trouble the call fails."""
+    """Return the failure that the call raises."""
     with pytest.raises(ClusterError) as raised:
         await call
     return raised.value.api_failure
 
 
 class WatchLog:
-    """The changes that a watch told, and the objects as they follow from them."""
+    """The changes of a watch, and the objects that result from them."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -87,17 +87,17 @@ class WatchLog:
 async def watch_objects(
     client: KubernetesCluster, kind: str = "ConfigMap", labels: str = ""
 ) -> AsyncIterator[WatchLog]:
-    """Watch objects of that kind until the block ends."""
-    told = WatchLog()
+    """Watch objects of this kind until the block ends."""
+    log = WatchLog()
 
     async def listen() -> None:
         async with aclosing(client.watch("v1", kind, labels=labels)) as changes:
             async for change in changes:
-                told.take(change)
+                log.take(change)
 
     task = asyncio.create_task(listen())
     try:
-        yield told
+        yield log
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -1,7 +1,7 @@
-"""A cluster in memory, for loops over it. It notes calls, refuses them if a test says so, and tells watches.
+"""A cluster in memory. It records calls, refuses them if a test says so, and feeds watches.
 
-It keeps who owns which field as server-side apply does, counts generations, holds objects by their finalizers, collects
-what an owner leaves, and fills in what Knative's webhook fills in.
+It tracks field owners as server-side apply does, counts generations, honours finalizers, deletes owned objects with
+their owner, and sets the defaults of Knative's webhook.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ DELETION_TIME = "2026-01-01T00:00:00Z"
 
 
 class RunnableLoop(Protocol):
-    """A loop over a cluster."""
+    """A reconciler loop over a cluster."""
 
     def run(self) -> Coroutine[Any, Any, None]: ...
 
@@ -82,31 +82,30 @@ def differing_paths(wanted: Any, found: Any, path: str = "") -> list[str]:
 
 
 class FakeCluster:
-    """Implements `ClusterApi`. The next calls about an object in `refuse` fail with its troubles, one after another."""
+    """Implements `ClusterApi`. `refuse` maps an object to the failures of its next calls, one after another."""
 
     def __init__(self) -> None:
         self.objects: dict[Ref, Json] = {}
         self.calls: list[tuple[str, Ref]] = []
-        self.writes: list[Ref] = []  # calls of `apply` that changed something
+        self.writes: list[Ref] = []  # calls of `apply` that changed an object
         self.events: list[tuple[Ref, str, str, bool]] = []
         self.refuse: dict[Ref, deque[ApiFailure | None]] = {}
-        self.away = False  # it answers no call
-        self.forced_container_fields: dict[
-            Ref, Json
-        ] = {}  # fields that every container of that Service has, whatever is written
-        self.is_deletion_slow = False  # what is deleted stays until somebody removes it
-        self.told = asyncio.Event()  # watches tell nothing while it is not set
+        self.away = False  # every call fails as unreachable
+        self.forced_container_fields: dict[Ref, Json] = {}  # container fields of that Service that override every write
+        self.is_deletion_slow = False  # deleted objects stay until a test removes them
+        self.told = asyncio.Event()  # watches deliver nothing while it is not set
         self.told.set()
-        self.answered = asyncio.Event()  # likewise: what is asked is done, and nobody hears that it was
+        self.answered = asyncio.Event()  # calls take effect and do not return while it is not set
         self.answered.set()
-        self.unanswered_call: tuple[int, bool] | None = None  # the call that is never answered, and whether it was done
+        # The number of the call that never returns, and whether it takes effect.
+        self.unanswered_call: tuple[int, bool] | None = None
         self.hung = asyncio.Event()
         self.open_watches: list[tuple[tuple[str, str, str], asyncio.Queue[Change]]] = []
         self._applied: dict[Ref, Json] = {}
         self._version = 100
         self._uid = 0
 
-    # -- as the product asks it
+    # -- the interface that the product uses
 
     async def apply(self, obj: Json) -> Json:
         ref = Ref.of(obj)
@@ -214,10 +213,10 @@ class FakeCluster:
         else:
             self.remove(ref)
 
-    # -- as others do
+    # -- other clients
 
     def put(self, obj: Json) -> Json:
-        """Store an object, as anybody may. Watches are told if it has changed."""
+        """Store an object as any other client. Watches see it if it changed."""
         ref = Ref.of(obj)
         before = self.objects.get(ref)
         if before is None:
@@ -274,22 +273,22 @@ class FakeCluster:
             self.remove(owned)
 
     def resync(self) -> None:
-        """Have all watches begin again, as if they had missed something."""
+        """Restart all watches, as after a missed event."""
         for kind, mine in self.open_watches:
             while not mine.empty():
                 mine.get_nowait()
             mine.put_nowait(self._all(kind))
 
-    # -- what is there
+    # -- the present state
 
     def of(self, kind: str) -> list[Json]:
-        """All of that kind."""
+        """Return all objects of a kind."""
         return [obj for ref, obj in self.objects.items() if ref.kind == kind]
 
     def conditions(self, ref: Ref) -> dict[str, tuple[str, str]]:
         """Return (status, reason) of each condition in its status."""
-        told = (self.objects[ref].get("status") or {}).get("conditions") or ()
-        return {each["type"]: (each["status"], each["reason"]) for each in told}
+        found = (self.objects[ref].get("status") or {}).get("conditions") or ()
+        return {each["type"]: (each["status"], each["reason"]) for each in found}
 
     def _all(self, kind: tuple[str, str, str]) -> Synced:
         shown = tuple(deepcopy(each) for each in self.objects.values() if _shown(each, kind))
@@ -305,12 +304,12 @@ class FakeCluster:
 
 @asynccontextmanager
 async def running_applier() -> AsyncIterator[tuple[FakeCluster, Applier, VirtualClock]]:
-    """Yield a cluster in memory, a converger that runs over it, and its clock. No watch may be left open."""
+    """Yield a cluster in memory, an Applier that runs on it, and its clock. No watch may be left open."""
     world, clock = FakeCluster(), VirtualClock()
-    converger = Applier(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
-    async with running_loop(converger):
+    applier = Applier(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
+    async with running_loop(applier):
         await clock.advance(0.1)
-        yield world, converger, clock
+        yield world, applier, clock
     assert world.open_watches == []
 
 
@@ -349,7 +348,7 @@ def _fields(obj: Any) -> Json:
 
 
 def _disown(fields: Json, path: tuple[str | int, ...]) -> None:
-    """Remove a field from managed fields, with the list that holds it, and parents that are empty then."""
+    """Remove a field from the managed fields, and parents that become empty."""
     inner = fields.get(f"f:{path[0]}")
     if inner and len(path) > 1:
         _disown(inner, path[1:])

@@ -1,4 +1,4 @@
-"""A control plane over a cluster in memory. A test plays Knative and parked pods, and reads the feed."""
+"""A control plane on a cluster in memory. The test plays Knative and the parked pods, and reads the feed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -45,23 +45,23 @@ NO_REQUIREMENTS = NamespaceRequirements()
 
 
 def at(letter: str, model: str = "m") -> Ref:
-    """The version's Service."""
+    """Return the Service of a version."""
     return Ref(SERVICE_API, "Service", NAMESPACE, service_name(model, digest(letter)))
 
 
 class FakeKnativeCluster(FakeCluster):
-    """A cluster in memory whose tenant `default` has its namespace, and where a test plays Knative."""
+    """A cluster in memory with a namespace for the tenant `default`. The test plays Knative."""
 
     def __init__(self, *tenants: str) -> None:
-        """With the namespaces of these tenants; without any that of `default`."""
+        """Create namespaces for these tenants, or for `default`."""
         super().__init__()
         for tenant in tenants or ("default",):
             self.create_namespace(tenant)
 
     def create_namespace(self, tenant: str, needs: NamespaceRequirements = NO_REQUIREMENTS) -> None:
-        """Make a tenant's namespace and secrets, as an operator does."""
+        """Create a tenant's namespace and secrets, as an operator does."""
         for obj in render_namespace(tenant, needs, "kelvin"):
-            if tenant.startswith("-"):  # of pods that wait: no tenant's
+            if tenant.startswith("-"):  # a namespace of parked pods has no tenant
                 obj["metadata"]["labels"].pop(TENANT_LABEL, None)
             self.put({**obj, "metadata": {**obj["metadata"], "uid": obj["metadata"]["name"]}})
         for name in needs.secrets:
@@ -84,12 +84,12 @@ class FakeKnativeCluster(FakeCluster):
         self.says(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
 
     def revision(self, letter: str, reason: str | None) -> None:
-        """Set the version's first Revision failed for `reason`; None: ready."""
+        """Set the version's first Revision to failed with `reason`, or to ready for None."""
         condition = {"type": "Ready", "status": "True" if reason is None else "False", "reason": reason or ""}
         self._put(SERVICE_API, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
 
     def pods(self, letter: str, namespace: str = NAMESPACE, model: str = "m", **ready: bool) -> None:
-        """Set the pods of a version: name=whether it is ready."""
+        """Set the pods of a version: each name with its readiness."""
         service = at(letter, model).name
         endpoints = [
             {"addresses": ["10.0.0.1"], "conditions": {"ready": is_so}, "targetRef": {"kind": "Pod", "name": name}}
@@ -113,7 +113,7 @@ class FakeKnativeCluster(FakeCluster):
         about = {"name": name, "namespace": namespace, "labels": {**OURS, **(labels or {})}, "uid": name}
         self.put({"apiVersion": api_version, "kind": kind, "metadata": about, **more})
 
-    # -- pods that wait
+    # -- parked pods
 
     def pool(
         self, name: str, *pods: str, leaving: tuple[str, ...] = (), moved: Mapping[str, str] | None = None
@@ -148,15 +148,15 @@ class FakeKnativeCluster(FakeCluster):
 
 @dataclass
 class Pod:
-    """A parked pod that a test plays: what it would answer. `life` counts its processes."""
+    """A parked pod, played by the test. `life` counts its processes."""
 
     life: int = 1
     take: BindPodRequest | None = None
     is_ready: bool = False
     is_unreachable: bool = False
     fails: Refused | None = None
-    restore_allowed: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
-    says: asyncio.Event = field(default_factory=asyncio.Event)  # until then it does not say what it does
+    restore_allowed: asyncio.Event = field(default_factory=asyncio.Event)  # the restore ends once this is set
+    says: asyncio.Event = field(default_factory=asyncio.Event)  # `state` answers once this is set
 
     def __post_init__(self) -> None:
         self.says.set()
@@ -166,7 +166,7 @@ class Pod:
 
 
 class FakePods(PodClient):
-    """Pods by the address of their orders, which answer by the rules of `runtime/api/control_api.py` (`Orders`)."""
+    """Pods by the URL of their control API. They answer as `Orders` in `runtime/api/control_api.py` does."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
@@ -219,7 +219,7 @@ def orders(pod: str) -> str:
 
 
 class ControllerScenario:
-    """A control plane on a cluster, and what activators have heard of it. `spec` says how pods are rendered."""
+    """A control plane on a cluster, and the feed as activators receive it. `spec` says how pods are rendered."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class ControllerScenario:
         return lines
 
     async def let_pass(self, seconds: float = 0.1) -> None:
-        """Let time pass, in steps, so that each loop acts on what the others did."""
+        """Advance the time in steps, so that each loop reacts to the others."""
         for _ in range(5):
             await self.clock.advance(seconds / 5)
 
@@ -269,14 +269,14 @@ class ControllerScenario:
         await self.let_pass()
 
     async def deploy(self, letter: str) -> None:
-        """Deploy a version: `prod` names it."""
+        """Deploy a version: point `prod` to it."""
         await self.registry.deploy(BY, TENANT, "m", digest(letter)[:12], NOW_S)
         await self.let_pass()
 
-    # -- pods that wait
+    # -- parked pods
 
     async def run(self, pool: str, *names: str) -> None:
-        """Park these pods in a pool, and let the control plane learn of them."""
+        """Park these pods in a pool, and let the control plane find them."""
         for each in names:
             self.pods.pods.setdefault(orders(each), Pod())
         self.cluster.pool(pool, *names)
@@ -298,9 +298,9 @@ class ControllerScenario:
 async def create_controller(
     path: Path, cluster: FakeKnativeCluster | None = None, clock: VirtualClock | None = None, **more: Any
 ) -> AsyncIterator[ControllerScenario]:
-    """Yield a control plane that does not run yet, on virtual time."""
+    """Yield a control plane on virtual time that does not run yet."""
     feed = FeedHub()
-    feed.wait_until_delivered = deliver_at_once  # type: ignore[method-assign]  # nobody reads on a socket here
+    feed.wait_until_delivered = deliver_at_once  # type: ignore[method-assign]  # no reader has a socket here
     async with opened_registry(path, feed) as registry, Tasks() as tasks:
         yield ControllerScenario(
             cluster or FakeKnativeCluster(), registry, feed, clock or VirtualClock(), tasks, **more
@@ -311,7 +311,7 @@ async def create_controller(
 async def running_controller(
     path: Path, cluster: FakeKnativeCluster | None = None, **more: Any
 ) -> AsyncIterator[ControllerScenario]:
-    """Yield a control plane that runs and has seen all objects. No watch may be left open."""
+    """Yield a running control plane that has seen all objects. No watch may be left open."""
     async with create_controller(path, cluster, **more) as it:
         async with running_loop(it.plane):
             await it.let_pass()
@@ -324,7 +324,7 @@ async def running_controller(
 async def running_pools(
     path: Path, pods: FakePods | None = None, devices: int | None = None
 ) -> AsyncIterator[ControllerScenario]:
-    """Yield a control plane that runs with the pools of SETTINGS."""
+    """Yield a running control plane with the pools of SETTINGS."""
     cluster, needs = FakeKnativeCluster(), NamespaceRequirements.of(CLUSTER_WITH_CONTROL)
     for tenant in ("default", "-pools"):
         cluster.create_namespace(tenant, needs)

@@ -1,4 +1,4 @@
-"""Where the pods of versions run, as the environment says it; a value that a cluster would refuse is refused here."""
+"""Cluster settings from the environment. A value that a cluster would refuse is refused at start."""
 
 from pathlib import Path
 
@@ -18,13 +18,12 @@ NEEDED = {
 
 
 def test_local_scaling_ignores_cluster_settings() -> None:
-    """Unless that is asked for, nothing of a cluster counts."""
     assert read_cluster({}, 1) is None
     assert read_cluster({"KELVIN_SCALING": "local", "KELVIN_CLUSTER_NODES": "x"}, 1) is None
 
 
 def test_all_cluster_settings_are_rendered() -> None:
-    """Each is a part of what is rendered."""
+    """Every variable is in the settings that are read."""
     read = read_cluster(
         {
             **NEEDED,
@@ -97,9 +96,9 @@ def test_all_cluster_settings_are_rendered() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        pytest.param({"KELVIN_SCALING": "swarm"}, "KELVIN_SCALING=swarm: must be one of local, knative", id="scaling"),
+        pytest.param({"KELVIN_SCALING": "swarm"}, "KELVIN_SCALING=swarm: must be one of local, knative", id="scaler"),
         pytest.param({"KELVIN_CLUSTER_IMAGE": ""}, "KELVIN_CLUSTER_IMAGE=: is required", id="no image"),
-        pytest.param({"KELVIN_CLUSTER_IMAGE": "r/kelvin@sha256:…"}, "must be an image", id="the dots of an example"),
+        pytest.param({"KELVIN_CLUSTER_IMAGE": "r/kelvin@sha256:…"}, "must be an image", id="an example's dots"),
         pytest.param({"KELVIN_CLUSTER_SECRET": "Store"}, "KELVIN_CLUSTER_SECRET=Store: must be a name", id="a secret"),
         pytest.param({"KELVIN_CLUSTER_TRUST": "a_b"}, "KELVIN_CLUSTER_TRUST=a_b: must be a name", id="a config map"),
         pytest.param({"KELVIN_CLUSTER_PRIORITY_CLASS": "High"}, "High: must be a name", id="a priority class"),
@@ -110,23 +109,23 @@ def test_all_cluster_settings_are_rendered() -> None:
                 "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
             },
             "KELVIN_CLUSTER_INNER_SECRET=Inner: must be a name",
-            id="a secret of certificates",
+            id="a certificate secret that is no name",
         ),
         pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
         pytest.param(
             {"KELVIN_CLUSTER_STORE": "file:///x"},
             "KELVIN_CLUSTER_STORE=file:///x: must be s3://BUCKET/PREFIX",
-            id="a store of one machine",
+            id="a store on a local disk",
         ),
         pytest.param(
             {"KELVIN_CLUSTER_STORE": "s3://key:ses/ame@models/prod"},
             "KELVIN_CLUSTER_STORE=s3://…@models/prod: must be s3://BUCKET/PREFIX",
             id="a store with credentials",
         ),
-        pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
+        pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="an invalid namespace"),
         pytest.param({"KELVIN_CLUSTER_POD": "One"}, "must be the name of this process's own pod", id="a pod"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
-        pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
+        pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="an unknown device"),
         pytest.param(
             {"KELVIN_CLUSTER_DEVICE_CLASS": "h" * 65}, "h: must be 1 to 64 printable ASCII", id="a device class"
         ),
@@ -135,7 +134,7 @@ def test_all_cluster_settings_are_rendered() -> None:
         pytest.param({"KELVIN_CLUSTER_NODES": "gpu"}, "each must be KEY=VALUE", id="a label without a value"),
         pytest.param({"KELVIN_CLUSTER_TOLERATIONS": "a b"}, "each must be a taint's key", id="a taint"),
         pytest.param(
-            {"KELVIN_CLUSTER_CONTROL": "https://x"}, "KELVIN_CLUSTER_SNAPSHOTTER=: is required", id="half a way"
+            {"KELVIN_CLUSTER_CONTROL": "https://x"}, "KELVIN_CLUSTER_SNAPSHOTTER=: is required", id="no snapshotter"
         ),
         pytest.param(
             {
@@ -144,7 +143,7 @@ def test_all_cluster_settings_are_rendered() -> None:
                 "KELVIN_CLUSTER_SNAPSHOTTER": "http://x",
             },
             "KELVIN_CLUSTER_SNAPSHOTTER=http://x: must begin with https://",
-            id="a way in the clear",
+            id="a URL without TLS",
         ),
         pytest.param(
             {"KELVIN_VERIFY": "require"}, "is required with KELVIN_VERIFY=require: a config map", id="no trust roots"
@@ -152,15 +151,15 @@ def test_all_cluster_settings_are_rendered() -> None:
         pytest.param(
             {"KELVIN_CLUSTER_CACHE": "/x", "KELVIN_CLUSTER_FEATURES": "kubernetes.podspec-volumes-hostpath"},
             "needs kubernetes.podspec-nodeselector",
-            id="a cache whose nodes can't be chosen",
+            id="a cache without node selectors",
         ),
         pytest.param({"KELVIN_CLUSTER_CACHE": "x"}, "KELVIN_CLUSTER_CACHE=x: must be an absolute path", id="a cache"),
         pytest.param({"KELVIN_CLUSTER_CACHE": "/x"}, "needs kubernetes.podspec-volumes-hostpath", id="a cache's flag"),
-        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:3:2"}, "each must be NAME=BYTES:WAITING:MOST", id="more than most"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:3:2"}, "each must be NAME=BYTES:WAITING:MOST", id="a low MOST"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "NAME is 1 to 20 lower-case letters", id="a pool's name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:0:0"}, "MOST is 1 to 1000", id="a pool without pods"),
-        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be unique", id="two of a name"),
-        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="pods that nobody tells"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be unique", id="equal names"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="no control URL"),
         pytest.param(
             {
                 "KELVIN_CLUSTER_POOLS": "x=1:1:2",
@@ -182,7 +181,7 @@ def test_all_cluster_settings_are_rendered() -> None:
                 "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
             },
             "KELVIN_CLUSTER_POOLS=x=1:1:2: needs KELVIN_CONTROL_LISTEN",
-            id="pods that could not be told",
+            id="pools without a listen address",
         ),
         pytest.param(
             {
@@ -193,9 +192,9 @@ def test_all_cluster_settings_are_rendered() -> None:
                 "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
             },
             "KELVIN_CLUSTER_POOLED=: is required with KELVIN_CLUSTER_POOLS",
-            id="pods for nobody",
+            id="pools without pooled models",
         ),
-        pytest.param({"KELVIN_CLUSTER_TIMEOUT_S": "0"}, "must be 1 or more", id="a timeout"),
+        pytest.param({"KELVIN_CLUSTER_TIMEOUT_S": "0"}, "must be 1 or more", id="a timeout of zero"),
         pytest.param(
             {"KELVIN_CLUSTER_PRIORITY_CLASS": "models"},
             "KELVIN_CLUSTER_PRIORITY_CLASS=models: needs kubernetes.podspec-priorityclassname in KELVIN_CLUSTER_FEAT",
@@ -204,7 +203,7 @@ def test_all_cluster_settings_are_rendered() -> None:
     ],
 )
 def test_invalid_cluster_settings_are_refused(changes: dict[str, str], says: str) -> None:
-    """By name, value and rule."""
+    """The error has the name, the value and the rule."""
     with pytest.raises(BadSetting) as refused:
         read_cluster({**NEEDED, **changes}, 1)
     assert says in str(refused.value)

@@ -1,4 +1,4 @@
-"""Objects of the cluster and the admin API are two doors to one state: what either writes holds, and both show it."""
+"""Custom resources and the admin API change the same state: each write takes effect, and both show the result."""
 
 import asyncio
 from collections import Counter, deque
@@ -42,7 +42,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class RecordingScaler:
-    """A decider that only notes."""
+    """An autoscaler that only records calls."""
 
     ticks: int = 0
     most: int = 5
@@ -65,12 +65,12 @@ class RecordingScaler:
 
 @dataclass
 class StoreScenario:
-    """Both doors."""
+    """The cluster, the registry and the tenants that the controller connects."""
 
     cluster: FakeCluster
     registry: Registry
     tenants: TenantStore
-    decider: RecordingScaler
+    scaler: RecordingScaler
     running: asyncio.Task[None]
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -84,9 +84,9 @@ async def world(data: Path, cluster: FakeCluster | None = None) -> AsyncIterator
     feed, clock, cluster = FeedHub(), SystemClock(), cluster or FakeCluster()
     database = Database(sqlite_engine(data / "kelvin.db"))
     try:
-        registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), RecordingScaler()
+        registry, tenants, scaler = Registry(database, feed), TenantStore(database, feed), RecordingScaler()
         await registry.load()
-        changes = Changes(registry, tenants, KeyStore(database, feed), ReplicaTable(4), decider, clock)
+        changes = Changes(registry, tenants, KeyStore(database, feed), ReplicaTable(4), scaler, clock)
         declarations = CustomResourceController(
             cluster,
             ModelResourceStore(changes),
@@ -98,7 +98,7 @@ async def world(data: Path, cluster: FakeCluster | None = None) -> AsyncIterator
         )
         running = asyncio.create_task(declarations.run())
         try:
-            yield StoreScenario(cluster, registry, tenants, decider, running)
+            yield StoreScenario(cluster, registry, tenants, scaler, running)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -107,14 +107,14 @@ async def world(data: Path, cluster: FakeCluster | None = None) -> AsyncIterator
 
 
 async def acme(w: StoreScenario, *letters: str) -> None:
-    """A tenant that has pushed versions of a model."""
+    """Create a tenant with pushed versions of a model."""
     await w.tenants.create(BY, "acme", NOW_S)
     for letter in letters:
         await w.registry.register(registration("chat", letter, tenant="acme"), NOW_S)
 
 
 async def test_model_follows_its_object(tmp_path: Path) -> None:
-    """Its version and its scaling, though it was declared before it was pushed; and its versions are shown."""
+    """A Model declared before its push gets its version and scale after it. Its versions are mirrored."""
 
     async with world(tmp_path) as w:
         spec = {"tenant": "acme", "prod": B[:12], "scale": {"min": 1, "max": 4}}
@@ -130,11 +130,11 @@ async def test_model_follows_its_object(tmp_path: Path) -> None:
         assert shown == {A: False, B: True}
         status = w.cluster.objects[chat]["status"]
         assert (status["prod"], status["versions"], status["appliedGeneration"]) == (B, 2, 1)
-        assert w.decider.ticks > 0
+        assert w.scaler.ticks > 0
 
 
 async def test_last_write_wins_between_object_and_api(tmp_path: Path) -> None:
-    """The other door's change stays, and the object says that it differs; a new generation of it is done."""
+    """A change by the API stays, and the object reports the drift. A new generation of the object is applied."""
 
     async with world(tmp_path) as w:
         await acme(w, "a", "b")
@@ -149,7 +149,7 @@ async def test_last_write_wins_between_object_and_api(tmp_path: Path) -> None:
 
 
 async def test_new_leader_applies_no_generation_twice(tmp_path: Path) -> None:
-    """What was done is in the object: another one's change in between stays, and nothing is written."""
+    """The applied generation is in the object's status, so a later API change stays and nothing is written."""
 
     cluster = FakeCluster()
     async with world(tmp_path, cluster) as w:
@@ -170,7 +170,7 @@ async def test_new_leader_applies_no_generation_twice(tmp_path: Path) -> None:
 
 
 async def test_refused_spec_is_in_the_status(tmp_path: Path) -> None:
-    """By its reason, and nothing of it is done; a namespace speaks for its own tenant alone."""
+    """The reason is in the status and nothing is applied. A namespace may only declare its own tenant's models."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -181,9 +181,9 @@ async def test_refused_spec_is_in_the_status(tmp_path: Path) -> None:
         assert w.registry.model("acme", "chat").scale == ScaleSettings()
         assert "appliedGeneration" in w.cluster.objects[many]["status"]
         assert w.cluster.objects[many]["status"]["appliedGeneration"] == 0
-        assert w.cluster.conditions(many)["InSync"] == ("False", "ChangedElsewhere"), "it is not as it says"
+        assert w.cluster.conditions(many)["InSync"] == ("False", "ChangedElsewhere"), "the model differs from the spec"
         assert "InSync" not in w.cluster.conditions(thief)
-        w.decider.most = 6
+        w.scaler.most = 6
         await w.registry.register(registration("chat", "c", tenant="acme"), NOW_S)
         await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("True", "Applied"))
         assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
@@ -194,7 +194,7 @@ def _is_held(w: StoreScenario, ref: Ref, wanted: bool) -> bool:
 
 
 async def test_failures_of_each_object_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that the cluster refuses for long hides neither another's first failure nor the next after a success."""
+    """Repeated failures of one object hide neither another's first failure nor its next failure after a success."""
     async with world(tmp_path) as w:
         chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
         w.cluster.refuse[chat] = deque([Denied("no")] * 100_000)
@@ -205,12 +205,12 @@ async def test_failures_of_each_object_are_logged(tmp_path: Path, caplog: pytest
             w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme", deletionPolicy=policy)
             await w.until(lambda: not w.cluster.refuse[other])
             await w.until(partial(_is_held, w, other, policy == "Delete"))
-        told = [each.getMessage() for each in caplog.records if "kelvin-acme/other" in each.getMessage()]
-        assert told == [f"{other} was not reconciled: Denied: no"] * 2
+        messages = [each.getMessage() for each in caplog.records if "kelvin-acme/other" in each.getMessage()]
+        assert messages == [f"{other} was not reconciled: Denied: no"] * 2
 
 
 async def test_delete_policy_deletes_the_model(tmp_path: Path) -> None:
-    """With its versions; the control stays, as nobody said that it should go."""
+    """Its versions go with it. Control: a model without the policy stays."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -226,7 +226,7 @@ async def test_delete_policy_deletes_the_model(tmp_path: Path) -> None:
 
 
 async def test_retain_keeps_the_model(tmp_path: Path) -> None:
-    """Even where the finalizer is still there, as while no control plane leads. The control goes."""
+    """The finalizer may still be there from an earlier Delete. Control: the other model is deleted."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -244,7 +244,7 @@ async def test_retain_keeps_the_model(tmp_path: Path) -> None:
 
 
 async def test_retain_releases_a_tenant_with_models(tmp_path: Path) -> None:
-    """Its object waits for its models to go, until it is said that the tenant stays."""
+    """The object waits until the tenant has no models, or until the policy is Retain."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
@@ -258,7 +258,7 @@ async def test_retain_releases_a_tenant_with_models(tmp_path: Path) -> None:
 
 
 async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
-    """What was done of the one before it, of the same name and generation, is not told of it."""
+    """The result for a deleted object of the same name and generation is not recorded on the new one."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -269,7 +269,7 @@ async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
             scale = await settled(by, tenant, model, change, now_s)
             w.cluster.remove(chat)
             w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
-            await settle()  # the watch tells of both
+            await settle()  # the watch delivers both
             return scale
 
         w.registry.rescale = replaced  # type: ignore[method-assign]
@@ -280,8 +280,8 @@ async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
 
 
 async def test_late_answer_revives_no_deleted_object(tmp_path: Path) -> None:
-    """Its deletion is told before the answer to what was written of it: no version is shown of an owner that is gone,
-    which would be collected and written again for ever.
+    """The deletion arrives before the response to a write. No ModelVersion is written for a deleted owner, since it
+    would be collected and written again for ever.
     """
 
     async with world(tmp_path) as w:
@@ -292,14 +292,14 @@ async def test_late_answer_revives_no_deleted_object(tmp_path: Path) -> None:
         await w.until(lambda: ("status", chat) in w.cluster.calls)
         w.cluster.request_deletion(chat)
         w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
-        await settle()  # the watch tells of both
+        await settle()  # the watch delivers both
         w.cluster.answered.set()
         await w.until(lambda: any(each["spec"]["model"] == "other" for each in w.cluster.of("ModelVersion")))
         assert {ref.name for what, ref in w.cluster.calls if what == "apply"} == {service_name("other", A)}
 
 
 async def test_tenant_follows_its_object(tmp_path: Path) -> None:
-    """Made, limited and suspended; it goes once it has no models."""
+    """The tenant is created, limited and suspended. It is deleted once it has no models."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60, "weight": 3}, deletionPolicy="Delete")
@@ -310,7 +310,7 @@ async def test_tenant_follows_its_object(tmp_path: Path) -> None:
         w.cluster.declare("Tenant", "acme", suspended=True, deletionPolicy="Delete")
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("False", "Suspended"))
         assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
-        assert [key.model for key in w.decider.stopped] == ["first"], "what runs of it ends"
+        assert [key.model for key in w.scaler.stopped] == ["first"], "its replicas end"
         await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
         w.cluster.request_deletion(name)
         await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
@@ -320,12 +320,12 @@ async def test_tenant_follows_its_object(tmp_path: Path) -> None:
         for model in ("chat", "first"):
             await w.registry.delete_model(BY, "acme", model, NOW_S, lambda _: False, force=True)
         await w.until(lambda: name not in w.cluster.objects)
-        assert w.registry.model("owner", "lent").grantees == (), "it is lent nothing any more"
+        assert w.registry.model("owner", "lent").grantees == (), "its grants are gone"
 
 
 @pytest.mark.parametrize("limits", [{"weight": 0}, {"outputTokens": MAX_LIMIT + 1}])
 async def test_tenant_limits_are_validated(tmp_path: Path, limits: dict[str, int]) -> None:
-    """Where a schema lets through what the admin API would not."""
+    """The schema allows these values, the admin API does not."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", limits=limits)
@@ -334,7 +334,7 @@ async def test_tenant_limits_are_validated(tmp_path: Path, limits: dict[str, int
 
 
 async def test_unreachable_cluster_is_retried(tmp_path: Path) -> None:
-    """Nothing of what was done is lost: it is told once it is back."""
+    """The spec is applied meanwhile, and the status is written once the cluster is back."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -346,51 +346,51 @@ async def test_unreachable_cluster_is_retried(tmp_path: Path) -> None:
 
 
 async def test_unreachable_database_changes_no_status(tmp_path: Path) -> None:
-    """What holds of a tenant is not known then: its object says what it said, and is seen to once it is back."""
+    """The tenant's state is unknown, so the status stays. The new generation is applied once the database is back."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60})
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-        said, every, asked = w.cluster.objects[name]["status"], w.tenants.all, 0
+        status, all_tenants, calls = w.cluster.objects[name]["status"], w.tenants.all, 0
 
         async def away(now_s: int) -> list[Tenant]:
-            nonlocal asked
-            asked += 1
+            nonlocal calls
+            calls += 1
             raise Refused(Unavailable("the database"))
 
         w.tenants.all = away  # type: ignore[method-assign]
         w.cluster.declare("Tenant", "acme", limits={"rpm": 61})
-        await w.until(lambda: asked > 2)
-        assert w.cluster.objects[name]["status"] == said
-        w.tenants.all = every  # type: ignore[method-assign]
+        await w.until(lambda: calls > 2)
+        assert w.cluster.objects[name]["status"] == status
+        w.tenants.all = all_tenants  # type: ignore[method-assign]
         await w.until(lambda: w.cluster.objects[name]["status"].get("appliedGeneration") == 2)
         assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
 
 
 async def test_deleted_object_is_not_recreated(tmp_path: Path) -> None:
-    """Its last apply comes too late, and says for which object it was."""
+    """The last apply comes too late. It names the uid, so the cluster refuses it."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-        apply, came = w.cluster.apply, asyncio.Event()
+        apply, removed = w.cluster.apply, asyncio.Event()
 
         async def late(obj: Json) -> Json:
             if not obj["metadata"].get("finalizers"):
-                w.cluster.remove(name)  # somebody took the finalizer away by hand
-                came.set()
+                w.cluster.remove(name)  # an operator removed the finalizer by hand
+                removed.set()
             return await apply(obj)
 
         w.cluster.apply = late  # type: ignore[method-assign]
         w.cluster.request_deletion(name)
-        await asyncio.wait_for(came.wait(), LIMIT_S)
+        await asyncio.wait_for(removed.wait(), LIMIT_S)
         other = w.cluster.declare("Tenant", "other")
         await w.until(lambda: "Ready" in w.cluster.conditions(other))
         assert name not in w.cluster.objects
 
 
 async def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
-    """Its mirrors stay as they are. Other models are seen to, and mirrored."""
+    """Its mirrors stay as they are. Other models are applied and mirrored."""
 
     async with world(tmp_path) as w:
         await acme(w, "a")
@@ -406,7 +406,7 @@ async def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> N
 
 
 async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
-    """Nor what it mirrors with."""
+    """Watches of the mirrors are closed, too."""
 
     async with world(tmp_path) as w:
         await w.until(lambda: len(w.cluster.open_watches) == 3)
@@ -418,12 +418,12 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
         assert w.cluster.open_watches == []
 
 
-def _is_told(cluster: FakeCluster, ref: Ref) -> bool:
+def _has_ready_condition(cluster: FakeCluster, ref: Ref) -> bool:
     return "Ready" in cluster.conditions(ref)
 
 
 async def test_events_are_recorded_once(tmp_path: Path) -> None:
-    """By who does it, and by a process that comes after not again."""
+    """A second control plane does not record them again."""
 
     cluster = FakeCluster()
     for _ in range(2):
@@ -432,7 +432,7 @@ async def test_events_are_recorded_once(tmp_path: Path) -> None:
                 await acme(w, "a")
                 cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
             other = cluster.declare("Model", f"other-{len(cluster.events)}", "kelvin-acme", tenant="acme")
-            await w.until(partial(_is_told, cluster, other))
+            await w.until(partial(_has_ready_condition, cluster, other))
             await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
     assert [(ref.kind, ref.name, reason, warning) for ref, reason, _, warning in cluster.events] == [
         ("Model", "chat", "Ready", False),
@@ -441,7 +441,7 @@ async def test_events_are_recorded_once(tmp_path: Path) -> None:
 
 
 class _Stores:
-    """Stores of models and of tenants at once, which never wait and count what they are asked."""
+    """Model and tenant stores in one, which never wait and count their calls."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -465,7 +465,7 @@ class _Stores:
 
 
 async def test_other_work_runs_while_many_objects_are_looked_at() -> None:
-    """A look at thousands must not hold the loop: of no kind are more than 100 looked at in a turn."""
+    """A pass over thousands of objects must not block the loop: at most 100 of each kind are handled per turn."""
     cluster, stores, many = FakeCluster(), _Stores(), 250
     for number in range(many):
         cluster.declare("Tenant", f"t-{number}")

@@ -1,4 +1,4 @@
-"""Versions on a cluster in memory: what is written of them, what is told of what becomes of it."""
+"""KnativeController on a cluster in memory: the Services that it writes, and what it publishes of their state."""
 
 import asyncio
 from collections import deque
@@ -35,7 +35,9 @@ from tests.controlplane.virtual_time import VirtualClock
 
 
 async def test_service_follows_registration_to_deletion(tmp_path: Path) -> None:
-    """A Service as rendered, in a namespace of its tenant; where it is heard of; its pods; nothing that stays."""
+    """The Service is written to the tenant's namespace; its revision and pods are in the feed. Deletion removes
+    everything.
+    """
     async with running_controller(tmp_path) as it:
         await it.register("a")
         assert it.cluster.services() == {at("a").name}
@@ -63,8 +65,8 @@ async def test_service_follows_registration_to_deletion(tmp_path: Path) -> None:
 
 
 async def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
-    """Whoever may make one in a namespace of theirs, with the names of somebody's version: its pods are told to nobody,
-    as those where it belongs are (the control).
+    """Another tenant may create a Service with our version's name in its own namespace. Its pods are not in the feed.
+    Control: pods in our namespace are.
     """
     async with running_controller(tmp_path) as it:
         await it.register("a")
@@ -77,14 +79,14 @@ async def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
         await it.let_pass()
         assert [row.namespace for row in it.feed.snapshot().revisions] == [NAMESPACE]
         assert it.feed.snapshot().replicas == ()
-        assert theirs in it.cluster.objects, "it is not ours to delete"
+        assert theirs in it.cluster.objects, "another tenant's Service stays"
         it.cluster.pods("a", one=True)
         await it.let_pass()
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
 
 
 async def test_unreadable_object_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may make an EndpointSlice or a Service somewhere must not be able to stop what follows the cluster."""
+    """Anyone may create a bad EndpointSlice or Service in their own namespace. It must not stop the controller."""
 
     def nameless(it: ControllerScenario, name: str, **target: str) -> None:
         it.cluster._put(
@@ -117,8 +119,8 @@ async def test_unreadable_object_hides_no_other(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_service_of_another_installation_is_left_alone(tmp_path: Path) -> None:
-    """In the namespace of a tenant of the same name: it stays as it is, its pods are told to nobody, and who waits is
-    told so; once it is gone, ours is written.
+    """It is in the namespace of a tenant of the same name. Its pods are not in the feed, and waiting requests fail.
+    Once it is gone, ours is written.
     """
     async with running_controller(tmp_path) as it:
         await it.register("a")
@@ -150,16 +152,16 @@ SECRETS = NamespaceRequirements.of(CONTROLLED)
 
 
 async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
-    """No Service is made there until the namespace is closed, restricted, ours to write to, and has its secrets.
+    """A Service is written only to a namespace that is closed, restricted, writable for us, and has its secrets.
 
-    Operators, callers and whoever pushes are told what it lacks.
+    The status, the feed and the push say what it lacks.
     """
 
     def lacks(it: ControllerScenario) -> tuple[str, str, str]:
         problem = it.outcomes.problem(key())
         assert problem is not None
         (row,) = it.feed.snapshot().start_problems
-        assert row.problem == problem, "callers are told the same"
+        assert row.problem == problem, "the feed has the same problem"
         said, _, remedy = problem.message.partition(" lacks ")[2].partition("; an operator has to ")
         return problem.reason, said, remedy
 
@@ -197,7 +199,7 @@ async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
 
 
 async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None:
-    """Nothing starts there. To ask about it raises nothing, which would end the pass over all versions."""
+    """Nothing starts there. The check raises nothing, since that would end the pass over all versions."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme")
     namespace = next(ref for ref in cluster.objects if ref.kind == "Namespace")
     held = cluster.objects[namespace]
@@ -212,7 +214,7 @@ async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None
 
 
 async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> None:
-    """The other one is known at the end of its probe, and nothing is listed again."""
+    """The other namespace is known after its probe, and nothing is listed again."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
     secret = Ref("v1", "Secret", "kelvin-acme", "s")
     spaces = TenantNamespaces(cluster, NamespaceRequirements(secrets=("s",)), clock, lambda: None)
@@ -234,7 +236,7 @@ async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> 
 
 
 async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
-    """Also where a pass over all versions, none of which is there, comes between the question and the probe."""
+    """A pass over the versions, none of which uses the namespace, does not drop the probe."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
     spaces = TenantNamespaces(cluster, NamespaceRequirements(secrets=("s",)), clock, lambda: None)
     async with running_loop(spaces):
@@ -252,7 +254,7 @@ async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
 
 
 async def test_service_survives_losses_of_its_namespace(tmp_path: Path) -> None:
-    """One that serves is kept as it is wanted; only a new one has to wait."""
+    """An existing Service is still updated. Only a new one has to wait."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
@@ -269,7 +271,7 @@ async def test_service_survives_losses_of_its_namespace(tmp_path: Path) -> None:
 
 
 async def test_unanswered_probe_reports_no_missing_secret(tmp_path: Path) -> None:
-    """What could not be asked for is asked for again, and nobody is told that it is missing."""
+    """The probe is repeated, and no secret is reported as missing."""
     async with running_controller(tmp_path, spec=CONTROLLED) as it:
         secret = Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")
         it.cluster.refuse[secret] = deque([Unreachable("away"), None])
@@ -281,11 +283,11 @@ async def test_unanswered_probe_reports_no_missing_secret(tmp_path: Path) -> Non
 
 
 async def test_old_version_keeps_its_service_until_new_one_is_ready(tmp_path: Path) -> None:
-    """What was named before keeps its Service until the new one was ready; deployed back meanwhile it stays."""
+    """Knative creates the new Revision first; only when it is ready does the old Service go."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
         await it.register("b")
-        assert it.cluster.services() == {at("a").name}, "nothing names the second one"
+        assert it.cluster.services() == {at("a").name}, "no alias names the second one"
         it.cluster.set_ready("a")
         await it.deploy("b")
         assert it.cluster.services() == {at("a").name, at("b").name}
@@ -298,8 +300,8 @@ async def test_old_version_keeps_its_service_until_new_one_is_ready(tmp_path: Pa
 
 
 async def test_previous_version_serves_during_a_deploy(tmp_path: Path) -> None:
-    """What a new version can't take goes to the one before it, from the deploy on: while that has a pod, and until the
-    new one has been ready for as long as they overlap.
+    """From the deploy on it takes the requests that the new version can't take. This ends when it has no pod, or when
+    the new version has been ready for the overlap time.
     """
 
     def answers(it: ControllerScenario) -> dict[str, str]:
@@ -317,7 +319,7 @@ async def test_previous_version_serves_during_a_deploy(tmp_path: Path) -> None:
         await it.registry.deploy(BY, TENANT, "m", digest("b")[:12], NOW_S)
         (line,) = [line for line in await it.read_feed() if line.models]
         assert line.models[0].aliases == {"prod": digest("b")}
-        assert line.models[0].meanwhile == {digest("b"): digest("a")}, "in the same line"
+        assert line.models[0].meanwhile == {digest("b"): digest("a")}, "it is in the line of the alias"
         await it.let_pass()
         it.cluster.set_ready("b")
         it.cluster.pods("b", two=True)
@@ -338,7 +340,7 @@ async def test_previous_version_serves_during_a_deploy(tmp_path: Path) -> None:
 
 
 async def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
-    """It is written as none within seconds, and as it was once there is a budget again."""
+    """The minimum is written as zero within seconds, and restored with a new budget."""
     async with running_controller(tmp_path) as it:
 
         def least() -> str:
@@ -360,7 +362,7 @@ async def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
 
 
 async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
-    """Where there are so many devices and no more, a tenant's minimums take at most its share of them."""
+    """With a device limit, a tenant's minimums take at most its share."""
     async with running_controller(tmp_path, devices=4) as it:
         await it.register("a")
         model = it.registry.model(TENANT, "m")
@@ -376,7 +378,7 @@ async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) ->
 
 
 async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
-    """Who waits is told once, in a sentence of ours; an operator sees the last one; a pod that is ready ends it."""
+    """Requests get one failure in our own words, and the status has the last attempt. A ready pod clears it."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
@@ -386,9 +388,9 @@ async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
             it.cluster.revision("a", "ImagePullBackOff")
             it.cluster.resync()
             await it.let_pass()
-        told = [row for line in await it.read_feed() for row in line.failures]
-        assert [(row.code, row.status, row.retryable) for row in told] == [("start_failed", 503, True)]
-        assert told[0].message == "no replica could be started: its image can't be pulled"
+        failures = [row for line in await it.read_feed() for row in line.failures]
+        assert [(row.code, row.status, row.retryable) for row in failures] == [("start_failed", 503, True)]
+        assert failures[0].message == "no replica could be started: its image can't be pulled"
         last_attempt = it.outcomes.last_attempt(key())
         assert last_attempt is not None
         assert last_attempt.failure is not None
@@ -403,7 +405,7 @@ async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
 
 
 def problem(it: ControllerScenario) -> str | None:
-    """The reason that a new reader of the feed is told; the status says the same."""
+    """Return the reason in the status, after checking that the feed has the same."""
     found = it.outcomes.problem(key())
     rows = [row.problem for row in it.feed.snapshot().start_problems]
     assert rows == ([] if found is None else [found])
@@ -411,7 +413,7 @@ def problem(it: ControllerScenario) -> str | None:
 
 
 def pod_of(it: ControllerScenario, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
-    """A pod of the version, as its kubelet tells of it."""
+    """Set a pod of the version with this kubelet status."""
     last_attempt = {"terminated": {"exitCode": code}} if code else {}
     state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
     labels = {"app.kubernetes.io/managed-by": "kelvin", "serving.knative.dev/service": at("a").name}
@@ -424,7 +426,7 @@ def pod_of(it: ControllerScenario, waiting: str = "", *conditions: dict[str, str
 
 
 async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
-    """What keeps them is the start problem of their version, and no failed start: they may still come."""
+    """The cause is the version's start problem. It is not a failed start, because the pod may still become ready."""
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     async with running_controller(tmp_path) as it:
         await it.register("a")
@@ -449,7 +451,7 @@ async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> No
 
 
 async def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> None:
-    """Also if its Service went first, as it does when another version takes its place."""
+    """The Service may go first, when another version replaces it."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
         pod_of(it, "CrashLoopBackOff", code=137)
@@ -465,8 +467,8 @@ async def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path)
         assert problem(it) is None
 
 
-async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
-    """Another process led for a while, and the pod is not there when this one leads again."""
+async def test_start_problem_ends_if_its_pod_went_between_two_terms(tmp_path: Path) -> None:
+    """Another process led meanwhile, and the pod is gone when this one leads again."""
     async with create_controller(tmp_path) as it:
         async with running_loop(it.plane):
             await it.register("a")
@@ -479,8 +481,8 @@ async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path:
             assert problem(it) is None
 
 
-async def test_start_problem_ends_if_its_reason_went_while_nobody_watched(tmp_path: Path) -> None:
-    """Also of a version without a pod: the cluster takes its Service now, or its namespace is there."""
+async def test_start_problem_ends_if_its_reason_went_between_terms(tmp_path: Path) -> None:
+    """This holds without a pod, too: the namespace exists by now, or the cluster accepts the Service."""
     async with create_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
         async with running_loop(it.plane):
             await it.register("a")
@@ -499,7 +501,7 @@ async def test_start_problem_ends_if_its_reason_went_while_nobody_watched(tmp_pa
 
 
 async def test_refused_service_fails_waiting_requests_once(tmp_path: Path) -> None:
-    """The cluster takes no such object: waiters are told, once, and it is tried again."""
+    """The cluster refuses the object. Requests fail once, and the write is retried."""
     async with running_controller(tmp_path) as it:
         it.cluster.refuse[at("a")] = deque([Invalid("admission webhook denied the request: /etc/secret")] * 6)
         await it.register("a")
@@ -510,12 +512,12 @@ async def test_refused_service_fails_waiting_requests_once(tmp_path: Path) -> No
         assert it.plane.refusals()["Invalid"] == 1
         assert problem(it) == "refused_object"
         await it.let_pass(400.0)
-        assert problem(it) is None, "it was taken in the end"
+        assert problem(it) is None, "the cluster accepted it in the end"
         assert it.cluster.services() == {at("a").name}
         assert it.plane.refusals()["Invalid"] == 0
 
 
-@pytest.mark.parametrize("lasts", [False, True], ids=["for a moment", "for long"])
+@pytest.mark.parametrize("lasts", [False, True], ids=["it is away for a moment", "it is away for long"])
 async def test_requests_wait_while_the_cluster_is_away(tmp_path: Path, lasts: bool) -> None:
     """The version is new. After half a minute its requests fail, because it has no Service."""
     async with running_controller(tmp_path) as it:
@@ -528,12 +530,11 @@ async def test_requests_wait_while_the_cluster_is_away(tmp_path: Path, lasts: bo
         assert it.cluster.services() == (set() if lasts else {at("a").name})
         for _ in range(10):
             await it.let_pass(1.0)
-        told = [row.code for line in await it.read_feed() for row in line.failures]
-        assert (told, problem(it)) == ((["start_failed"], "refused_object") if lasts else ([], None))
+        codes = [row.code for line in await it.read_feed() for row in line.failures]
+        assert (codes, problem(it)) == ((["start_failed"], "refused_object") if lasts else ([], None))
 
 
 async def test_resync_publishes_missed_deletions(tmp_path: Path) -> None:
-    """What is gone when it begins again is told to be gone."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.set_ready("a")
@@ -548,7 +549,9 @@ async def test_resync_publishes_missed_deletions(tmp_path: Path) -> None:
 
 
 async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
-    """Its first snapshot has what runs; what changed while there was none is made up for, and the old one is kept."""
+    """The first snapshot has the running replicas. A deploy that was not yet written is written, and the old Service
+    stays.
+    """
     cluster, clock = FakeKnativeCluster(), VirtualClock()
     async with create_controller(tmp_path, cluster, clock) as it:
         async with running_loop(it.plane):
@@ -556,7 +559,7 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
             cluster.set_ready("a")
             cluster.pods("a", one=True)
             await it.let_pass()
-        await it.register("b")  # nobody writes: it was cut before
+        await it.register("b")  # no loop runs, so nothing is written
         await it.deploy("b")
         assert cluster.services() == {at("a").name}
     async with create_controller(tmp_path, cluster, clock) as it, running_loop(it.plane):
@@ -568,7 +571,7 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
 
 
 async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
-    """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
+    """The old version of a deploy goes only after a stable window, when activators have reported."""
     async with create_controller(tmp_path) as it:
         async with running_loop(it.plane):
             await it.register("a")
@@ -587,10 +590,10 @@ async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) ->
 
 
 async def test_new_leader_starts_no_overlap(tmp_path: Path) -> None:
-    """Versions of a split that were ready before it began: the lesser one's part goes to none that it saw sooner."""
+    """Both versions of a split were ready before the takeover, so neither gets a previous version."""
 
     class AdvancingClock(VirtualClock):
-        """No two looks at it are at the same moment, as on a real one."""
+        """A clock that advances at each call, as a real one does."""
 
         def monotonic_us(self) -> int:
             self._now_us += 1
@@ -615,8 +618,8 @@ async def test_new_leader_starts_no_overlap(tmp_path: Path) -> None:
 
 
 async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
-    """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
-    then is not written, and until all is seen it says that it is not.
+    """State of the first term is dropped: deleted objects leave the feed, old Services are not written, and `synced` is
+    unset until all is seen.
     """
     async with create_controller(tmp_path) as it:
         async with running_loop(it.plane):
@@ -641,7 +644,7 @@ async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
 
 
 async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
-    """Neither its own nor those beside it."""
+    """All six watches are closed."""
     async with create_controller(tmp_path) as it:
         running_loop = asyncio.create_task(it.plane.run())
         await it.let_pass()
@@ -656,7 +659,7 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
 
 
 async def test_defect_removes_no_replica_from_the_feed(tmp_path: Path) -> None:
-    """What was seen before it stays told until all is seen again; what went meanwhile is gone then."""
+    """Replicas stay in the feed until all objects are seen again. Those that went meanwhile leave then."""
     async with create_controller(tmp_path) as it:
         first = asyncio.create_task(it.plane.run())
         await it.let_pass()

@@ -1,4 +1,4 @@
-"""What an API server says is told in our words: what lasts, what passes, and for how long it asks to be left alone."""
+"""Responses of an API server become our failures: permanent, temporary, or busy with a time to wait."""
 
 import json
 from typing import Any
@@ -33,46 +33,45 @@ def status(message: str, **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("code", "body", "after", "want"),
     [
-        pytest.param(401, status("Unauthorized"), None, Denied("Unauthorized"), id="not known"),
+        pytest.param(401, status("Unauthorized"), None, Denied("Unauthorized"), id="unknown credentials"),
         pytest.param(403, status("no"), None, Denied("no"), id="not allowed"),
-        pytest.param(404, status("no such"), None, Missing("no such"), id="not there"),
+        pytest.param(404, status("no such"), None, Missing("no such"), id="no such object"),
         pytest.param(404, b"404 page not found\n", None, Missing("404 page not found"), id="no such kind"),
-        pytest.param(409, status("stale"), None, Conflict("stale"), id="written in between"),
+        pytest.param(409, status("stale"), None, Conflict("stale"), id="a stale version"),
         pytest.param(
             409,
             status("1 conflict", details={"causes": [{"reason": "FieldManagerConflict", "field": ".spec.x"}]}),
             None,
             FieldConflict("1 conflict"),
-            id="a field of another manager's",
+            id="a field of another manager",
         ),
-        pytest.param(410, status("old"), None, Expired("old"), id="too old"),
-        pytest.param(400, status("bad"), None, Invalid("bad"), id="not understood"),
+        pytest.param(410, status("old"), None, Expired("old"), id="an expired version"),
+        pytest.param(400, status("bad"), None, Invalid("bad"), id="a bad request"),
         pytest.param(413, status("big"), None, Invalid("big"), id="too large"),
-        pytest.param(422, status("bad"), None, Invalid("bad"), id="refused by its schema"),
+        pytest.param(422, status("bad"), None, Invalid("bad"), id="refused by the schema"),
         pytest.param(
             500,
             status("failed to create typed patch object (m/x; v1): .spec.bogus: field not declared in schema"),
             None,
             Invalid("failed to create typed patch object (m/x; v1): .spec.bogus: field not declared in schema"),
-            id="an apply with a field that is none",
+            id="an apply with an unknown field",
         ),
         pytest.param(
             500, status("failed calling webhook"), None, Unreachable("failed calling webhook"), id="a webhook"
         ),
-        pytest.param(503, b"", None, Unreachable("status 503"), id="without a word"),
-        pytest.param(502, b"<html>\nno</html>", None, Unreachable("<html> no</html>"), id="a proxy's page"),
-        pytest.param(429, status("later"), "7", Busy("later", 7.0), id="asks for seconds"),
-        pytest.param(429, status("later"), None, Busy("later", 1.0), id="asks, and does not say for how long"),
+        pytest.param(503, b"", None, Unreachable("status 503"), id="an empty body"),
+        pytest.param(502, b"<html>\nno</html>", None, Unreachable("<html> no</html>"), id="a page of a proxy"),
+        pytest.param(429, status("later"), "7", Busy("later", 7.0), id="busy for some seconds"),
+        pytest.param(429, status("later"), None, Busy("later", 1.0), id="busy without a time"),
         pytest.param(429, b"", "Wed, 21 Oct 2015 07:28:00 GMT", Busy("status 429", 1.0), id="a date is none"),
-        pytest.param(503, status("later"), "2", Busy("later", 2.0), id="away for a while"),
-        pytest.param(429, b"", "1e9", Busy("status 429", MAX_RETRY_AFTER_S), id="not for ever"),
+        pytest.param(503, status("later"), "2", Busy("later", 2.0), id="unavailable for some seconds"),
+        pytest.param(429, b"", "1e9", Busy("status 429", MAX_RETRY_AFTER_S), id="the wait is capped"),
         pytest.param(
             504, status("slow", details={"retryAfterSeconds": 3}), None, Busy("slow", 3.0), id="says so in its details"
         ),
     ],
 )
 def test_response_status_is_classified(code: int, body: bytes, after: str | None, want: ApiFailure) -> None:
-    """Of a status that is no success."""
     assert failure_from_response(code, body, after) == want
 
 
@@ -80,12 +79,12 @@ def test_response_status_is_classified(code: int, body: bytes, after: str | None
     ("event", "want"),
     [
         pytest.param({"kind": "Status", "code": 410, "message": "too old"}, Expired("too old"), id="too old"),
-        pytest.param({"kind": "Status", "code": 500, "message": "odd"}, Unreachable("odd"), id="broken"),
-        pytest.param(None, Unreachable("{}"), id="nothing"),
+        pytest.param({"kind": "Status", "code": 500, "message": "odd"}, Unreachable("odd"), id="a broken watch"),
+        pytest.param(None, Unreachable("{}"), id="an empty event"),
     ],
 )
 def test_watch_error_event_is_classified(event: Any, want: ApiFailure) -> None:
-    """An event of type ERROR."""
+    """The event has type ERROR."""
     assert failure_from_event(event) == want
 
 
@@ -105,10 +104,9 @@ def test_messages_are_one_short_line() -> None:
     ],
 )
 def test_collection_paths_match_discovery(ref: Ref, want: str) -> None:
-    """As discovery tells them."""
     assert ref.path == want
 
 
 def test_collection_paths_without_namespace() -> None:
-    """Over all namespaces."""
+    """The path covers all namespaces."""
     assert collection_path("discovery.k8s.io/v1", "EndpointSlice", None) == "/apis/discovery.k8s.io/v1/endpointslices"

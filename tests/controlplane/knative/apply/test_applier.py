@@ -1,4 +1,6 @@
-"""Objects become what is wanted and stay so, whatever others do to them and however the cluster answers."""
+"""Applier on a cluster in memory: objects become as wanted and stay so, whatever others do and however the cluster
+answers.
+"""
 
 import asyncio
 from collections import deque
@@ -32,7 +34,7 @@ def image(world: FakeCluster, ref: Ref = M) -> Any:
 
 
 async def test_applier_creates_updates_and_deletes() -> None:
-    """Once each. What is there is applied again now and then, which writes nothing."""
+    """Each write happens once. Later checks apply an object again, which changes nothing."""
     async with running_applier() as (world, it, clock):
         it.want([service("m"), service("n")])
         await clock.advance(1)
@@ -51,7 +53,7 @@ async def test_applier_creates_updates_and_deletes() -> None:
 
 
 async def test_nothing_is_written_before_wanted_is_set() -> None:
-    """A control plane that has not read its registry must not take down what serves."""
+    """A control plane that has not read its registry must not delete running Services."""
     async with running_applier() as (world, it, clock):
         world.put(with_digest(service("m"), HERE))
         await clock.advance(3600)
@@ -63,7 +65,7 @@ async def test_nothing_is_written_before_wanted_is_set() -> None:
 
 
 async def test_foreign_objects_are_left_alone() -> None:
-    """Also what was rendered here and applied by somebody."""
+    """This includes an object as we render it that another client applied."""
     async with running_applier() as (world, it, clock):
         world.put(service("m", labels=False))
         world.put(service("as rendered"))
@@ -73,7 +75,9 @@ async def test_foreign_objects_are_left_alone() -> None:
 
 
 async def test_two_installations_do_not_interfere() -> None:
-    """What the other wrote is neither deleted nor written over; that is said, until it is gone or no longer wanted."""
+    """An object of the other installation is neither deleted nor overwritten. It is reported until it is gone or not
+    wanted.
+    """
     async with running_applier() as (world, it, clock):
         world.put(with_digest(service("m", image="theirs"), THERE))
         world.put(with_digest(service("n"), THERE))
@@ -97,14 +101,14 @@ async def test_two_installations_do_not_interfere() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        pytest.param(IMAGE, "evil", id="a value"),
-        pytest.param((*IMAGE[:-1], "command"), ["evil"], id="something more in a list that is written whole"),
-        pytest.param(("metadata", "labels", "app.kubernetes.io/managed-by"), "me", id="its label"),
-        pytest.param(("metadata", "annotations", APPLIED), "x", id="its stamp"),
+        pytest.param(IMAGE, "evil", id="a changed value"),
+        pytest.param((*IMAGE[:-1], "command"), ["evil"], id="an extra field in a list that is written whole"),
+        pytest.param(("metadata", "labels", "app.kubernetes.io/managed-by"), "me", id="a changed label"),
+        pytest.param(("metadata", "annotations", APPLIED), "x", id="a changed digest"),
     ],
 )
 async def test_foreign_edit_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
-    """At once, with one call."""
+    """The repair is immediate and takes one call."""
     async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
@@ -119,7 +123,7 @@ async def test_foreign_edit_is_repaired(path: tuple[str | int, ...], value: Any)
 
 @pytest.mark.parametrize("edited", [True, False])
 async def test_new_leader_checks_existing_objects(edited: bool) -> None:
-    """Its stamp says what was wanted, not whether somebody has changed it since."""
+    """The digest on an object says what was wanted, not whether another client changed it since."""
     async with running_applier() as (world, it, clock):
         await world.apply(with_digest(service("m"), HERE))
         if edited:
@@ -131,7 +135,7 @@ async def test_new_leader_checks_existing_objects(edited: bool) -> None:
 
 
 async def test_status_updates_of_settled_object_schedule_nothing() -> None:
-    """Its status may change each second, and its next check is half an hour away."""
+    """The status may change each second. The next check stays half an hour away."""
     async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
@@ -144,7 +148,7 @@ async def test_status_updates_of_settled_object_schedule_nothing() -> None:
 
 
 async def test_checks_delay_no_change() -> None:
-    """A new leader checks one object after the other, and writes meanwhile what has to be written."""
+    """A new leader checks objects one after another, and writes changes meanwhile."""
     async with running_applier() as (world, it, clock):
         names = [f"m{number}" for number in range(200)]
         for name in names:
@@ -160,7 +164,7 @@ async def test_checks_delay_no_change() -> None:
 
 
 async def test_foreign_deletion_is_repaired() -> None:
-    """And one that somebody repeats is, more and more rarely."""
+    """Repeated deletions are repaired with back-off."""
     async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
@@ -174,7 +178,7 @@ async def test_foreign_deletion_is_repaired() -> None:
 
 
 async def test_refusal_is_recorded_and_retried() -> None:
-    """Others are not held up by it; what is wanted instead is tried at once."""
+    """Other objects are not delayed. A new wanted state is tried at once."""
     async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m"), service("n")])
@@ -191,7 +195,7 @@ async def test_refusal_is_recorded_and_retried() -> None:
 
 
 async def test_refusal_of_unwanted_object_is_dropped() -> None:
-    """There is nobody to tell it to."""
+    """It is neither reported nor retried."""
     async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m")])
@@ -199,17 +203,20 @@ async def test_refusal_of_unwanted_object_is_dropped() -> None:
         it.want([])
         await clock.advance(1)
         assert it.refusals() == {}
-        asked = len(world.calls)
+        calls = len(world.calls)
         await clock.advance(3600)
-        assert len(world.calls) == asked
+        assert len(world.calls) == calls
 
 
 @pytest.mark.parametrize(
     ("trouble", "calls"),
-    [pytest.param(Unreachable("away"), 8, id="away"), pytest.param(Busy("busy", 20.0), 5, id="asks for 20 s")],
+    [
+        pytest.param(Unreachable("away"), 8, id="the cluster is away"),
+        pytest.param(Busy("busy", 20.0), 5, id="the cluster is busy for 20 s"),
+    ],
 )
 async def test_unreachable_cluster_is_not_called_per_object(trouble: Unreachable | Busy, calls: int) -> None:
-    """One after another finds out, not all of them; afterwards all are written."""
+    """Only a few calls test the cluster. All objects are written afterwards."""
     async with running_applier() as (world, it, clock):
         names = [f"m{each}" for each in range(50)]
         world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
@@ -217,22 +224,22 @@ async def test_unreachable_cluster_is_not_called_per_object(trouble: Unreachable
         await clock.advance(60)
         assert len(world.calls) <= calls * MAX_CONCURRENT_CALLS
         world.refuse.clear()
-        for _ in range(60):  # a clock that moves waits for a few turns of the loop only
+        for _ in range(60):  # one advance runs only a few turns of the loop
             await clock.advance(10)
         assert len(world.objects) == 50
         assert it.refusals() == {}
 
 
 async def test_failing_object_delays_others_briefly() -> None:
-    """However long the call about that object has been failing: a webhook of its namespace may be to blame."""
+    """This holds however long its calls have failed: the cause may be a webhook of its namespace."""
     async with running_applier() as (world, it, clock):
         n = Ref(*SERVICE, "models", "n")
         world.refuse[M] = deque([Unreachable("failed calling webhook")] * 1000)
         it.want([service("m")])
-        asked = 0
-        while asked < 12:  # then it is asked for itself each 300 s
+        calls = 0
+        while calls < 12:  # by then it is retried each 300 s
             await clock.advance(10)
-            asked = len(world.calls)
+            calls = len(world.calls)
         it.want([service("m"), service("n")])
         await clock.advance(OUTAGE_RETRY_MAX_S + 1)
         assert n in world.objects
@@ -240,7 +247,7 @@ async def test_failing_object_delays_others_briefly() -> None:
 
 
 async def test_slow_deletion_is_requested_once() -> None:
-    """Finalizers take their time; what is wanted again meanwhile is written when it went."""
+    """Finalizers take time. An object that is wanted again is written once the old one is gone."""
     async with running_applier() as (world, it, clock):
         world.is_deletion_slow = True
         it.want([service("m")])
@@ -256,7 +263,7 @@ async def test_slow_deletion_is_requested_once() -> None:
 
 
 async def test_field_changed_by_cluster_is_not_rewritten_forever() -> None:
-    """It is told instead, as the cluster answered; what somebody else makes of it is repaired all the same."""
+    """The difference is reported instead. An edit by another client is still repaired."""
     async with running_applier() as (world, it, clock):
         world.forced_container_fields[M] = {"image": "pinned"}
         it.want([service("m")])
@@ -276,14 +283,14 @@ async def test_field_changed_by_cluster_is_not_rewritten_forever() -> None:
 
 
 async def test_object_of_another_kind_is_refused() -> None:
-    """What is not seen can't be kept."""
+    """The applier watches one kind only."""
     async with running_applier() as (_, it, _):
         with pytest.raises(ValueError, match="v1 Pod: not the kind"):
             it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
 
 
 async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
-    """The others are written at once, and this one when it is looked at again."""
+    """Other objects are written at once, and this one at its next retry."""
     async with running_applier() as (world, it, clock):
         apply, broken = world.apply, [True]
 
@@ -302,7 +309,7 @@ async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
 
 
 async def test_undecidable_object_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are written all the same, and this one once it can be judged again."""
+    """Other objects are written, and this one once a decision works again."""
     decide, broken = policy.decide, [True]
 
     def breaks(wanted: Json | None, *rest: Any) -> policy.ApplyStep:
@@ -322,8 +329,7 @@ async def test_undecidable_object_delays_no_other(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_defect_leaves_no_watch_open() -> None:
-    """It is raised, and what was open is closed by then."""
-
+    """The error is raised after the watches are closed."""
     world, clock = FakeCluster(), VirtualClock()
     task = asyncio.create_task(Applier(world, *SERVICE, clock, HERE).run())
     await clock.advance(0.1)

@@ -1,4 +1,4 @@
-"""What the product renders becomes Knative Services on an API server, and is left alone once it is there."""
+"""Applier on the fake API server: rendered Services are written once and left alone afterwards."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.eventually import eventually
 
 
 @asynccontextmanager
-async def converging(client: KubernetesCluster) -> AsyncIterator[Applier]:
+async def running_applier(client: KubernetesCluster) -> AsyncIterator[Applier]:
     it = Applier(client, *SERVICE, SystemClock(), "kelvin")
     async with running_loop(it):
         yield it
@@ -37,41 +37,43 @@ def lists(server: ApiServer) -> int:
 
 
 def listed_again(server: ApiServer, before: int) -> bool:
-    """They were found too old, and are watched again."""
+    """Return whether one more list was read, because the version had expired, and the watch is open again."""
     return lists(server) == before + 1 and server.watching == 1
 
 
 async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
-    """Whatever the webhook fills in, and however it spells our amounts; likewise after all is listed anew."""
+    """Neither the webhook's defaults nor other spellings of quantities cause a second write, also after a new list."""
     async with open_test_client(server, tmp_path) as client:
         wanted = [rendered_service(), rendered_service("0a1b2c3d4e5f")]
-        async with converging(client) as it:
+        async with running_applier(client) as it:
             it.want(wanted)
-            await eventually(lambda: all(it.seen(Ref.of(each)) for each in wanted))  # as it was answered
+            await eventually(lambda: all(it.seen(Ref.of(each)) for each in wanted))  # from the response
             for each in range(2):
-                server.namespace(f"other-{each}")  # watches were told of nothing that late
+                server.namespace(f"other-{each}")  # a change that the watches do not deliver
                 await eventually(lambda: server.watching == 1)
                 before = lists(server)
                 server.expire()
                 server.drop_watches()
                 await eventually(partial(listed_again, server, before))
             assert (writes(server), it.refusals()) == (2, {})
-        async with converging(client) as it:  # another leads
+        async with running_applier(client) as it:  # a new leader
             before, versions = writes(server), versions_of(server)
             it.want(wanted)
             await eventually(lambda: writes(server) == before + 2)  # each is checked
-            assert versions_of(server) == versions, "what was there already is not written"
+            assert versions_of(server) == versions, "existing Services are not written"
             it.want([rendered_service()])
             await eventually(lambda: len(versions_of(server)) == 1)
 
 
 async def test_foreign_edits_are_undone(server: ApiServer, tmp_path: Path) -> None:
-    """An edit of a value, more in a container than we named, a label, a deletion; what is theirs stays."""
+    """A changed value, an extra container field, a removed label and a deletion are repaired. Other annotations
+    stay.
+    """
     async with open_test_client(server, tmp_path) as client:
         wanted = rendered_service()
         ref = Ref.of(wanted)
         name = (ref.api_version, ref.kind, ref.name, NAMESPACE)
-        async with converging(client) as it:
+        async with running_applier(client) as it:
             it.want([wanted])
             await eventually(lambda: it.seen(ref))
             template = {"autoscaling.knative.dev/max-scale": "100"}
@@ -98,11 +100,11 @@ def _scale(server: ApiServer, name: tuple[str, str, str, str]) -> str:
 
 
 async def test_refused_service_shows_the_message(server: ApiServer, tmp_path: Path) -> None:
-    """In the webhook's words; others are written."""
+    """The refusal has the webhook's message. Other Services are written."""
     async with open_test_client(server, tmp_path) as client:
         bad = rendered_service("0a1b2c3d4e5f")
         bad["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
-        async with converging(client) as it:
+        async with running_applier(client) as it:
             it.want([bad, rendered_service()])
             await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", NAMESPACE))
             await eventually(it.refusals)

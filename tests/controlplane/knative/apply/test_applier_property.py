@@ -1,4 +1,4 @@
-"""From whatever is there, with crashes and refusals in between, all becomes as wanted; then nothing is written."""
+"""Applier from any state, with crashes and refusals: objects become as wanted, and then nothing is written."""
 
 import asyncio
 from collections import deque
@@ -26,7 +26,7 @@ BUILT = st.builds(
 WANTED = st.builds(
     service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
 )
-# As somebody applied it, as a control plane of ours did and maybe somebody after it, as another installation's did.
+# Applied by another client; by our control plane and maybe changed after it; by another installation.
 OBJECT = BUILT | st.builds(with_digest, BUILT, st.just(HERE)) | st.builds(with_digest, WANTED, st.just(THERE))
 TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), Conflict("x"), Invalid("x")])
 CRASH = st.tuples(st.integers(1, 6), st.booleans())
@@ -37,7 +37,7 @@ def by_name(objects: list[Json]) -> dict[Ref, Json]:
     return {Ref.of(each): each for each in objects}
 
 
-async def converged(
+async def check_convergence(
     there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
 ) -> None:
     world, clock = FakeCluster(), VirtualClock()
@@ -52,23 +52,23 @@ async def converged(
     world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
     want = by_name(wanted)
     for crash in [*crashes, None]:
-        converger = Applier(world, *SERVICE, clock, HERE)
-        converger.want(want.values())
+        applier = Applier(world, *SERVICE, clock, HERE)
+        applier.want(want.values())
         world.unanswered_call = None if crash is None else (len(world.calls) + crash[0], crash[1])
         world.hung.clear()
-        task = asyncio.create_task(converger.run())
+        task = asyncio.create_task(applier.run())
         for _ in range(20):
             await clock.advance(FOREVER_S / 20)
             if world.hung.is_set():
                 break
         if crash is None:
-            assert converger.refusals().keys() == want.keys() & theirs.keys(), converger
-            asked, written = len(world.calls), len(world.writes)
+            assert applier.refusals().keys() == want.keys() & theirs.keys(), applier
+            calls, written = len(world.calls), len(world.writes)
             world.resync()
             await clock.advance(FOREVER_S)
-            assert len(world.writes) == written, "it writes on"
+            assert len(world.writes) == written, "writes continue"
             checks = len(want.keys() - theirs.keys()) * int(FOREVER_S // CHECK_S)
-            assert checks <= len(world.calls) - asked <= checks + len(want), "it asks on"
+            assert checks <= len(world.calls) - calls <= checks + len(want), "calls continue"
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -92,5 +92,5 @@ async def converged(
 def test_applier_converges_and_stops_writing(
     there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
 ) -> None:
-    """Whatever was there, whatever is refused for a while, whenever it is cut; another installation's stays."""
-    asyncio.run(converged(there, wanted, crashes, troubles))
+    """Existing objects, refusals and crashes are random. Objects of another installation stay."""
+    asyncio.run(check_convergence(there, wanted, crashes, troubles))

@@ -1,4 +1,4 @@
-"""Calls of a cluster, by HTTP: what is written, what is refused, what is tried again, and by when each has ended."""
+"""KubernetesCluster over HTTP: writes, refusals, retries, and the time limit of each call."""
 
 import asyncio
 import subprocess
@@ -26,12 +26,14 @@ from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
 
-def asked(server: ApiServer, method: str) -> int:
+def request_count(server: ApiServer, method: str) -> int:
     return sum(each.method == method for each in server.seen)
 
 
 async def test_apply_takes_fields_back(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The same again changes nothing. What others took is taken back, and the log says by whose word what it was."""
+    """A repeated apply changes nothing. Fields that other managers took are taken back, and the log names the
+    manager.
+    """
     async with open_test_client(server, tmp_path) as it:
         made = await it.apply(rendered_service())
         again = await it.apply(rendered_service())
@@ -44,8 +46,8 @@ async def test_apply_takes_fields_back(server: ApiServer, tmp_path: Path, caplog
         forced = [each.query["force"] for each in server.seen]
         assert forced == ["false", "false", "false", "true"]
         assert server.seen[0].query == {"fieldManager": "kelvin", "force": "false", "fieldValidation": "Strict"}
-        (said,) = (each.getMessage() for each in caplog.records if each.name == "kelvin.cluster")
-        assert said == (
+        (logged,) = (each.getMessage() for each in caplog.records if each.name == "kelvin.cluster")
+        assert logged == (
             "Service kelvin-models/llama-3f2a91c0b7de was changed by others, and is put right: Apply failed with "
             '1 conflict: conflict with "kubectl-edit" using serving.knative.dev/v1: .spec.template.spec.containers'
         )
@@ -72,15 +74,15 @@ def elsewhere() -> Json:
 @pytest.mark.parametrize(
     ("obj", "kind", "word"),
     [
-        pytest.param(bogus(), Invalid, "bogus", id="a field that is none"),
-        pytest.param(unscalable(), Invalid, "max-scale", id="what a webhook refuses"),
-        pytest.param(elsewhere(), Missing, "nowhere", id="a namespace that is not there"),
+        pytest.param(bogus(), Invalid, "bogus", id="an unknown field"),
+        pytest.param(unscalable(), Invalid, "max-scale", id="a refusal by a webhook"),
+        pytest.param(elsewhere(), Missing, "nowhere", id="a missing namespace"),
     ],
 )
 async def test_refusals_are_classified(
     server: ApiServer, tmp_path: Path, obj: Json, kind: type[ApiFailure], word: str
 ) -> None:
-    """Said as one of few, with the cluster's own words."""
+    """The failure has the cluster's message."""
     async with open_test_client(server, tmp_path) as it:
         found = await api_failure(it.apply(obj))
         assert isinstance(found, kind)
@@ -88,11 +90,11 @@ async def test_refusals_are_classified(
 
 
 async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
-    """The rest of the object does not count."""
+    """Only the status of the object is written."""
     async with open_test_client(server, tmp_path) as it:
         made = await it.apply(rendered_service())
-        told = {**bogus(), "status": {"url": "http://x"}}
-        found = await it.apply_status(told)
+        obj = {**bogus(), "status": {"url": "http://x"}}
+        found = await it.apply_status(obj)
         assert found["status"]["url"] == "http://x"
         assert found["spec"] == made["spec"]
 
@@ -100,20 +102,20 @@ async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("faults", "want", "calls"),
     [
-        pytest.param([Fault(409)] * 2, None, 3, id="written in between, twice"),
-        pytest.param([Fault(409)] * 3, Conflict, 3, id="again and again"),
-        pytest.param([Fault(drop=True)], None, 2, id="a connection that was closed"),
-        pytest.param([Fault(lost=True)], None, 2, id="an answer that was lost"),
-        pytest.param([Fault(drop=True)] * 2, Unreachable, 2, id="a server that closes them all"),
-        pytest.param([Fault(429, retry_after_s=7)], Busy, 1, id="a server that asks for a while"),
-        pytest.param([Fault(503)], Unreachable, 1, id="a server that starts"),
-        pytest.param([Fault(500)], Unreachable, 1, id="a server that breaks"),
+        pytest.param([Fault(409)] * 2, None, 3, id="two conflicts"),
+        pytest.param([Fault(409)] * 3, Conflict, 3, id="conflicts without end"),
+        pytest.param([Fault(drop=True)], None, 2, id="a closed connection"),
+        pytest.param([Fault(lost=True)], None, 2, id="a lost response"),
+        pytest.param([Fault(drop=True)] * 2, Unreachable, 2, id="only closed connections"),
+        pytest.param([Fault(429, retry_after_s=7)], Busy, 1, id="a busy server"),
+        pytest.param([Fault(503)], Unreachable, 1, id="a starting server"),
+        pytest.param([Fault(500)], Unreachable, 1, id="a broken server"),
     ],
 )
 async def test_conflicts_are_retried_within_the_call(
     server: ApiServer, tmp_path: Path, faults: list[Fault], want: type[ApiFailure] | None, calls: int
 ) -> None:
-    """Within the call; the rest is for who called, who has a longer patience."""
+    """Longer retries are left to the caller."""
     async with open_test_client(server, tmp_path) as it:
         server.fail(*faults)
         if want is None:
@@ -123,14 +125,14 @@ async def test_conflicts_are_retried_within_the_call(
             assert isinstance(found, want)
             if isinstance(found, Busy):
                 assert found.retry_after_s == 7.0
-        assert asked(server, "PATCH") == calls
+        assert request_count(server, "PATCH") == calls
 
 
 @pytest.mark.parametrize("call", ["apply", "delete", "read"])
 async def test_every_call_ends_in_its_time(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """By its row of the table, whatever the server does."""
+    """The limit is the call's row in `dependencies`, whatever the server does."""
     for name in ("CLUSTER", "LEASE"):
         monkeypatch.setattr(dependencies, name, replace(getattr(dependencies, name), timeout_s=0.2))
     async with open_test_client(server, tmp_path) as it:
@@ -147,7 +149,7 @@ async def test_every_call_ends_in_its_time(
 async def test_tries_of_an_apply_share_its_time(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each conflict comes just in time: the row of the table bounds all tries together."""
+    """Each conflict comes just in time. One limit bounds all tries together."""
     monkeypatch.setattr(dependencies, "CLUSTER", replace(dependencies.CLUSTER, timeout_s=1.0))
     async with open_test_client(server, tmp_path) as it:
         server.fail(*[Fault(409, delay_s=0.6)] * 3)
@@ -155,11 +157,11 @@ async def test_tries_of_an_apply_share_its_time(
 
 
 async def test_cancelled_call_leaves_nothing_open(server: ApiServer, tmp_path: Path) -> None:
-    """The next one is answered, and the client closes."""
+    """The next call works, and the client closes."""
     async with open_test_client(server, tmp_path) as it:
         server.fail(Fault(delay_s=300))
         call = asyncio.create_task(it.apply(config_map("a")))
-        await eventually(lambda: asked(server, "PATCH") == 1)
+        await eventually(lambda: request_count(server, "PATCH") == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -167,7 +169,7 @@ async def test_cancelled_call_leaves_nothing_open(server: ApiServer, tmp_path: P
 
 
 async def test_delete_is_idempotent_and_bound_to_the_uid(server: ApiServer, tmp_path: Path) -> None:
-    """In the foreground, of that very object, and as often as one likes."""
+    """The deletion is in the foreground, of exactly that object."""
     async with open_test_client(server, tmp_path) as it:
         made = await it.apply(config_map("a"))
         ref, uid = Ref.of(made), made["metadata"]["uid"]
@@ -180,31 +182,31 @@ async def test_delete_is_idempotent_and_bound_to_the_uid(server: ApiServer, tmp_
 
 
 async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
-    """The same one is one, told again once a minute; that they can't be told is nobody's trouble."""
+    """Equal events are one, written at most once a minute. A failed write is ignored."""
     clock = VirtualClock()
 
     async with open_test_client(server, tmp_path, clock) as it:
         about = await it.apply(rendered_service())
 
-        async def told(message: str = "no image") -> list[Json]:
+        async def recorded(message: str = "no image") -> list[Json]:
             await it.record(about, "Refused", message, warning=True)
             return server.objects("v1", "Event", NAMESPACE)
 
-        await told()
-        (event,) = await told()
+        await recorded()
+        (event,) = await recorded()
         assert (event["count"], event["type"], event["reason"]) == (1, "Warning", "Refused")
         assert event["involvedObject"]["uid"] == about["metadata"]["uid"]
         await clock.advance(61)
-        (event,) = await told()
+        (event,) = await recorded()
         assert event["count"] == 3
         await clock.advance(601)
-        assert len(await told()) == 2
+        assert len(await recorded()) == 2
         server.fail(Fault(500))
-        assert len(await told("other")) == 2
+        assert len(await recorded("other")) == 2
 
 
 async def test_lease_is_acquired_renewed_and_released(server: ApiServer, tmp_path: Path) -> None:
-    """In the form that the cluster takes; the next one has it at once."""
+    """After the release the next candidate gets the Lease at once."""
     ref = Ref("coordination.k8s.io/v1", "Lease", NAMESPACE, "leader")
 
     clock = VirtualClock()
@@ -224,7 +226,7 @@ async def test_lease_is_acquired_renewed_and_released(server: ApiServer, tmp_pat
             assert first is not None
             assert first["spec"]["holderIdentity"] == name
             await clock.advance(2.5)
-            await eventually(lambda: asked(server, "PUT") >= 1)
+            await eventually(lambda: request_count(server, "PUT") >= 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -234,7 +236,7 @@ async def test_lease_is_acquired_renewed_and_released(server: ApiServer, tmp_pat
 
 
 def test_a_plain_installation_needs_no_client_of_a_cluster() -> None:
-    """Its library is imported where a cluster is spoken to, and nowhere else."""
+    """The `kubernetes` library is imported only where a cluster is called."""
     modules = "controlplane.app.app, controlplane.knative.apply.applier, controlplane.app.leader_election"
     program = f"import sys; sys.modules['kubernetes'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,6 @@
-"""What was seen last counts: not what is heard of long ago, and not before all was heard once."""
+"""ObjectCache keeps the newest state of each object: old events are ignored, and nothing is known before the first
+list.
+"""
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.controlplane.virtual_time import VirtualClock
 
 
 async def test_own_writes_are_known_before_the_watch() -> None:
-    """Its own calls are known to it before a watch that lags tells of them."""
+    """The responses count before a slow watch delivers the changes."""
     async with running_applier() as (world, it, clock):
         world.told.clear()
         it.want([service("m")])
@@ -26,8 +28,7 @@ async def test_own_writes_are_known_before_the_watch() -> None:
 
 
 async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
-    """A control plane that has just begun does not write ten thousand objects that are there."""
-
+    """A new control plane must not write ten thousand objects that exist."""
     world, clock = FakeCluster(), VirtualClock()
     world.told.clear()
     it = Applier(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
@@ -43,7 +44,9 @@ async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
 
 @pytest.mark.parametrize("missed", [False, True])
 async def test_object_deleted_before_its_answer_is_rewritten(missed: bool) -> None:
-    """The watch, or a list after a gap, is faster than the answer to what was written: that is of one dead."""
+    """The watch, or a new list, reports the deletion before the response to the write arrives. That response is of a
+    dead object.
+    """
     async with running_applier() as (world, it, clock):
         world.answered.clear()
         it.want([service("m")])
@@ -66,7 +69,7 @@ def _at(version: int, uid: str = "u") -> Json:
 
 
 def test_old_watch_events_are_ignored() -> None:
-    """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
+    """A response may overtake the watch. A name may be used again before the deletion of the first object arrives."""
     view = ObjectCache()
     assert view.apply_change(Synced((_at(5),))) == {M}
     with view.expecting_response(M) as put:
@@ -81,15 +84,15 @@ def test_old_watch_events_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("change", "answer", "want"),
     [
-        pytest.param(Deleted(M, "u", "9"), 8, False, id="it was deleted after that was said"),
-        pytest.param(Deleted(M, "u", "9"), 10, True, id="it was made anew by that"),
-        pytest.param(Synced((), "9"), 8, False, id="all there is was heard of, without it"),
-        pytest.param(Synced((), "9"), 10, True, id="all there was before that was heard of"),
-        pytest.param(Synced((_at(7),), "9"), 8, True, id="it was not gone"),
+        pytest.param(Deleted(M, "u", "9"), 8, False, id="deleted after the response"),
+        pytest.param(Deleted(M, "u", "9"), 10, True, id="created again by the write"),
+        pytest.param(Synced((), "9"), 8, False, id="a later list lacks it"),
+        pytest.param(Synced((), "9"), 10, True, id="an earlier list lacks it"),
+        pytest.param(Synced((_at(7),), "9"), 8, True, id="a list has it"),
     ],
 )
 def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) -> None:
-    """What went while it was on its way is not brought back by it; a later one is taken."""
+    """A response that is older than the deletion is ignored. A newer one counts."""
     view = ObjectCache()
     view.apply_change(Synced((_at(5),), "6"))
     with view.expecting_response(M) as put:
@@ -101,7 +104,7 @@ def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) 
 
 
 def test_uid_tracker_follows_name_and_uid() -> None:
-    """What a list has no more is gone, and what bears the name of one that went is not."""
+    """An object that a list lacks is gone. An event with another uid does not remove the new object of that name."""
     known = UidTracker()
     assert list(known.take(Synced((_at(5),)))) == [(M, _at(5))]
     assert list(known.take(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]

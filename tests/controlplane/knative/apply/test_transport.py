@@ -1,4 +1,4 @@
-"""Who we are to a cluster, and that it is noticed when that changes."""
+"""Transport: the credentials for a cluster, and how a change of them is noticed."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.eventually import eventually
 async def test_credentials_that_changed_are_read_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for a call that is refused for them; not all the time."""
+    """They are read once after a refused call, at most every RELOAD_S."""
     file = server.kubeconfig(tmp_path / "config")
     good = file.read_text()
     file.write_text(good.replace("the-token-of-tests", "of-yesterday"))
@@ -70,26 +70,24 @@ async def test_apply_under_way_goes_on_with_another_client(monkeypatch: pytest.M
 
 
 async def test_service_account_credentials_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the service account's files, over TLS; when its token is replaced, watches go on, too."""
+    """The client uses the service account's files over TLS. Watches continue after the token is replaced."""
     monkeypatch.setattr(transport, "RELOAD_S", 0.0)
     with serving(tls=tmp_path) as server:
         account = server.service_account(tmp_path)
         server.namespace(NAMESPACE)
         url = URL(server.url)
         address = {"KUBERNETES_SERVICE_HOST": str(url.host), "KUBERNETES_SERVICE_PORT": str(url.port)}
-        async with open_cluster(service_account_loader(account, address)) as it, watch_objects(it) as told:
+        async with open_cluster(service_account_loader(account, address)) as it, watch_objects(it) as log:
             await it.apply(config_map("a"))
-            await eventually(lambda: told.values == {"a": "1"})
+            await eventually(lambda: log.values == {"a": "1"})
             server.front.token = "another"
             server.service_account(tmp_path)
             await it.apply(config_map("a", "2"))
-            await eventually(lambda: told.values == {"a": "2"})
-            assert told.syncs == 1
+            await eventually(lambda: log.values == {"a": "2"})
+            assert log.syncs == 1
 
 
 async def test_missing_configuration_fails_at_start(tmp_path: Path) -> None:
-    """It is said at the start."""
-
     for load in (kubeconfig(tmp_path / "none"), service_account_loader(tmp_path, {})):
         with pytest.raises(ClusterError, match="no configuration of a cluster"):
             async with open_cluster(load):
