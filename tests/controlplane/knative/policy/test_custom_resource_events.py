@@ -1,4 +1,4 @@
-"""An Event is told of what has come to be so, and of nothing that is as it was."""
+"""Events of custom resources: one for each change of state, none for a state that stays."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ REFUSED = ResourceEvent("Refused", "NotFound: no such version")
 
 
 def model(*, is_servable: bool | None = None, refused: str = "") -> dict[str, Any]:
-    """The status of one; None where it was not pushed."""
+    """Return the status of a Model. `is_servable` is None for a model that was not pushed."""
     facts = None if is_servable is None else ModelFacts("a", {}, {}, is_servable, 1, 0)
     done = (
         Condition("Applied", is_true=False, reason="NotFound", message=refused) if refused else applied_condition(None)
@@ -33,38 +33,36 @@ def model(*, is_servable: bool | None = None, refused: str = "") -> dict[str, An
     ("before", "after", "want"),
     [
         pytest.param({}, model(), (), id="not pushed yet"),
-        pytest.param(model(), model(is_servable=True), (READY,), id="it is ready"),
-        pytest.param(model(is_servable=True), model(is_servable=True), (), id="it still is"),
-        pytest.param(model(is_servable=True), model(is_servable=False), (FAILED,), id="it has failed"),
-        pytest.param(model(is_servable=False), model(is_servable=True), (READY,), id="it is well again"),
-        pytest.param({}, model(refused="no such model"), (), id="there is nothing to do it to yet"),
+        pytest.param(model(), model(is_servable=True), (READY,), id="a model becomes ready"),
+        pytest.param(model(is_servable=True), model(is_servable=True), (), id="a model stays ready"),
+        pytest.param(model(is_servable=True), model(is_servable=False), (FAILED,), id="a model fails"),
+        pytest.param(model(is_servable=False), model(is_servable=True), (READY,), id="a model recovers"),
+        pytest.param({}, model(refused="no such model"), (), id="a refusal before the push"),
         pytest.param(
             model(is_servable=True), model(is_servable=True, refused="no such version"), (REFUSED,),
-            id="what it says was refused",
+            id="the spec is refused",
         ),
         pytest.param(
             model(is_servable=True, refused="too many"), model(is_servable=True, refused="no such version"), (REFUSED,),
-            id="for another reason",
+            id="the spec is refused for another reason",
         ),
         pytest.param(
             model(is_servable=False, refused="no such version"), model(is_servable=True, refused="no such version"),
-            (READY,), id="it is ready, and is still refused",
+            (READY,), id="a refused model becomes ready",
         ),
-        pytest.param({}, {"state": "ready"}, (READY,), id="a version is ready"),
+        pytest.param({}, {"state": "ready"}, (READY,), id="a version becomes ready"),
         pytest.param(
-            {"state": "ready"}, {"state": "faulty"}, (ResourceEvent("Failed", "it is faulty"),), id="a version failed"
+            {"state": "ready"}, {"state": "faulty"}, (ResourceEvent("Failed", "it is faulty"),), id="a version fails"
         ),
-        pytest.param({"state": "ready"}, {"state": "ready", "readyReplicas": 1}, (), id="a version has a replica more"),
+        pytest.param({"state": "ready"}, {"state": "ready", "readyReplicas": 1}, (), id="a version gets a replica"),
         pytest.param({"state": "ready"}, {"state": "deleted"}, (), id="a version is deleted"),
     ],
 )  # fmt: skip
 def test_status_change_emits_each_event_once(
     before: dict[str, Any], after: dict[str, Any], want: tuple[ResourceEvent, ...]
 ) -> None:
-    """Each once."""
     assert new_events(before, after) == want
 
 
 def test_all_but_ready_events_are_warnings() -> None:
-    """All but that it is ready."""
     assert [each.is_warning for each in (READY, FAILED, REFUSED)] == [False, True, True]

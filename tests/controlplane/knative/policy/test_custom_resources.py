@@ -1,4 +1,6 @@
-"""What objects declare is read strictly, compared with what holds, and told as conditions that keep their times."""
+"""Custom resources: specs are parsed strictly, compared with the present state, and shown as conditions with stable
+times.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ FACTS = ModelFacts(
 
 
 def model(**spec: Any) -> dict[str, Any]:
-    """An object."""
+    """Return a Model object."""
     return {
         "apiVersion": custom_resources.API_VERSION,
         "kind": "Model",
@@ -38,28 +40,28 @@ def model(**spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spec", "facts", "want"),
     [
-        pytest.param({}, FACTS, (), id="it says nothing"),
-        pytest.param({"prod": A[:12], "scale": {"max": 3}}, FACTS, (), id="all holds"),
+        pytest.param({}, FACTS, (), id="an empty spec"),
+        pytest.param({"prod": A[:12], "scale": {"max": 3}}, FACTS, (), id="equal fields"),
         pytest.param({"prod": B[:12]}, FACTS, ("prod",), id="another version"),
         pytest.param({"scale": {"min": 1, "max": 3}}, FACTS, ("scale.min",), id="one field of two"),
         pytest.param({"scale": {"windowSeconds": 30}}, FACTS, ("scale.windowSeconds",), id="a unit in its name"),
-        pytest.param({"split": {A[:12]: 9, B[:12]: 1}}, FACTS, ("split",), id="a split that is not there"),
-        pytest.param({"split": {A[:12]: 9, B: 1}}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that is"),
+        pytest.param({"split": {A[:12]: 9, B[:12]: 1}}, FACTS, ("split",), id="a split that does not exist"),
+        pytest.param({"split": {A[:12]: 9, B: 1}}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that exists"),
         pytest.param({"split": {A: 1, B: 1}}, replace(FACTS, split={A: 9, B: 1}), ("split",), id="other weights"),
-        pytest.param({}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that is not its to say"),
+        pytest.param({}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that the spec does not set"),
     ],
 )
 def test_model_drift_lists_differing_fields(spec: dict[str, Any], facts: ModelFacts, want: tuple[str, ...]) -> None:
-    """Fields that it says, and no others."""
+    """Only fields that the spec sets are compared."""
     assert model_drift(custom_resources.model_spec(model(**spec)), facts) == want
 
 
 @pytest.mark.parametrize(
     ("spec", "want"),
     [
-        pytest.param({}, (), id="it says nothing"),
-        pytest.param({"suspended": False, "limits": {"rpm": 60}}, (), id="all holds"),
-        pytest.param({"suspended": True}, ("suspended",), id="it is not suspended"),
+        pytest.param({}, (), id="an empty spec"),
+        pytest.param({"suspended": False, "limits": {"rpm": 60}}, (), id="equal fields"),
+        pytest.param({"suspended": True}, ("suspended",), id="not suspended yet"),
         pytest.param(
             {"limits": {"rpm": 61, "deadlineMaxSeconds": 5}},
             ("limits.rpm", "limits.deadlineMaxSeconds"),
@@ -68,7 +70,7 @@ def test_model_drift_lists_differing_fields(spec: dict[str, Any], facts: ModelFa
     ],
 )
 def test_tenant_drift_lists_differing_fields(spec: dict[str, Any], want: tuple[str, ...]) -> None:
-    """Likewise."""
+    """Only fields that the spec sets are compared."""
     obj = {**model(), "spec": spec}
     assert (
         tenant_drift(custom_resources.tenant_spec(obj), TenantFacts(suspended=False, limits={"rpm": 60}, models=0))
@@ -79,17 +81,17 @@ def test_tenant_drift_lists_differing_fields(spec: dict[str, Any], want: tuple[s
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param({"prod": "A" * 12}, id="no digest"),
-        pytest.param({"prod": "a" * 11}, id="too short"),
+        pytest.param({"prod": "A" * 12}, id="a digest in capitals"),
+        pytest.param({"prod": "a" * 11}, id="a digest that is too short"),
         pytest.param({"scale": {"idle": "warm"}}, id="a setting of one machine"),
-        pytest.param({"deletionPolicy": "Maybe"}, id="no policy"),
-        pytest.param({"tenant": 5}, id="no name"),
-        pytest.param({"split": {A[:12]: 0, B[:12]: 1}}, id="a weight of nothing"),
-        pytest.param({"split": {A[:12]: 1001, B[:12]: 1}}, id="a weight beyond the API's"),
+        pytest.param({"deletionPolicy": "Maybe"}, id="an unknown policy"),
+        pytest.param({"tenant": 5}, id="a tenant that is a number"),
+        pytest.param({"split": {A[:12]: 0, B[:12]: 1}}, id="a weight of zero"),
+        pytest.param({"split": {A[:12]: 1001, B[:12]: 1}}, id="a weight above the limit"),
     ],
 )
 def test_invalid_spec_is_refused(spec: dict[str, Any]) -> None:
-    """Refused, with the object's name and the rule."""
+    """The error names the object."""
     with pytest.raises(Refused, match="chat"):
         custom_resources.model_spec(model(**spec))
 
@@ -104,12 +106,12 @@ def test_invalid_spec_is_refused(spec: dict[str, Any]) -> None:
     ],
 )
 def test_field_names_become_camel_case(name: str, want: str) -> None:
-    """Units are words there."""
+    """Units are written out."""
     assert custom_resources.camel(name) == want
 
 
 def test_unchanged_condition_keeps_its_transition_time() -> None:
-    """What is as it was does not change an object, however often it is looked at."""
+    """So an unchanged status writes no object."""
     good, bad = (
         custom_resources.applied_condition(None),
         custom_resources.applied_condition(Conflict("version", "is faulty")),
@@ -118,11 +120,11 @@ def test_unchanged_condition_keeps_its_transition_time() -> None:
     again = custom_resources.status({**model(), "status": first}, 3, (good,), "2026-01-02T00:00:00Z", versions=2)
     assert again == first
     turned = custom_resources.status({**model(), "status": first}, 3, (bad,), "2026-01-02T00:00:00Z")
-    told: dict[str, Any] = cast(list[Any], turned["conditions"])[0]
-    assert told["lastTransitionTime"] == "2026-01-02T00:00:00Z"
-    assert (told["status"], told["reason"]) == ("False", "Conflict")
-    assert told["message"] == "version: is faulty"
-    assert told["observedGeneration"] == 3
+    condition: dict[str, Any] = cast(list[Any], turned["conditions"])[0]
+    assert condition["lastTransitionTime"] == "2026-01-02T00:00:00Z"
+    assert (condition["status"], condition["reason"]) == ("False", "Conflict")
+    assert condition["message"] == "version: is faulty"
+    assert condition["observedGeneration"] == 3
 
 
 @pytest.mark.parametrize(
@@ -148,12 +150,12 @@ def test_unchanged_condition_keeps_its_transition_time() -> None:
         pytest.param(
             custom_resources.tenant_ready_condition(TenantFacts(suspended=False, limits={}, models=1)),
             ("Ready", True, "Active"),
-            id="good",
+            id="active",
         ),
         pytest.param(
             custom_resources.in_sync_condition(("prod",)),
             ("InSync", False, "ChangedElsewhere"),
-            id="other than it says",
+            id="drifted",
         ),
         pytest.param(
             custom_resources.applied_condition(NotFound("model", "chat")), ("Applied", False, "NotFound"), id="refused"
@@ -161,12 +163,12 @@ def test_unchanged_condition_keeps_its_transition_time() -> None:
     ],
 )
 def test_conditions(found: Condition, want: tuple[str, bool, str]) -> None:
-    """One word each, as Kubernetes has reasons."""
+    """The reason is one word, as in Kubernetes."""
     assert (found.type, found.is_true, found.reason) == want
 
 
 def test_only_the_finalizer_is_applied() -> None:
-    """Its finalizer and nothing that is somebody else's."""
+    """The patch has no fields of other managers."""
     assert custom_resources.finalizer_patch(model(), finalizer=True) == {
         "apiVersion": custom_resources.API_VERSION,
         "kind": "Model",
@@ -176,18 +178,18 @@ def test_only_the_finalizer_is_applied() -> None:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Of a kind's spec, as the cluster has it."""
+    """Return the properties of a kind's spec from its CRD."""
     crd = yaml.safe_load((CRDS / f"{name}.yaml").read_text())
     return dict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
 
 
 def names(kind: type) -> set[str]:
-    """Of a struct's fields, as they are written."""
+    """Return the encoded field names of a struct."""
     return set(kind.__struct_encode_fields__)  # type: ignore[attr-defined]
 
 
 def test_schema_has_the_declared_fields() -> None:
-    """What its schema leaves out it would drop without a word."""
+    """The cluster silently drops a field that the schema lacks."""
     assert set(schema("models")) == names(custom_resources.ModelSpec)
     assert set(schema("models")["scale"]["properties"]) == names(custom_resources.Scale)
     assert set(schema("tenants")) == names(custom_resources.TenantSpec)
@@ -195,6 +197,6 @@ def test_schema_has_the_declared_fields() -> None:
 
 
 def test_stores_have_the_declared_fields() -> None:
-    """A limit that tenants gain can be declared, too; of scaling, what a cluster can do."""
+    """Every limit of a tenant can be declared, and every scale setting that a cluster supports."""
     assert set(custom_resources.Limits.__struct_fields__) == set(TenantLimits.__struct_fields__)
     assert set(ScaleChange.__struct_fields__) - set(custom_resources.Scale.__struct_fields__) == {"idle", "wait_price"}

@@ -1,4 +1,4 @@
-"""What is rendered is what a real cluster accepts: its schemas, its webhook's rules, its flags."""
+"""Rendered Services are valid on a real cluster: schemas, the webhook's rules, feature flags."""
 
 import re
 from dataclasses import replace
@@ -60,7 +60,7 @@ CRD = Path(__file__).parents[4].parent / "shared" / "knative-crds" / "service.ya
 
 
 def strict(schema: Any) -> Any:
-    """As an API server with `fieldValidation=Strict` reads it: a field that is not declared is refused."""
+    """Return the schema as an API server reads it with `fieldValidation=Strict`: undeclared fields are refused."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -82,8 +82,8 @@ def faults(rendered: dict[str, Any]) -> list[str]:
 
 
 def test_shared_volumes_are_mounted_read_only() -> None:
-    """Its certificates and its tenant's agent are mounted to be read alone; what that agent holds is not counted to it.
-    Without them a pod keeps its weights itself, and tells nobody of its life.
+    """The certificates and the tenant's cache agent are mounted read-only, and cached weights do not count as pod
+    memory. Without them the pod holds its weights itself and reports to no control plane.
     """
     alone, shared = ((service(VERSION, each))["spec"]["template"]["spec"] for each in (CLUSTER, EVERYTHING))
     assert [each["name"] for each in alone["volumes"]] == ["data", "tmp"]
@@ -91,9 +91,9 @@ def test_shared_volumes_are_mounted_read_only() -> None:
     assert inner == {"name": "inner", "secret": {"secretName": "kelvin-inner-runtime"}}
     assert cache["hostPath"] == {"path": "/var/lib/kelvin-cache/acme/run", "type": "Directory"}
     (container,) = shared["containers"]
-    told = {each["name"]: each["value"] for each in container["env"]}
-    assert (told["KELVIN_CONTROL"], told["KELVIN_SNAPSHOTTER"]) == ("https://c:7500", "https://s:7501")
-    assert (told["KELVIN_INNER_TLS"], told["KELVIN_CACHE_AGENT"]) == (INNER_TLS_DIRECTORY, CACHE)
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert (env["KELVIN_CONTROL"], env["KELVIN_SNAPSHOTTER"]) == ("https://c:7500", "https://s:7501")
+    assert (env["KELVIN_INNER_TLS"], env["KELVIN_CACHE_AGENT"]) == (INNER_TLS_DIRECTORY, CACHE)
     mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
     assert (mounts[INNER_TLS_DIRECTORY], mounts[CACHE]) == (True, True)
     assert container["resources"]["limits"]["memory"] == str(memory_bytes(VERSION, CLUSTER) - VERSION.weight_bytes)
@@ -103,21 +103,21 @@ def test_shared_volumes_are_mounted_read_only() -> None:
 @pytest.mark.parametrize(
     ("timeout_s", "want"),
     [
-        pytest.param(600, 545, id="what is left of a pod's time when it is told to end"),
-        pytest.param(60, 5, id="little"),
-        pytest.param(20, 1, id="none: its streams are ended with an error, and not by a signal"),
+        pytest.param(600, 545, id="the rest of the pod's time after SIGTERM"),
+        pytest.param(60, 5, id="a short timeout leaves little"),
+        pytest.param(20, 1, id="no time: streams end with an error, not by a signal"),
     ],
 )
 def test_a_drain_ends_before_its_pod(timeout_s: int, want: int) -> None:
-    """By what queue-proxy waits for at first, and by what comes behind the drain."""
+    """It leaves time for queue-proxy's first wait and for the steps after the drain."""
     (container,) = service(VERSION, replace(CLUSTER, timeout_s=timeout_s))["spec"]["template"]["spec"]["containers"]
     assert {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(want)} in container["env"]
 
 
-@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
+@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not in shared/")
 @pytest.mark.parametrize("cluster", [CLUSTER, EVERYTHING])
 def test_rendered_service_matches_the_schema(cluster: ClusterSpec) -> None:
-    """Nothing would be refused, and nothing silently dropped; one field too many is found."""
+    """Control: one undeclared field is found."""
     rendered = service(VERSION, cluster)
     assert faults(rendered) == []
     rendered["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
@@ -125,7 +125,7 @@ def test_rendered_service_matches_the_schema(cluster: ClusterSpec) -> None:
 
 
 def test_scale_annotations_match_the_local_autoscaler() -> None:
-    """Knative's names for what `controlplane/scaling/kpa/version_scaler.py` decides by."""
+    """They are Knative's names for the settings of `controlplane/scaling/kpa/version_scaler.py`."""
     rendered = service(VERSION, CLUSTER)
     annotations = rendered["spec"]["template"]["metadata"]["annotations"]
     found = {name.removeprefix("autoscaling.knative.dev/"): value for name, value in annotations.items()}
@@ -145,7 +145,7 @@ def test_scale_annotations_match_the_local_autoscaler() -> None:
     weighted = service(replace(VERSION, average="weighted"), CLUSTER)["spec"]["template"]["metadata"]["annotations"]
     more = {"autoscaling.knative.dev/metric-aggregation-algorithm": "weighted-exponential"}
     assert weighted == {**annotations, **more}
-    assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 72, "a full pod hears of cancellations"
+    assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 72, "a full pod still receives cancellations"
     assert rendered["metadata"]["annotations"]["kelvin.dev/streams"] == "64"
     assert all(isinstance(value, str) for value in annotations.values())
     assert not any("autoscaling" in name for name in rendered["metadata"]["annotations"]), "refused there"
@@ -156,7 +156,7 @@ def test_scale_annotations_match_the_local_autoscaler() -> None:
     [(5 << 30, "5368709120"), (4_000_000_000, "4G"), (4_321_000_000, "4321M"), (4_000_000_001, "4000000001")],
 )
 def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> None:
-    """A cluster answers a Service as it was applied, whatever its bytes are."""
+    """Then a cluster's response equals the applied Service for any number of bytes."""
     version = replace(VERSION, weight_bytes=0, kv_bytes=memory - PROCESS_BYTES)
     resources = service(version, CLUSTER)["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"]["memory"] == written
@@ -165,7 +165,7 @@ def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> Non
 
 
 def test_pod_is_restricted_and_sized_for_its_version() -> None:
-    """One version by its digest, sized by it, restricted, without an account of the cluster."""
+    """It runs one version by digest, with its memory, a restricted security context and no service account token."""
     pod = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["args"][:2] == ["runtime", VERSION.version]
@@ -187,7 +187,7 @@ def test_pod_is_restricted_and_sized_for_its_version() -> None:
 
 
 def test_store_secret_is_optional() -> None:
-    """The secret may be missing; where none is named nothing is asked for."""
+    """The secret may be missing. Without a name there is no reference."""
     (container,) = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "store", "optional": True}}]
     (container,) = service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
@@ -209,21 +209,21 @@ def test_store_secret_is_optional() -> None:
     ],
 )
 def test_what_the_cluster_would_refuse_is_refused_here(cluster: ClusterSpec, words: str) -> None:
-    """With the field, and the flag that it needs."""
+    """The error names the field and the flag that it needs."""
     with pytest.raises(Refused) as refused:
         service(VERSION, cluster)
     assert words in refused.value.failure.message
 
 
 def test_fields_that_need_a_flag_are_left_out_without_it() -> None:
-    """Spreading over zones is wished where it may be."""
+    """Spreading over zones is optional."""
     assert SPREAD.field not in service(VERSION, CLUSTER)["spec"]["template"]["spec"]
     assert SPREAD.field in service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("model", ["m", "a" * 63, "a" * 49 + "-" + "b" * 13])
 def test_service_names_are_dns_labels(model: str) -> None:
-    """Of every model a DNS label with its version's digits."""
+    """The name of every model is a DNS label that ends with the version's digits."""
     name = service_name(model, VERSION.version)
     assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name)
     assert name.endswith("-" + VERSION.version[:12])
@@ -231,14 +231,16 @@ def test_service_names_are_dns_labels(model: str) -> None:
 
 
 def test_fractional_seconds_are_refused() -> None:
-    """Knative takes whole ones."""
+    """Knative takes whole seconds."""
     with pytest.raises(Refused, match="whole seconds"):
         service(replace(VERSION, window_s=6.5), CLUSTER)
 
 
 @pytest.mark.parametrize(("streams", "want"), [(1, 9), (64, 72), (995, 1000), (1000, 1000), (2000, 1000)])
 def test_container_concurrency_exceeds_streams(streams: int, want: int) -> None:
-    """Some more than a pod's streams, and no more than Knative takes for a revision; the target stays the streams'."""
+    """It is a little above the streams of a pod, up to Knative's limit for a revision. The target stays at the
+    streams.
+    """
     rendered = service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
     assert rendered["spec"]["containerConcurrency"] == want
     assert rendered["metadata"]["annotations"]["autoscaling.knative.dev/target"] == str(streams)
@@ -247,22 +249,22 @@ def test_container_concurrency_exceeds_streams(streams: int, want: int) -> None:
 @pytest.mark.parametrize("streams", [1, 4, 64, 1000])
 @pytest.mark.parametrize("target", [None, 0.5, 4.0, 20.0, 64.0, 2000.0])
 def test_target_never_exceeds_streams(streams: int, target: float | None) -> None:
-    """As on one machine: never over a pod's streams, though queue-proxy lets some more through.
+    """As on one machine, the target is at most a pod's streams, although queue-proxy lets a few more in.
 
-    Of more streams than 1000 Knative itself aims at 1000.
+    Above 1000 streams Knative itself aims at 1000.
     """
-    here = scaling_spec(ScaleSettings(target=target), streams, reachable=True)
-    told = service(replace(VERSION, max_streams=streams, target=target), CLUSTER)["spec"]["template"]
-    there = resolve_target(
-        container_concurrency=told["spec"]["containerConcurrency"],
-        target=float(told["metadata"]["annotations"]["autoscaling.knative.dev/target"]),
+    local = scaling_spec(ScaleSettings(target=target), streams, reachable=True)
+    template = service(replace(VERSION, max_streams=streams, target=target), CLUSTER)["spec"]["template"]
+    knative = resolve_target(
+        container_concurrency=template["spec"]["containerConcurrency"],
+        target=float(template["metadata"]["annotations"]["autoscaling.knative.dev/target"]),
     )
-    assert there == (here.target_value, here.total_value)
-    assert here.total_value <= streams
+    assert knative == (local.target_value, local.total_value)
+    assert local.total_value <= streams
 
 
 def test_progress_deadline_covers_a_new_node() -> None:
-    """A small version has as long as a node may take to come; a large one as long as its bytes take."""
+    """A small version gets the time of a new node, a large one the time of its bytes."""
     assert progress_deadline_s(replace(VERSION, weight_bytes=1)) == NODE_S
     large = replace(VERSION, weight_bytes=200 << 30)
     assert progress_deadline_s(large) == start_limit_s(large) > NODE_S
@@ -274,21 +276,21 @@ def test_progress_deadline_covers_a_new_node() -> None:
         pytest.param(None, 545, id="a node that stays gives a pod its whole timeout"),
         pytest.param(120, 65, id="two minutes, less queue-proxy's pause and the last records"),
         pytest.param(30, 1, id="half a minute has room for no drain"),
-        pytest.param(7200, 545, id="more than a pod has is no more"),
+        pytest.param(7200, 545, id="a longer notice than the timeout changes nothing"),
     ],
 )
 def test_drain_ends_within_a_node_s_notice(notice_s: int | None, want_s: int) -> None:
-    """A drain that a node has no time for is not promised to the runtime."""
+    """The runtime is not promised a longer drain than the node allows."""
     assert drain_s(replace(CLUSTER, notice_s=notice_s)) == want_s
 
 
 def test_verification_reaches_pods() -> None:
-    """With its trust roots, which a pod can't start without; without the setting nothing of it is rendered."""
+    """The trust roots are required for the pod's start. Without the setting neither is rendered."""
     pod = service(VERSION, replace(CLUSTER, verify="require", trust="kelvin-trust"))["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    told = {each["name"]: each["value"] for each in container["env"]}
-    assert told["KELVIN_VERIFY"] == "require"
-    (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == told["KELVIN_TRUST_ROOTS"]]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert env["KELVIN_VERIFY"] == "require"
+    (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == env["KELVIN_TRUST_ROOTS"]]
     (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
     assert volume["configMap"] == {"name": "kelvin-trust"}
     assert mount["readOnly"] is True

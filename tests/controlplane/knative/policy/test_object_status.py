@@ -1,4 +1,4 @@
-"""What objects of a cluster say of versions: each case is a shape that a real API server was seen to answer."""
+"""Status of cluster objects. Each case is a shape that a real API server returned."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ RECORDED = Path(__file__).parents[4].parent / "shared" / "knative-recorded"
 
 
 def knative_service(status: Any = None, **about: Any) -> dict[str, Any]:
-    """As we write it, with what Knative says of it."""
+    """Return a Service as we write it, with Knative's status."""
     metadata = {
         "name": "llama-3f3f3f3f3f3f",
         "namespace": "kelvin-acme",
@@ -39,27 +39,27 @@ def knative_service(status: Any = None, **about: Any) -> dict[str, Any]:
 
 
 def status(ready: str, reason: str | None = None, **more: str) -> dict[str, Any]:
-    """Of a Service or a Revision."""
+    """Return the status of a Service or a Revision."""
     condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-11-20T10:17:24Z"}
     return {"conditions": [condition | ({"reason": reason} if reason else {})], **more}
 
 
 def endpoint_slice(*endpoints: Any, ports: Any = ({"name": "http", "port": 8012},)) -> dict[str, Any]:
-    """Of the private service of a revision."""
+    """Return a slice of a revision's private service."""
     labels = {"serving.knative.dev/service": "llama-3f3f3f3f3f3f", "serving.knative.dev/revision": "x-00001"}
     metadata = {"name": "x-00001-private-abc", "namespace": "kelvin-acme", "labels": labels}
     return {"metadata": metadata, "endpoints": list(endpoints) or None, "ports": list(ports) or None}
 
 
 def endpoint(name: str = "pod-a", address: str = "10.0.0.1", **conditions: Any) -> dict[str, Any]:
-    """Of a pod."""
+    """Return the endpoint of a pod."""
     return {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "name": name}}
 
 
 @pytest.mark.parametrize(
     ("obj", "want"),
     [
-        pytest.param(knative_service(), Service(OF, 8, "", ""), id="just made: no status at all"),
+        pytest.param(knative_service(), Service(OF, 8, "", ""), id="just created: no status"),
         pytest.param(
             knative_service(status("Unknown", "RevisionMissing", latestCreatedRevisionName="r-1")),
             Service(OF, 8, "r-1", ""),
@@ -73,19 +73,18 @@ def endpoint(name: str = "pod-a", address: str = "10.0.0.1", **conditions: Any) 
         pytest.param(
             knative_service(status("False", "RevisionFailed")),
             Service(OF, 8, "", "", refused="RevisionFailed"),
-            id="not even a revision could be made",
+            id="no revision could be created",
         ),
         pytest.param(
             knative_service(status("True", latestReadyRevisionName="r-1"), deletionTimestamp="2026-11-20T10:17:24Z"),
             Service(OF, 8, "", "r-1", is_going=True),
             id="being deleted",
         ),
-        pytest.param(knative_service(labels={"kelvin.dev/tenant": "acme"}), None, id="somebody else's: no model"),
-        pytest.param(knative_service(annotations=None), None, id="somebody else's: no version"),
+        pytest.param(knative_service(labels={"kelvin.dev/tenant": "acme"}), None, id="foreign: no model label"),
+        pytest.param(knative_service(annotations=None), None, id="foreign: no version annotation"),
     ],
 )
 def test_service_names_version_and_revisions(obj: dict[str, Any], want: Service | None) -> None:
-    """Of which version, and which revisions it has."""
     assert parse_service(obj) == want
 
 
@@ -96,44 +95,43 @@ def test_service_names_version_and_revisions(obj: dict[str, Any], want: Service 
         pytest.param(
             endpoint_slice(endpoint(ready=True, serving=True, terminating=False)),
             (Pod("pod-a", "http://10.0.0.1:8012", is_ready=True, is_leaving=False),),
-            id="ready",
+            id="a ready pod",
         ),
         pytest.param(
             endpoint_slice(endpoint(ready=False, serving=False, terminating=False)),
             (Pod("pod-a", "http://10.0.0.1:8012", is_ready=False, is_leaving=False),),
-            id="it has an address and is not ready yet",
+            id="a pod with an address that is not ready",
         ),
         pytest.param(
             endpoint_slice(endpoint(ready=False, serving=True, terminating=True)),
             (Pod("pod-a", "http://10.0.0.1:8012", is_ready=False, is_leaving=True),),
-            id="leaving",
+            id="a terminating pod",
         ),
         pytest.param(
             endpoint_slice(endpoint()),
             (Pod("pod-a", "http://10.0.0.1:8012", is_ready=True, is_leaving=False),),
-            id="what is not said of readiness is read as ready",
+            id="a missing ready condition means ready",
         ),
         pytest.param(
             endpoint_slice(endpoint(address="fd00::7", ready=True), ports=[{"name": "http2", "port": 8013}]),
             (Pod("pod-a", "http://[fd00::7]:8013", is_ready=True, is_leaving=False),),
             id="IPv6, and the port of HTTP/2",
         ),
-        pytest.param(endpoint_slice(endpoint(), ports=[{"name": "https", "port": 8112}]), (), id="no way in"),
+        pytest.param(endpoint_slice(endpoint(), ports=[{"name": "https", "port": 8112}]), (), id="no HTTP port"),
         pytest.param(endpoint_slice({"addresses": ["10.0.0.9"], "conditions": {}}), (), id="an address of no pod"),
     ],
 )
 def test_slice_pods_have_queue_proxy_addresses(obj: dict[str, Any], want: tuple[Pod, ...]) -> None:
-    """Each with the address of its queue-proxy."""
     assert parse_slice_pods(obj) == SlicePods("llama-3f3f3f3f3f3f", want)
 
 
 def test_foreign_slice_is_ignored() -> None:
-    """It is of no Knative Service."""
+    """It belongs to no Knative Service."""
     assert parse_slice_pods({"metadata": {"name": "kube-dns", "labels": None}, "endpoints": []}) is None
 
 
 def test_replica_rows_show_pod_state() -> None:
-    """A pod that is not ready is unproven; one that leaves, or whose Service does, drains; nothing else is said."""
+    """A pod that is not ready is unproven. A pod that leaves, or whose Service does, drains."""
     service, place = Service(OF, 8, "r-2", "r-1"), ("kelvin-acme", "llama-3f3f3f3f3f3f")
     row = revision_row(service, place)
     assert row is not None
@@ -168,14 +166,14 @@ def test_replica_rows_show_pod_state() -> None:
     ],
 )
 def test_unknown_reasons_are_not_repeated(reason: str, says: str) -> None:
-    """A word of Knative's is a sentence of ours, and one that is not known is not repeated."""
+    """Known reasons become our own sentences. An unknown reason is not shown."""
     assert says in describe_reason(reason)
     assert "SomethingNew" not in describe_reason(reason)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not in the repository")
 def test_recorded_failures_are_parsed() -> None:
-    """Of each scenario that failed, the words that its revisions had, in order; of the others none."""
+    """Each failed scenario gives the reasons of its revisions. The others give none."""
     found = {}
     for scenario in json.loads((RECORDED / "states_failing.json").read_text()):
         seen = [
@@ -204,7 +202,7 @@ def test_recorded_failures_are_parsed() -> None:
 
 @pytest.mark.parametrize("note", [None, "", "many", "-8", "8.5", 8, "9" * 30])
 def test_invalid_streams_annotation_counts_as_zero(note: object) -> None:
-    """Are none until they are put right; what reads them goes on."""
+    """Parsing does not fail."""
     notes = {"kelvin.dev/version": DIGEST, "kelvin.dev/streams": note}
     found = parse_service(knative_service(annotations=notes))
     assert found is not None

@@ -1,4 +1,4 @@
-"""What pods ask of nodes, how long nodes are waited for, and what is said of a start that waits for one."""
+"""Pods that wait for a node: the node class that they need, the expected wait, and why a start is pending."""
 
 from typing import Any
 
@@ -25,50 +25,52 @@ ONE, TWO = ("kelvin-acme", "llama-3f-00001-x"), ("kelvin-acme", "llama-3f-00001-
 T = 1_795_000_000.0
 
 
-def spec(device: str | None = None, nodes: dict[str, str] | None = None, borne: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Of a pod, as the product renders it, with queue-proxy beside."""
+def spec(
+    device: str | None = None, nodes: dict[str, str] | None = None, tolerated: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return a pod spec as the product renders it, with queue-proxy."""
     limits = {"memory": "6Gi"} | ({} if device is None else {device: "1"})
     return {
         "containers": [{"name": "runtime", "resources": {"limits": limits}}, {"name": "queue-proxy"}],
         **({} if nodes is None else {"nodeSelector": nodes}),
-        "tolerations": [{"key": key, "operator": "Exists"} for key in borne],
+        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
     }
 
 
 @pytest.mark.parametrize(
-    ("asked", "want"),
+    ("pod_spec", "want"),
     [
-        pytest.param(spec(), CPU, id="processors alone"),
-        pytest.param({}, CPU, id="nothing at all"),
-        pytest.param(spec("nvidia.com/gpu", borne=("nvidia.com/gpu",)), GPU, id="a device, whose taint it bears"),
-        pytest.param(spec("nvidia.com/mig-1g.10gb"), NodeClass("mig-1g.10gb", "any", "no"), id="a slice of one"),
+        pytest.param(spec(), CPU, id="CPU only"),
+        pytest.param({}, CPU, id="an empty spec"),
+        pytest.param(spec("nvidia.com/gpu", tolerated=("nvidia.com/gpu",)), GPU, id="a device that is tolerated"),
+        pytest.param(spec("nvidia.com/mig-1g.10gb"), NodeClass("mig-1g.10gb", "any", "no"), id="a slice of a device"),
         pytest.param(
             spec("nvidia.com/gpu", {"topology.kubernetes.io/zone": "eu-1a"}), NodeClass("gpu", "eu-1a", "no"),
             id="one zone",
         ),
         pytest.param(
             spec("nvidia.com/gpu", {"kelvin.dev/capacity": "spot"}, ("kelvin.dev/capacity",)),
-            NodeClass("gpu", "any", "only"), id="spot alone, as the manifests ask for it",
+            NodeClass("gpu", "any", "only"), id="spot only, as in the manifests",
         ),
         pytest.param(
             spec(None, {"karpenter.sh/capacity-type": "spot"}), NodeClass("cpu", "any", "only"), id="Karpenter's spot",
         ),
         pytest.param(
-            spec(None, None, ("cloud.google.com/gke-spot",)), NodeClass("cpu", "any", "may"), id="spot, too",
+            spec(None, None, ("cloud.google.com/gke-spot",)), NodeClass("cpu", "any", "may"), id="spot allowed",
         ),
         pytest.param(
-            spec(None, {"kelvin.dev/capacity": "on-demand"}), CPU, id="the control: what is never taken away",
+            spec(None, {"kelvin.dev/capacity": "on-demand"}), CPU, id="control: on-demand",
         ),
-        pytest.param(spec(None, {"gpu": "h100"}, ("gpu",)), CPU, id="the control: labels that say nothing of it"),
+        pytest.param(spec(None, {"gpu": "h100"}, ("gpu",)), CPU, id="control: unrelated labels"),
     ],
 )  # fmt: skip
-def test_node_class_follows_from_the_pod_spec(asked: dict[str, Any], want: NodeClass) -> None:
-    """By resources, node selector and tolerations."""
-    assert node_of(asked) == want
+def test_node_class_follows_from_the_pod_spec(pod_spec: dict[str, Any], want: NodeClass) -> None:
+    """The class follows from resources, node selector and tolerations."""
+    assert node_of(pod_spec) == want
 
 
 def pod(*conditions: dict[str, str], **about: Any) -> dict[str, Any]:
-    """As an API server answers it."""
+    """Return a pod as an API server returns it."""
     labels = {"serving.knative.dev/service": "llama-3f", "serving.knative.dev/revision": "llama-3f-00001"}
     metadata = {"name": ONE[1], "namespace": ONE[0], "labels": labels, "creationTimestamp": "2026-11-20T10:00:00Z"}
     return {
@@ -79,7 +81,7 @@ def pod(*conditions: dict[str, str], **about: Any) -> dict[str, Any]:
 
 
 def scheduled(status: str, reason: str = "", at: str = "2026-11-20T10:00:05Z") -> dict[str, str]:
-    """Its condition."""
+    """Return a PodScheduled condition."""
     return {"type": "PodScheduled", "status": status, "reason": reason, "lastTransitionTime": at}
 
 
@@ -89,17 +91,17 @@ BORN_S = 1_795_168_800.0
 @pytest.mark.parametrize(
     ("obj", "want"),
     [
-        pytest.param(pod(), ObservedPod("llama-3f", GPU), id="just made"),
+        pytest.param(pod(), ObservedPod("llama-3f", GPU), id="just created"),
         pytest.param(
             pod(scheduled("False", "Unschedulable")), ObservedPod("llama-3f", GPU, unschedulable_since_s=BORN_S + 5),
             id="no node has room",
         ),
         pytest.param(
             pod(scheduled("False", "Unschedulable") | {"lastTransitionTime": ""}),
-            ObservedPod("llama-3f", GPU, unschedulable_since_s=BORN_S), id="nobody says since when",
+            ObservedPod("llama-3f", GPU, unschedulable_since_s=BORN_S), id="no node has room, and the time is missing",
         ),
         pytest.param(
-            pod(scheduled("False", "SchedulingGated")), ObservedPod("llama-3f", GPU), id="held back by somebody"
+            pod(scheduled("False", "SchedulingGated")), ObservedPod("llama-3f", GPU), id="held by a scheduling gate"
         ),
         pytest.param(pod(scheduled("True")), ObservedPod("llama-3f", GPU, placed_s=BORN_S + 5), id="it has a node"),
         pytest.param(
@@ -109,14 +111,14 @@ BORN_S = 1_795_168_800.0
         pytest.param(
             pod(scheduled("False", "Unschedulable"), deletionTimestamp="2026-11-20T10:02:00Z"),
             ObservedPod("llama-3f", GPU, unschedulable_since_s=BORN_S + 5, is_leaving=True),
-            id="nobody wants it any more",
+            id="it is being deleted",
         ),
-        pytest.param(pod(labels={"app": "queue"}), None, id="somebody else's"),
-        pytest.param(pod(labels=None), None, id="nobody's"),
+        pytest.param(pod(labels={"app": "queue"}), None, id="a foreign pod"),
+        pytest.param(pod(labels=None), None, id="a pod without labels"),
     ],
 )  # fmt: skip
 def test_pod_status_is_parsed(obj: dict[str, Any], want: ObservedPod | None) -> None:
-    """Its class, and since when it waits, has a node, is ready."""
+    """The result has the node class, and the times since when it waits, has a node, is ready."""
     assert parse_pod(obj) == want
 
 
@@ -133,7 +135,7 @@ def serves(placed_s: float, ready_s: float) -> ObservedPod:
 
 
 def test_pending_replicas_are_counted_by_class() -> None:
-    """Those alone that wait; the class of one that had its node stays, with none."""
+    """Only waiting pods count. A class that got a node stays in the list with a count of zero."""
     nodes = PodWaits()
     assert nodes.pending() == ()
     nodes.pod(ONE, waits())
@@ -150,7 +152,7 @@ def test_pending_replicas_are_counted_by_class() -> None:
 
 
 def test_service_is_returned_when_a_wait_begins_or_ends() -> None:
-    """A Service whose pod begins to wait, and ends it; not of what changes nothing."""
+    """Other changes return nothing."""
     nodes = PodWaits()
     assert nodes.pod(ONE, ObservedPod(SERVICE[1], GPU)) is None
     assert nodes.pod(ONE, waits()) == SERVICE
@@ -165,7 +167,9 @@ def test_service_is_returned_when_a_wait_begins_or_ends() -> None:
 
 
 def test_forecast_includes_the_wait_for_a_node() -> None:
-    """By a guess first; then by the mean of waits for such nodes, and of starts on them; nothing of another class."""
+    """Defaults come first, then the mean of past waits for this class and of starts. Waits of another class do not
+    count.
+    """
     nodes = PodWaits()
     assert nodes.forecast_ready_s(SERVICE, T) is None
     nodes.pod(ONE, waits())
@@ -190,25 +194,25 @@ def test_forecast_includes_the_wait_for_a_node() -> None:
 @pytest.mark.parametrize(
     ("seen", "left_s"),
     [
-        pytest.param([waits(), waits(T - 50)], GUESS_S - 50 + START_GUESS_S, id="the first that will be"),
+        pytest.param([waits(), waits(T - 50)], GUESS_S - 50 + START_GUESS_S, id="two wait: the first one counts"),
         pytest.param([waits(), placed(T)], START_GUESS_S, id="one has its node"),
-        pytest.param([placed(T - 500)], 0.0, id="one that should be over"),
-        pytest.param([waits(T + 600)], GUESS_S + START_GUESS_S, id="our clock is behind: as if it waited from now"),
-        pytest.param([placed(T + 600)], START_GUESS_S, id="our clock is behind: as if it had its node from now"),
+        pytest.param([placed(T - 500)], 0.0, id="a start that should be over"),
+        pytest.param([waits(T + 600)], GUESS_S + START_GUESS_S, id="our clock is behind: the wait counts from now"),
+        pytest.param([placed(T + 600)], START_GUESS_S, id="our clock is behind: the start counts from now"),
         pytest.param(
-            [waits(T - 400)], OVERDUE_RATIO * 400 + START_GUESS_S, id="longer than others: half as long again"
+            [waits(T - 400)], OVERDUE_RATIO * 400 + START_GUESS_S, id="longer than past waits: half as long again"
         ),
         pytest.param([waits(), serves(T - 9, T - 1)], None, id="one serves"),
-        pytest.param([ObservedPod(SERVICE[1], GPU)], None, id="nobody has said anything of it yet"),
+        pytest.param([ObservedPod(SERVICE[1], GPU)], None, id="a pod without a condition"),
         pytest.param(
             [ObservedPod(SERVICE[1], GPU, unschedulable_since_s=T, is_leaving=True)],
             None,
-            id="nobody wants it any more",
+            id="a pod that is being deleted",
         ),
     ],
 )
 def test_forecast_is_of_the_first_ready_pod(seen: list[ObservedPod], left_s: float | None) -> None:
-    """Who waits is served by the first."""
+    """The first ready pod serves the waiting requests."""
     nodes = PodWaits()
     for number, each in enumerate(seen):
         nodes.pod(("kelvin-acme", f"pod-{number}"), each)
@@ -216,7 +220,7 @@ def test_forecast_is_of_the_first_ready_pod(seen: list[ObservedPod], left_s: flo
 
 
 def test_lapsed_readiness_is_no_new_start() -> None:
-    """It is not ready for a while: that teaches nothing of starts."""
+    """A pod that is not ready for a while teaches nothing about starts."""
     nodes = PodWaits()
     nodes.pod(ONE, placed(T))
     nodes.pod(ONE, serves(T, T + 20))
@@ -232,9 +236,9 @@ def test_lapsed_readiness_is_no_new_start() -> None:
     ("state", "want"),
     [
         pytest.param(
-            {"waiting": {"reason": "CrashLoopBackOff"}}, PodProblem("CrashLoopBackOff", -9), id="it crash-loops"
+            {"waiting": {"reason": "CrashLoopBackOff"}}, PodProblem("CrashLoopBackOff", -9), id="a crash loop"
         ),
-        pytest.param({"running": {}}, None, id="it runs, and has not been ready yet: its restarts may be of days ago"),
+        pytest.param({"running": {}}, None, id="it runs, is not ready yet, and its restarts may be old"),
     ],
 )
 def test_ready_pod_may_enter_a_crash_loop(state: dict[str, Any], want: PodProblem | None) -> None:
@@ -251,7 +255,7 @@ def test_ready_pod_may_enter_a_crash_loop(state: dict[str, Any], want: PodProble
 
 
 def test_reset_keeps_measured_waits() -> None:
-    """Who leads a second time sees them anew."""
+    """A leader's second term sees all pods again."""
     nodes = PodWaits()
     nodes.pod(ONE, waits())
     nodes.pod(ONE, placed(T + 60))
@@ -263,7 +267,7 @@ def test_reset_keeps_measured_waits() -> None:
 
 
 def test_measured_waits_are_bounded() -> None:
-    """Classes come from node selectors, of which there may be any number."""
+    """Node classes come from node selectors, whose number has no bound."""
     nodes = PodWaits()
     for number in range(MAX_CLASSES + 5):
         node = NodeClass("gpu", f"zone-{number}", "no")
@@ -275,7 +279,7 @@ def test_measured_waits_are_bounded() -> None:
 
 
 def container(waiting: str = "", restarts: int = 0, code: int | None = None, *, ready: bool = False) -> dict[str, Any]:
-    """A container's status."""
+    """Return a container's status."""
     state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
     last = {} if code is None else {"terminated": {"exitCode": code}}
     return {"name": "runtime", "ready": ready, "restartCount": restarts, "state": state, "lastState": last}
@@ -284,27 +288,21 @@ def container(waiting: str = "", restarts: int = 0, code: int | None = None, *, 
 @pytest.mark.parametrize(
     ("statuses", "want"),
     [
-        pytest.param([], None, id="none was created yet"),
-        pytest.param([container("ContainerCreating")], None, id="on its way"),
+        pytest.param([], None, id="no container yet"),
+        pytest.param([container("ContainerCreating")], None, id="a container is being created"),
         pytest.param(
-            [container("CreateContainerConfigError")], PodProblem("CreateContainerConfigError"), id="no secret"
+            [container("CreateContainerConfigError")], PodProblem("CreateContainerConfigError"), id="a missing secret"
         ),
-        pytest.param([container("ImagePullBackOff")], PodProblem("ImagePullBackOff"), id="no image"),
-        pytest.param(
-            [container("CrashLoopBackOff", 3, 1)], PodProblem("CrashLoopBackOff", 1), id="between two attempts"
-        ),
-        pytest.param(
-            [container("", 3, 137)], PodProblem("CrashLoopBackOff", -9), id="during the next one; by a signal"
-        ),
-        pytest.param([container("", 1, 1)], None, id="one restart may be bad luck"),
-        pytest.param([container("", 3, 1, ready=True)], None, id="it is ready by now"),
-        pytest.param(
-            [container(ready=True), container("ErrImagePull")], PodProblem("ErrImagePull"), id="any container"
-        ),
+        pytest.param([container("ImagePullBackOff")], PodProblem("ImagePullBackOff"), id="a missing image"),
+        pytest.param([container("CrashLoopBackOff", 3, 1)], PodProblem("CrashLoopBackOff", 1), id="a crash loop"),
+        pytest.param([container("", 3, 137)], PodProblem("CrashLoopBackOff", -9), id="a loop, by a signal"),
+        pytest.param([container("", 1, 1)], None, id="one restart is no crash loop"),
+        pytest.param([container("", 3, 1, ready=True)], None, id="a ready container"),
+        pytest.param([container(ready=True), container("ErrImagePull")], PodProblem("ErrImagePull"), id="one of two"),
     ],
 )
 def test_why_a_pod_is_not_ready(statuses: list[dict[str, Any]], want: PodProblem | None) -> None:
-    """Of all that a cluster says of containers what keeps a pod from being ready for good."""
+    """Of all container states, only those that keep a pod from ever being ready count."""
     nodes = PodWaits()
     seen = parse_pod({**pod(scheduled("True")), "status": {"containerStatuses": statuses}})
     nodes.pod(ONE, seen)

@@ -1,4 +1,4 @@
-"""A pool's Service: what a cluster accepts, told to wait, scaled by what is reported alone."""
+"""A pool's Service: valid on a cluster, with parked runtimes, scaled only by reported concurrency."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ POOL = PoolSpec("small", 1 << 30, 2, 8)
 CONTROLLED = replace(CLUSTER, control=EVERYTHING.control)
 
 
-@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
+@pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not in shared/")
 @pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
 def test_pool_service_matches_the_schema(cluster: ClusterSpec) -> None:
     assert faults(pool_service(POOL, cluster, 2 << 30)) == []
@@ -21,21 +21,21 @@ def test_pool_service_matches_the_schema(cluster: ClusterSpec) -> None:
 
 @pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
 def test_pool_pod_waits_for_control_requests(cluster: ClusterSpec) -> None:
-    """For orders over mutual TLS, on its device class, with room for so many bytes and no tenant's cache."""
+    """It listens with mutual TLS, has its device class and memory for weights, and no tenant's cache."""
     rendered = pool_service(POOL, cluster, 2 << 30)
     (container,) = rendered["spec"]["template"]["spec"]["containers"]
-    told = {each["name"]: each["value"] for each in container["env"]}
+    env = {each["name"]: each["value"] for each in container["env"]}
     assert container["args"][:3] == ["runtime", "--standby", cluster.device_class or "cpu-1"]
     assert container["args"][-2:] == ["--weights", str(1 << 30)]
-    assert told["KELVIN_STANDBY_LISTEN"] == "0.0.0.0:7510"
-    assert told["KELVIN_INNER_TLS"]
-    assert "KELVIN_CACHE_AGENT" not in told
+    assert env["KELVIN_STANDBY_LISTEN"] == "0.0.0.0:7510"
+    assert env["KELVIN_INNER_TLS"]
+    assert "KELVIN_CACHE_AGENT" not in env
     assert container["resources"]["limits"]["memory"] == str((1 << 30) + (2 << 30) + (1 << 30))
     assert all(each["secretRef"]["optional"] for each in container.get("envFrom", ()))
 
 
 def test_pool_scales_by_reported_concurrency() -> None:
-    """A pod for each of it, two while nobody reports, never more than eight."""
+    """One pod per unit of concurrency: two without reports, at most eight."""
     template = pool_service(POOL, CONTROLLED, 2 << 30)["spec"]["template"]
     annotations = template["metadata"]["annotations"]
     found = {name.removeprefix("autoscaling.knative.dev/"): value for name, value in annotations.items()}
@@ -54,7 +54,6 @@ def test_pool_scales_by_reported_concurrency() -> None:
 
 
 def test_pool_name_collides_with_no_tenant_or_version() -> None:
-    """Neither a tenant's namespace nor a version's name."""
     namespace, name = pool_place(POOL, CONTROLLED)
     assert namespace != namespace_of("pools", CONTROLLED)
     assert name != service_name("kelvin-pool", "0" * 64)

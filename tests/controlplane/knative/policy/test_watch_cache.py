@@ -1,4 +1,4 @@
-"""What is news to activators: in whatever order objects come, and however often."""
+"""WatchCache: the changes to publish, for objects in any order and any number of repeats."""
 
 import copy
 import json
@@ -33,29 +33,31 @@ RECORDED = Path(__file__).parents[4].parent / "shared" / "knative-recorded" / "l
 
 
 def pods(*names: str, is_ready: bool = True, is_leaving: bool = False) -> SlicePods:
-    """In one slice."""
+    """Return the pods of one slice."""
     return SlicePods(AT[1], tuple(Pod(name, f"http://{name}", is_ready, is_leaving) for name in names))
 
 
 def service(created: str = R1, ready: str = R1, **more: Any) -> Service:
-    """Of the version."""
+    """Return the version's Service."""
     return Service(OF, 8, created, ready, **more)
 
 
 def shown(rows: tuple[ReplicaRow, ...]) -> list[tuple[str, str]]:
-    """Names and states."""
+    """Return the name and state of each replica row."""
     return [(row.runtime_id, "draining" if row.draining else "unproven" if row.unproven else "ready") for row in rows]
 
 
 def test_feed_follows_a_service_through_its_lifecycle() -> None:
-    """Its revision, a pod on its way, ready, leaving and gone, its end. What was told once is no news again."""
+    """The revision appears, a pod starts, is ready, leaves and is gone, and the Service ends. A repeated object gives
+    no change.
+    """
     sight = WatchCache()
     assert not sight.service(AT, service("", ""))
     assert [row.name for row in sight.service(AT, service(ready="")).revisions] == [R1]
     assert shown(sight.slice(SLICE, pods("a", is_ready=False)).replicas) == [("a", "unproven")]
     assert not sight.slice(SLICE, pods("a", is_ready=False))
     assert shown(sight.slice(SLICE, pods("a")).replicas) == [("a", "ready")]
-    assert not sight.service(AT, service()), "it hears of it under the same name as before"
+    assert not sight.service(AT, service()), "the published revision stays the same"
     assert shown(sight.slice(SLICE, pods("a", "b")).replicas) == [("b", "ready")]
     assert shown(sight.slice(SLICE, pods("a", "b", is_leaving=True)).replicas) == [("a", "draining"), ("b", "draining")]
     assert sight.slice(SLICE, pods("b", is_leaving=True)) == FeedChanges(removed_replicas=("a",))
@@ -66,7 +68,6 @@ def test_feed_follows_a_service_through_its_lifecycle() -> None:
 
 
 def test_pod_seen_before_its_service_is_published_later() -> None:
-    """It is told once it is known whose it is."""
     sight = WatchCache()
     assert not sight.slice(SLICE, pods("a"))
     news = sight.service(AT, service())
@@ -75,7 +76,7 @@ def test_pod_seen_before_its_service_is_published_later() -> None:
 
 
 def test_old_revision_is_published_until_new_one_is_ready() -> None:
-    """The one before is heard of until the new one was ready; pods of both serve."""
+    """Pods of both revisions serve."""
     sight = WatchCache()
     sight.service(AT, service())
     sight.slice(SLICE, pods("a"))
@@ -86,7 +87,7 @@ def test_old_revision_is_published_until_new_one_is_ready() -> None:
 
 
 def test_pod_with_two_addresses_is_one_replica() -> None:
-    """It is one replica, and stays while one slice has it."""
+    """It stays while one slice has it."""
     sight = WatchCache()
     sight.service(AT, service())
     assert shown(sight.slice(SLICE, pods("a")).replicas) == [("a", "ready")]
@@ -95,7 +96,7 @@ def test_pod_with_two_addresses_is_one_replica() -> None:
 
 
 def test_pods_of_a_deleted_service_drain() -> None:
-    """Its pods take nothing new at once, and are gone when they are."""
+    """They take no new requests, and leave the feed when they are gone."""
     sight = WatchCache()
     sight.service(AT, service())
     sight.slice(SLICE, pods("a"))
@@ -107,7 +108,7 @@ def test_pods_of_a_deleted_service_drain() -> None:
 
 
 def test_failure_is_published_once() -> None:
-    """However often it is seen; again once it has come back. It is that of the revision that is waited for."""
+    """It is published again if it returns. Only the newest revision's failure counts."""
     sight = WatchCache()
     sight.service(AT, service(ready=""))
     assert sight.revision((AT[0], R1), FAILED).failed == ((OF, FAILED),)
@@ -119,24 +120,23 @@ def test_failure_is_published_once() -> None:
 
 
 def test_failure_seen_before_its_service_is_published_later() -> None:
-    """As a control plane finds it that begins."""
+    """A new control plane sees objects in any order."""
     sight = WatchCache()
     assert not sight.revision((AT[0], R1), FAILED)
     assert sight.service(AT, service(ready="")).failed == ((OF, FAILED),)
 
 
 def test_failure_is_not_published_while_a_replica_serves() -> None:
-    """Neither of a new revision that fails beside the old one, nor of one of which a pod is ready."""
+    """This holds for a new revision beside the old one, and for a revision with a ready pod."""
     sight = WatchCache()
     sight.service(AT, service(created=R2))
     assert not sight.revision((AT[0], R2), FAILED)
     sight.slice(SLICE, pods("a"))
     assert not sight.revision((AT[0], R1), FAILED)
-    assert sight.slice(SLICE, pods()).failed == ((OF, FAILED),), "the last one is gone, and none came after it"
+    assert sight.slice(SLICE, pods()).failed == ((OF, FAILED),), "the last pod is gone"
 
 
 def test_service_without_revision_publishes_its_failure() -> None:
-    """Why none was made is told like any other failure."""
     sight = WatchCache()
     assert sight.service(AT, service("", "", refused="RevisionFailed")).failed == (
         (OF, RevisionFailure("RevisionFailed", "")),
@@ -144,7 +144,7 @@ def test_service_without_revision_publishes_its_failure() -> None:
 
 
 def test_changes_add_up_to_the_current_state() -> None:
-    """After any steps in any order, what news have added up to is what a newcomer would be told."""
+    """After any steps, the changes add up to what a new cache publishes for the same objects."""
     for seed in range(200):
         luck = random.Random(seed)
         sight = WatchCache()
@@ -171,19 +171,19 @@ def test_changes_add_up_to_the_current_state() -> None:
             for name in news.removed_replicas:
                 del replicas[name]
             replicas.update({row.runtime_id: row for row in news.replicas})
-        fresh, told_revisions, told_replicas = WatchCache(), {}, {}
+        fresh, fresh_revisions, fresh_replicas = WatchCache(), {}, {}
         everything: list[tuple[Any, Any, Any]] = [(fresh.service, *each) for each in services.items()]
         everything += [(fresh.slice, *each) for each in slices.items()]
         luck.shuffle(everything)
         for take, place, what in everything:
             news = take(place, what)
-            told_revisions.update({(row.tenant, row.model, row.version): row for row in news.revisions})
-            told_replicas.update({row.runtime_id: row for row in news.replicas})
-        assert (revisions, replicas) == (told_revisions, told_replicas)
+            fresh_revisions.update({(row.tenant, row.model, row.version): row for row in news.revisions})
+            fresh_replicas.update({row.runtime_id: row for row in news.replicas})
+        assert (revisions, replicas) == (fresh_revisions, fresh_replicas)
 
 
 def _events() -> Iterator[tuple[float, str, str, dict[str, Any]]]:
-    """Time, kind, type and object of what was watched; what an event left out is as in the one before."""
+    """Yield time, kind, type and object of each recorded event. A field left out is as in the event before."""
     found = []
     for kind in ("service", "revision", "endpointslice"):
         last: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def _fill(obj: dict[str, Any], before: Any) -> None:
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not in the repository")
 def test_recorded_lifecycle_is_replayed() -> None:
-    """From nothing to one, five, none, one, another revision beside it, none, deleted: what activators know then."""
+    """The recording goes from zero to one, five, zero and one pod, to a second revision, to zero, and to deletion."""
     sight = WatchCache()
     revisions: list[str] = []
     replicas: dict[str, ReplicaRow] = {}

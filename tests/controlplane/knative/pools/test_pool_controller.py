@@ -1,4 +1,6 @@
-"""Versions on pods that wait, in a cluster in memory: who is told what, what is found, what comes of cuts."""
+"""PoolController on a cluster in memory: which parked pod gets a version, adoption after a takeover, failures of
+pods.
+"""
 
 import asyncio
 from collections import deque
@@ -38,8 +40,8 @@ from tests.controlplane.knative.plane_world import (
 
 
 async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
-    """No Service of its own, a pod that fits best; told when it serves, worth more than those that wait; released when
-    it is idle, activators first, and told of its end once another life waits there.
+    """The version has no Service. The best-fitting pod is bound, and in the feed once it serves, with a higher deletion
+    cost. When idle it drains first, and is released and parked again.
     """
     async with running_pools(tmp_path) as it:
         assert it.cluster.services() == {"kelvin-pool--small", "kelvin-pool--large"}
@@ -47,7 +49,9 @@ async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
         await it.register(model="other")
         await it.let_pass(3)
         assert not any(name.startswith("m-") for name in it.cluster.services())
-        assert any(name.startswith("other-") for name in it.cluster.services()), "the control: that one has its own"
+        assert any(name.startswith("other-") for name in it.cluster.services()), (
+            "control: a model without a pool has its own Service"
+        )
         await it.run("large", "l1")
         await it.run("small", "s1")
         await it.read_feed()
@@ -78,7 +82,7 @@ async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("idle", ["auto", "sleep", "warm"])
 async def test_idle_setting_of_one_machine_holds_no_pod(tmp_path: Path, idle: str) -> None:
-    """A database that one machine used may hold it. A cluster refuses it, and scales to zero."""
+    """A database from a single machine may have this setting. A cluster ignores it and scales to zero."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.registry.rescale(BY, TENANT, "m", {"idle": idle}, NOW_S)
@@ -93,7 +97,7 @@ async def test_idle_setting_of_one_machine_holds_no_pod(tmp_path: Path, idle: st
 
 
 async def test_pool_rows_report_taken_waiting_and_buffer(tmp_path: Path) -> None:
-    """Pods that are taken, starts that wait, and the buffer; each reader's share of it."""
+    """The reported concurrency is taken pods, waiting starts and the buffer, divided among the feed's readers."""
     async with running_pools(tmp_path) as it:
         for each in ("small", "large"):
             it.cluster.set_pool_ready(each)
@@ -107,7 +111,7 @@ async def test_pool_rows_report_taken_waiting_and_buffer(tmp_path: Path) -> None
         await it.run("small", "s1")
         it.pod("s1").restore_allowed.set()
         await it.let_pass(2)
-        assert await shares(it) == {}, "it is taken: as many are wanted"
+        assert await shares(it) == {}, "it is taken, so the sum is unchanged"
         with it.feed.subscribe():
             await it.let_pass(2)
             assert await shares(it) == {"small-00001": 1.5, "large-00001": 0.5}
@@ -115,12 +119,12 @@ async def test_pool_rows_report_taken_waiting_and_buffer(tmp_path: Path) -> None
 
 
 async def shares(it: ControllerScenario) -> dict[str, float]:
-    """As they were told last, since the last look."""
+    """Return the newest share of each pool since the last call."""
     return {row.name: row.share for line in await it.read_feed() for row in line.pools}
 
 
 async def test_start_takes_the_first_free_pod_or_fails(tmp_path: Path) -> None:
-    """A start takes the first pod that comes; without any it fails in time, and who waits is told."""
+    """Without a pod the start fails at its time limit, and the requests with it."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.ask()
@@ -147,14 +151,14 @@ async def failures(it: ControllerScenario) -> list[RestoreFailure]:
 @pytest.mark.parametrize(
     ("failure", "binds", "told"),
     [
-        pytest.param(NotFound("version", "x"), 1, ["not_found"], id="it says why: who waits is told"),
-        pytest.param(Unavailable("the pod"), 3, ["unavailable"], id="it is lost, three times"),
+        pytest.param(NotFound("version", "x"), 1, ["not_found"], id="the pod gives a reason: the start fails"),
+        pytest.param(Unavailable("the pod"), 3, ["unavailable"], id="three pods are lost: the start fails"),
     ],
 )
 async def test_failed_bind_is_retried_on_other_pods(
     tmp_path: Path, failure: NotFound | Unavailable, binds: int, told: list[str]
 ) -> None:
-    """On one pod, or on as many as are tried."""
+    """A pod that gives a reason fails the start. A lost pod is retried on other pods, three times in all."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.run("small", "s1", "s2", "s3", "s4")
@@ -171,9 +175,7 @@ async def test_failed_bind_is_retried_on_other_pods(
 
 
 async def test_next_leader_adopts_bound_pods(tmp_path: Path) -> None:
-    """What an earlier one had bound, or was about to, is found and told; what nobody knows is released. All of it
-    before activators are told what there is.
-    """
+    """Bound and binding pods are adopted. A pod with an unknown version is released."""
     pods = FakePods()
     ours = BindPodRequest(
         tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
@@ -219,7 +221,7 @@ async def test_start_that_was_taken_over_waits_for_another_pod(tmp_path: Path) -
 
 
 async def test_version_that_waits_for_a_pod_says_so(tmp_path: Path) -> None:
-    """Until it has one."""
+    """The start problem ends once it has a pod."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.ask()
@@ -254,7 +256,7 @@ async def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tena
         await it.registry._database.write(lambda connection: insert_tenant(connection, BY, "guest", NOW_S))
         await it.registry.register(registration("n", "b", tenant="guest"), NOW_S)
         it.plane.observe(stats(guest))
-        assert it.outcomes.problem(guest) is not None, "it says that it waits for a pod"
+        assert it.outcomes.problem(guest) is not None, "it waits for a pod"
         for _ in range(40):
             it.plane.observe(stats(guest))
             await it.let_pass(1)
@@ -283,8 +285,8 @@ async def test_minimum_of_a_model_on_pools_is_within_its_share_of_the_devices_to
 
 
 async def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
-    """Three pods serve when another control plane begins: none is released before a stable window has passed, whoever
-    has reported until then, and all that are used stay after it.
+    """Three pods serve when a new control plane starts. None is released before a stable window has passed; then only
+    those that are not needed.
     """
     pods = FakePods()
     ours = BindPodRequest(
@@ -309,8 +311,8 @@ async def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
 
 
 async def test_restarted_or_terminating_pod_is_replaced(tmp_path: Path) -> None:
-    """Another life in the pod of one that served is seen, and made up for; a pod that the cluster ends takes nothing
-    more, and one that is gone is told of. One that is silent serves on.
+    """A pod that does not answer keeps serving. A restarted one is bound again, a terminating one drains, and one that
+    is gone leaves the feed.
     """
     async with running_pools(tmp_path) as it:
         await it.register()
@@ -342,7 +344,7 @@ async def test_restarted_or_terminating_pod_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: Path) -> None:
-    """After its node has booted again it keeps its name. What it served is lost, and it is asked where it is now."""
+    """A pod keeps its name after its node has rebooted. Its replica is lost, and it is asked at its new address."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.run("small", "s1")
@@ -350,7 +352,7 @@ async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: P
         await it.ask()
         (before,) = it.table.replicas_of(key())
         await it.read_feed()
-        it.pod("s1").is_unreachable = True  # nobody is at its old address
+        it.pod("s1").is_unreachable = True  # its old address does not answer
         it.pods.pods[orders("s9")] = Pod(life=2)
         it.pod("s9").restore_allowed.set()
         it.cluster.pool("small", "s1", moved={"s1": "s9"})
@@ -379,7 +381,7 @@ async def test_pods_of_several_slices_are_kept_while_all_are_seen_again(tmp_path
         of_s1 = Ref("discovery.k8s.io/v1", "EndpointSlice", POOLS, "kelvin-pool--small-x")
         seen = cluster.objects.pop(of_s1)
         cluster.put({**seen, "metadata": {**seen["metadata"], "name": "kelvin-pool--small-a"}, "endpoints": None})
-        cluster.put(seen)  # it comes after the other
+        cluster.put(seen)  # this slice comes after the other
         async with running_loop(it.plane):
             await it.let_pass(2)
             assert it.states() == {"s1": PodState.BOUND}
@@ -387,7 +389,7 @@ async def test_pods_of_several_slices_are_kept_while_all_are_seen_again(tmp_path
 
 
 async def test_slow_pod_delays_no_other(tmp_path: Path) -> None:
-    """A pod that says nothing: others are found and bound, and what is reported is as it is."""
+    """One pod does not answer. Others are found and bound, and the reports go on."""
     async with running_pools(tmp_path) as it:
         it.cluster.set_pool_ready("small")
         it.pods.pods[orders("s1")] = Pod(says=asyncio.Event())
@@ -411,7 +413,7 @@ async def test_slow_pod_delays_no_other(tmp_path: Path) -> None:
 async def test_cost_that_is_refused_is_tried_again_and_seldom_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the cluster does not take it, each pod of a large pool would have a line each second."""
+    """Otherwise each pod of a large pool would log a line each second."""
     async with running_pools(tmp_path) as it:
         it.cluster.refuse[Ref("v1", "Pod", POOLS, "s1")] = deque([Denied("forbidden")] * 60)
         await it.run("small", "s1")
@@ -422,7 +424,7 @@ async def test_cost_that_is_refused_is_tried_again_and_seldom_logged(
 
 
 async def test_terminating_pod_takes_no_version_again(tmp_path: Path) -> None:
-    """Its version goes to another one, and it takes none again."""
+    """Its version goes to another pod."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.run("small", "s1", "s2")
@@ -437,7 +439,7 @@ async def test_terminating_pod_takes_no_version_again(tmp_path: Path) -> None:
 
 
 async def test_excluded_tenants_get_their_own_service(tmp_path: Path) -> None:
-    """A tenant that is apart, and a version that fits no pod, have a Service of their own."""
+    """So does a version that is too large for every pod."""
     async with running_pools(tmp_path) as it:
         pooled_models = it.pools.pooled_models
         of = registration("m")
@@ -451,7 +453,9 @@ async def test_excluded_tenants_get_their_own_service(tmp_path: Path) -> None:
 
 
 async def test_pooled_version_counts_as_ready(tmp_path: Path) -> None:
-    """A version with a Service of its own, as it is too large, goes when one that shares pods takes its place."""
+    """A version that is too large for the pools has its own Service. That Service goes when a pooled version replaces
+    it.
+    """
     async with running_pools(tmp_path) as it:
         large = msgspec.structs.replace(registration("m"), total_bytes=60_000)
         await it.registry.register(large, NOW_S)
@@ -464,7 +468,7 @@ async def test_pooled_version_counts_as_ready(tmp_path: Path) -> None:
 
 
 async def test_deleted_version_releases_its_pod(tmp_path: Path) -> None:
-    """And a suspended tenant's."""
+    """Stopping the version releases the pod that it was bound to."""
     async with running_pools(tmp_path) as it:
         await it.register()
         await it.run("small", "s1")

@@ -1,4 +1,6 @@
-"""A new image reaches versions of a cluster in waves; what operators change of one is written at once."""
+"""Rollout: a new image reaches the versions of a cluster in waves. An operator's change of a version is written at
+once.
+"""
 
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
@@ -46,7 +48,7 @@ def ref_of(model: str) -> Ref:
 
 
 class FakeServices(FakeKnativeCluster):
-    """Models `m00`, `m01`, ... with a version each, and a Knative that starts Revisions when it is told to."""
+    """Models `m00`, `m01`, ... with one version each. The test plays Knative and starts Revisions."""
 
     def __init__(self, clock: VirtualClock, models: int) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class FakeServices(FakeKnativeCluster):
         return image
 
     def notes(self, model: str) -> dict[str, str]:
-        """Annotations of its template."""
+        """Return the annotations of the template."""
         notes: dict[str, str] = self._template(model)["metadata"]["annotations"]
         return notes
 
@@ -72,12 +74,12 @@ class FakeServices(FakeKnativeCluster):
         return [model for model in self.models if self.image(model) == NEW.image]
 
     def generation(self, model: str) -> int:
-        """How many Revisions were made."""
+        """Return how many Revisions were created."""
         generation: int = self.objects[ref_of(model)]["metadata"]["generation"]
         return generation
 
     def becomes(self, model: str, status: str) -> None:
-        """`True`, `False` or `Unknown`: what became of its newest Revision."""
+        """Set the newest Revision to `True`, `False` or `Unknown`."""
         obj = self.objects[ref_of(model)]
         name, generation = ref_of(model).name, obj["metadata"]["generation"]
         before = (obj.get("status") or {}).get("latestReadyRevisionName", "")
@@ -95,7 +97,9 @@ class FakeServices(FakeKnativeCluster):
             self._put(SERVICE_API, "Revision", newest, status={"conditions": [reason]})
 
     def starting(self) -> list[str]:
-        """Whose newest Revision Knative has not yet said anything about; one that begins with no pod is ready."""
+        """Return the models whose newest Revision has no status yet. A Revision with initial scale zero becomes ready
+        at once.
+        """
         found = []
         for model in self.models:
             obj = self.objects[ref_of(model)]
@@ -107,12 +111,12 @@ class FakeServices(FakeKnativeCluster):
         return found
 
     def runs(self, *models: str) -> None:
-        """With a ready pod."""
+        """Give these models a ready pod."""
         for model in models:
             self.pods("a", model=model, **{f"{model}-pod": True})  # type: ignore[arg-type]
 
     async def starts_all(self, scene: ControllerScenario) -> int:
-        """Every Revision becomes ready, until none is made any more; the most that started at a time."""
+        """Make every Revision ready until no new one appears. Return the most that started at a time."""
         most, quiet = 0, 0
         while quiet < 2:
             before = {model: self.generation(model) for model in self.models}
@@ -130,7 +134,7 @@ Lead = Callable[[ClusterSpec], AbstractAsyncContextManager[ControllerScenario]]
 
 @asynccontextmanager
 async def fleet(path: Path, models: int) -> AsyncIterator[tuple[FakeServices, Lead]]:
-    """All of them are ready with the image of before, and at zero. `lead` is a control plane that takes over."""
+    """Yield a cluster whose models are ready with the old image, and `lead`, which runs a control plane on it."""
     clock, feed = VirtualClock(), FeedHub()
     feed.wait_until_delivered = deliver_at_once  # type: ignore[method-assign]
     place = FakeServices(clock, models)
@@ -160,8 +164,8 @@ def behind(scene: ControllerScenario, model: str) -> ImageBehind | None:
 
 
 async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
-    """Of 50 versions one is written, one that has a pod, until its new Revision is ready; the others say why they are
-    behind. Then they follow in waves.
+    """Of 50 versions one with a pod is written first. The others say why they are behind, and follow in waves once its
+    Revision is ready.
     """
     async with fleet(tmp_path, 50) as (place, lead):
         place.runs("m17", *place.models[20:])
@@ -189,7 +193,7 @@ async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
 
 
 async def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
-    """Once a pod has proven the image. A version that has pods, or keeps one, starts the new one first."""
+    """This begins once a pod has proven the image. A version with pods, or with a minimum, starts the new pod first."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs("m01", "m02")
         async with lead(NEW) as scene:
@@ -197,7 +201,7 @@ async def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
             assert place.images() == {NEW.image: 9}
             initial = {model: place.notes(model).get(INITIAL) for model in place.models}
             assert initial == {model: None if model in ("m01", "m02") else "0" for model in place.models}
-            # What was chosen stays: another choice would be another Revision.
+            # The choice stays, since another choice would create another Revision.
             place.runs(*place.models)
             await scene.let_pass(600)
             assert {place.generation(model) for model in place.models} == {2}
@@ -207,7 +211,7 @@ async def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
 
 
 async def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
-    """A Revision that begins without a pod proves nothing: a broken image must not reach all of them."""
+    """A Revision without a pod proves nothing, and a broken image must not reach all versions."""
     async with fleet(tmp_path, 9) as (place, lead), lead(NEW) as scene:
         assert place.with_new() == ["m00"]
         assert INITIAL not in place.notes("m00")
@@ -216,7 +220,7 @@ async def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
 
 
 async def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: Path) -> None:
-    """Idle versions start a pod then, a wave at a time."""
+    """Idle versions then start a pod each, in waves."""
     without = replace(NEW, features=frozenset[str]())
     async with fleet(tmp_path, 9) as (place, lead), lead(without) as scene:
         assert await place.starts_all(scene) == WAVE_SIZE
@@ -225,9 +229,7 @@ async def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: 
 
 
 async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
-    """They keep the image of before and say so. After a pause another one is tried, and after a second failure not
-    for twice as long.
-    """
+    """They keep the old image and say so. Another canary is tried after a pause, and the next after twice the pause."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
@@ -254,7 +256,7 @@ async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
 
 
 async def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> None:
-    """The image is proven by another: after the pause the rest follow, and the one that failed is tried again."""
+    """Another version proves the image. The rest follow after the pause, and the failed one is tried again."""
     async with fleet(tmp_path, 20) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
@@ -270,7 +272,7 @@ async def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> N
 
 
 async def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None:
-    """At once, with a version that is sound: what failed with the bad image comes last."""
+    """It starts at once with another version. The one that failed with the bad image comes last."""
     fixed = replace(NEW, image="registry.example/kelvin@sha256:" + "2" * 64)
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
@@ -287,7 +289,7 @@ async def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("canary", ["Unknown", "False"])
 async def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> None:
-    """Another control plane writes no second canary while the first one starts, nor right after it failed."""
+    """A new control plane writes no second canary while the first one starts, or right after it failed."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW):
@@ -303,7 +305,7 @@ async def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> No
 
 
 async def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
-    """Revisions that the one before had started count."""
+    """Revisions that the previous leader started count."""
     async with fleet(tmp_path, 20) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
@@ -317,7 +319,7 @@ async def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
 
 
 async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None:
-    """An operator's change waits for no wave, and carries no image along that has not been proven."""
+    """The change of scale does not wait for a wave, and does not bring the unproven image."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
@@ -327,7 +329,7 @@ async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -
             assert place.generation("m05") == 2
             assert place.with_new() == ["m00"]
             place.becomes("m05", "True")
-            # Another control plane changes nothing of it, and its turn comes with the scale that holds.
+            # A new leader leaves it, and later rolls it with the present scale.
         async with lead(NEW) as scene:
             await scene.let_pass(60)
             assert place.generation("m05") == 2
@@ -338,7 +340,7 @@ async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -
 
 
 async def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None:
-    """Also of one that was rolled without any. Another change of scale of an idle version starts none."""
+    """This holds for a version rolled without a pod. Another change of scale starts none."""
     async with fleet(tmp_path, 9) as (place, lead), lead(NEW) as scene:
         await place.starts_all(scene)
         assert place.notes("m05")[INITIAL] == "0"
@@ -352,7 +354,7 @@ async def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None
 
 
 async def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
-    """As it was before the edit, with the image of before."""
+    """It gets its old image back."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         path = ("spec", "template", "spec", "containers", 0, "image")
@@ -363,7 +365,7 @@ async def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
 
 
 def unmarked(place: FakeServices) -> None:
-    """As a build wrote them that knew nothing of renderings."""
+    """Remove the rendering annotations, as an older build left them out."""
     for model in place.models:
         obj: Json = place.objects[ref_of(model)]
         del obj["metadata"]["annotations"][RENDERING]
@@ -372,7 +374,7 @@ def unmarked(place: FakeServices) -> None:
 
 @pytest.mark.parametrize("after", [pytest.param(NEW, id="another image"), pytest.param(OLD, id="the same image")])
 async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: ClusterSpec) -> None:
-    """From a build that wrote no digest: versions whose scale is the same go in waves."""
+    """The older build wrote no digest. Versions with an unchanged scale go in waves."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         unmarked(place)
@@ -389,7 +391,7 @@ async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: ClusterSpe
 
 
 async def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path) -> None:
-    """A tenant's new version that fails, or starts for long, says nothing about the image."""
+    """A new version that fails, or starts for long, says nothing about the image."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
@@ -405,7 +407,7 @@ async def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path)
 
 
 async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> None:
-    """Its newest Revision was ready once, and no older one serves in its place."""
+    """Its newest Revision was ready once, and no older one serves."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         place.becomes("m08", "False")
@@ -416,7 +418,7 @@ async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) 
 
 
 async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one version there is a defect in rendering it: what serves is neither changed nor deleted."""
+    """A defect in rendering one version neither changes nor deletes its Service."""
 
     def defective(pod: PodVersion, cluster: ClusterSpec) -> Json:
         if pod.model == "m01":
@@ -436,7 +438,7 @@ async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeyp
 
 
 async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
-    """What the API server refuses of one, it may refuse of all. One that is away is no refusal."""
+    """The API server may refuse the same of all versions. An unreachable server is not a refusal."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         what = f"denied: {INITIAL}=0 not allowed by cluster"
@@ -444,9 +446,9 @@ async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> N
         async with lead(NEW) as scene:
             await scene.let_pass(300)
             assert (place.writes, place.with_new()) == ([], [])
-            told = behind(scene, "m00")
-            assert told is not None
-            assert (told.reason, told.message) == (
+            refused = behind(scene, "m00")
+            assert refused is not None
+            assert (refused.reason, refused.message) == (
                 "refused",
                 "the cluster does not take its new Service: Knative's config-autoscaler needs allow-zero-initial-scale",
             )
@@ -458,7 +460,7 @@ async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> N
 
 
 async def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
-    """While a canary starts, and when it is ready, what is wanted is not worked out anew for every version."""
+    """Neither while a canary starts, nor when it becomes ready."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs("m00")
         async with lead(NEW) as scene:
@@ -479,7 +481,7 @@ async def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
 
 
 class CountedService(dict[str, Any]):
-    """A Service that notes in `read` that somebody looked into it."""
+    """A Service that adds its name to `read` when a field is read."""
 
     def __init__(self, obj: Json, read: set[str]) -> None:
         super().__init__(obj)
@@ -495,7 +497,7 @@ class CountedService(dict[str, Any]):
 
 
 def test_pass_reads_only_services_that_changed() -> None:
-    """Of 200 Services none is read where nothing changed, and one where one became ready, got a pod or was rescaled."""
+    """Of 200 Services a pass reads those that became ready, got a pod or were rescaled, and no other."""
     read: set[str] = set()
     clock, names = VirtualClock(), [f"m{number:03}" for number in range(200)]
     places = {(NAMESPACE, ref_of(name).name): key(name) for name in names}
@@ -505,8 +507,8 @@ def test_pass_reads_only_services_that_changed() -> None:
         obj = with_digest(rendered(name, cluster), "kelvin")
         about = {**obj["metadata"], "generation": generation}
         condition = {"type": "ConfigurationsReady", "status": status}
-        told = {"observedGeneration": generation, "latestReadyRevisionName": "before", "conditions": [condition]}
-        seen[ref_of(name)] = CountedService({**obj, "metadata": about, "status": told}, read)
+        status_of = {"observedGeneration": generation, "latestReadyRevisionName": "before", "conditions": [condition]}
+        seen[ref_of(name)] = CountedService({**obj, "metadata": about, "status": status_of}, read)
 
     def rendered(name: str, cluster: ClusterSpec, scale: int = 1) -> Json:
         pod = PodVersion(
@@ -528,7 +530,7 @@ def test_pass_reads_only_services_that_changed() -> None:
 
     rollout.render(wanted.values(), places)
     assert names_read_in_a_pass() == {ref_of(name).name for name in names}
-    names_read_in_a_pass()  # the canary, as its turn has come
+    names_read_in_a_pass()  # the canary, which is due
     assert names_read_in_a_pass() == set()
 
     becomes("m000", "Unknown", 2, NEW)
@@ -563,7 +565,7 @@ UNREADABLE: list[Callable[[Json], Json]] = [
 async def test_service_that_cannot_be_read_costs_only_itself(
     unreadable: Callable[[Json], Json], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stays as it is, and status and log name it. The new image reaches all others, and it once it can be read."""
+    """It stays as it is, and status and log name it. Others get the new image, and it follows once it can be read."""
     async with fleet(tmp_path, 9) as (place, lead):
         ref = ref_of("m03")
         sound = place.objects[ref]
@@ -591,7 +593,7 @@ async def test_service_that_cannot_be_read_costs_only_itself(
 
 
 async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models are ready. From then on the Service of `bad` can't be rendered."""
+    """Make two models ready. Afterwards the Service of `bad` can't be rendered."""
     for name in ("bad", "good"):
         await scene.registry.register(registration(name), NOW_S)
         await scene.registry.deploy(BY, TENANT, name, digest("a")[:12], NOW_S)
@@ -612,7 +614,7 @@ async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.Monk
 async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass ends with an error, and the roll-out goes on before the next whole pass."""
+    """A pass ends with an error, and the roll-out continues before the next whole pass."""
     choose, errors = Rollout.choose, list[Exception]()
 
     def choose_after_errors(self: Rollout, refusals: Any) -> bool:
@@ -639,7 +641,7 @@ async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
 async def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays, and what changes of another version is written."""
+    """It stays, and changes of another version are written."""
     async with running_controller(tmp_path) as scene:
         place = scene.cluster
         await serve_bad_and_good(scene, monkeypatch)

@@ -1,4 +1,4 @@
-"""Which versions have a Service, and how it is written: what is named, and for a while what was named before."""
+"""Which versions have a Service and how it is rendered: named versions, and for a while those named before."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ CLUSTER = ClusterSpec(image="registry.example/kelvin@sha256:" + "0" * 64, store_
 
 
 def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", name: str = "m", **more: Any) -> Model:
-    """With a version for each letter."""
+    """Return a model with one version per letter."""
     made = tuple(Version(registration(name, each, tenant=tenant), NOW_S, VersionState.READY) for each in versions)
     return replace(Model(tenant, name, NOW_S, aliases={"prod": digest(prod)}, versions=made), **more)
 
@@ -44,33 +44,33 @@ def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, se
 @pytest.mark.parametrize(
     ("it", "there", "ready", "awake", "want"),
     [
-        pytest.param(model("a"), "", "", "", "a", id="what prod names, and no other"),
-        pytest.param(model("b"), "a", "a", "", "ba", id="what it named before stays until the new one was ready"),
-        pytest.param(model("b"), "ab", "ab", "ab", "b", id="and goes then"),
-        pytest.param(OVERLAP, "ab", "ab", "ab", "ba", id="but where it answers what that can't take yet"),
-        pytest.param(OVERLAP, "ab", "ab", "b", "b", id="and that is until its last pod has gone"),
-        pytest.param(model("b"), "", "", "", "b", id="one that never had a Service gets none for it"),
+        pytest.param(model("a"), "", "", "", "a", id="the version of prod and no other"),
+        pytest.param(model("b"), "a", "a", "", "ba", id="the previous one until the new one was ready"),
+        pytest.param(model("b"), "ab", "ab", "ab", "b", id="the previous one goes then"),
+        pytest.param(OVERLAP, "ab", "ab", "ab", "ba", id="the previous one stays during an overlap"),
+        pytest.param(OVERLAP, "ab", "ab", "b", "b", id="the overlap ends with its last pod"),
+        pytest.param(model("b"), "", "", "", "b", id="a previous one without a Service gets none"),
         pytest.param(
             model("a", "abc", aliases={"prod": digest("a"), "next": digest("b")}), "", "", "", "ab", id="each alias"
         ),
         pytest.param(
             model("a", "abc", split={digest("a"): 9, digest("c"): 1}), "abc", "a", "", "acb",
-            id="those that share; one more stays while one of them has not been ready",
+            id="a split; one more stays until all of it was ready",
         ),
         pytest.param(
             replace(model("a"), versions=tuple(replace(v, state=VersionState.DELETED) for v in model("a").versions)),
-            "ab", "", "", "", id="no deleted one, whoever names it",
+            "ab", "", "", "", id="no deleted version, also if it is named",
         ),
         pytest.param(model("a", ""), "", "", "", "", id="a model without versions"),
     ],
 )  # fmt: skip
 def test_old_version_keeps_its_service_by_the_rules(it: Model, there: str, ready: str, awake: str, want: str) -> None:
-    """By what is named, what is there, what was ready once, and what has pods."""
+    """The rule uses aliases, existing Services, readiness so far, and pods."""
     assert _letters(it, there, ready, awake) == want
 
 
 def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can't be rendered is a failure of that version alone."""
+    """A version that can't be rendered fails alone."""
     good, bad = model(name="good"), model(name="bad")
 
     def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest
 
 
 def test_takeover_keeps_versions_with_pods() -> None:
-    """A control plane that has only just begun takes away nothing that may be in use; a deleted version goes."""
+    """A new control plane removes no Service that may be in use. A deleted version's Service goes."""
     assert _letters(model("b"), "ab", "ab", "ab", settled_in=False) == "ba"
     assert _letters(model("b"), "ab", "ab", "b", settled_in=False) == "b"
     deleted = replace(model("b"), versions=tuple(replace(v, state=VersionState.DELETED) for v in model("b").versions))
@@ -94,7 +94,7 @@ def test_takeover_keeps_versions_with_pods() -> None:
 
 
 def test_service_is_rendered_once_per_version() -> None:
-    """A Service for each version in its tenant's namespace, scaled as its model; none of it twice."""
+    """Each Service is in its tenant's namespace with its model's scale. An unchanged version is not rendered again."""
     scale = ScaleSettings(min=1, max=3, target=4.0, window_s=30.0, grace_s=10.0)
     models = [model(versions="a", scale=scale), model(name="n", versions="a"), model(tenant="acme", versions="a")]
     it = rendering()
@@ -116,11 +116,10 @@ def test_service_is_rendered_once_per_version() -> None:
     assert objects[0]["spec"]["template"]["spec"]["containerConcurrency"] == 72
     assert it.places["kelvin-acme", name] == VersionKey("acme", "m", digest("a"))
     again, _ = it.objects(every, lambda tenant: False)
-    assert again[0] is objects[0], "what is the same is not rendered anew"
+    assert again[0] is objects[0], "an unchanged Service is not rendered again"
 
 
 def test_suspended_tenant_keeps_no_minimum() -> None:
-    """Nothing of it is kept warm."""
     it = model(versions="a", scale=ScaleSettings(min=2, max=3))
     for suspended, least in ((False, "2"), (True, "0"), (False, "2")):
         suspects = {"default"} if suspended else set[str]()
@@ -130,7 +129,7 @@ def test_suspended_tenant_keeps_no_minimum() -> None:
 
 
 def most_of(it: ServiceRenderer, *models: Model, old: str = "") -> list[str]:
-    """The `max-scale` of each version that is served, in the order of the models."""
+    """Return the `max-scale` of each version with a Service, in the order of the models."""
     every = list(
         versions_with_service(
             models, lambda key: key.version[0] in old, lambda key: False, lambda key: False, lambda _: True
@@ -145,33 +144,33 @@ def most_of(it: ServiceRenderer, *models: Model, old: str = "") -> list[str]:
 
 
 def test_devices_are_divided_oldest_model_first() -> None:
-    """The oldest model has its part first, whatever it is called; who comes later has what is left, and one; a deploy
-    changes nobody's part.
+    """The oldest model gets its part first, whatever its name. Later ones get the rest, at least one. A deploy changes
+    no part.
     """
     first = model(name="z", scale=ScaleSettings(max=6))
     second = model(name="b", created_at_s=NOW_S + 1, scale=ScaleSettings(max=4))
     third = model(name="a", created_at_s=NOW_S + 2, scale=ScaleSettings(max=4))
-    assert most_of(rendering(), third, second, first) == ["4", "4", "6"], "without a bound each has its own"
+    assert most_of(rendering(), third, second, first) == ["4", "4", "6"], "without a limit each has its own maximum"
     it = rendering(devices=8)
     assert most_of(it, first, second) == ["6", "2"]
     assert most_of(it, third, second, first) == ["1", "2", "6"]
     deployed = replace(first, aliases={"prod": digest("b")})
-    assert most_of(it, third, second, deployed, old="a") == ["1", "2", "6", "6"], "the one that leaves is not counted"
+    assert most_of(it, third, second, deployed, old="a") == ["1", "2", "6", "6"], "a leaving version is not counted"
     split = replace(first, split={digest("a"): 9, digest("b"): 1})
-    assert most_of(it, third, second, split) == ["1", "1", "6", "2"], "a second that stays is"
+    assert most_of(it, third, second, split) == ["1", "1", "6", "2"], "a second version that stays is counted"
 
 
 @pytest.mark.parametrize(
     ("it", "says"),
     [
-        pytest.param(model(tenant="t" * 60, versions="a"), "namespace", id="a namespace that is none"),
+        pytest.param(model(tenant="t" * 60, versions="a"), "namespace", id="an invalid namespace"),
         pytest.param(model(tenant="system", versions="a"), "Kelvin itself", id="Kelvin's own namespace"),
-        pytest.param(model(versions="a", scale=ScaleSettings(window_s=30.5)), "window_s", id="half a second"),
-        pytest.param(model(name="x" * 50 + "other", versions="a"), "same name", id="the name of another one's"),
+        pytest.param(model(versions="a", scale=ScaleSettings(window_s=30.5)), "window_s", id="a fraction of a second"),
+        pytest.param(model(name="x" * 50 + "other", versions="a"), "same name", id="the name of another version"),
     ],
 )
 def test_unrenderable_version_fails_alone(it: Model, says: str) -> None:
-    """It is said of that version, and the others are rendered all the same."""
+    """The failure is that version's, and the others are rendered."""
     fine = model(name="x" * 50, versions="a")
     every = [(each, each.versions[0]) for each in (fine, it)]
     objects, failed = rendering("kelvin-system").objects(every, lambda tenant: False)
@@ -181,7 +180,7 @@ def test_unrenderable_version_fails_alone(it: Model, says: str) -> None:
 
 
 def test_scale_unsupported_on_a_cluster_is_refused() -> None:
-    """What a cluster can't do is refused, with the rule, before it is a setting."""
+    """The error has the rule, and the setting is not stored."""
     rendering().check(model(), ScaleSettings(min=1, max=2, target=0.01, window_s=30.0))
     for scale, says in (
         (ScaleSettings(idle="sleep"), "idle=sleep: must be zero on a cluster"),
