@@ -1,7 +1,7 @@
-"""An activator that writes a line to the file KELVIN_COUNTED for each request: how many frames of our Python were
-entered since the head of the one before it. A coroutine enters its frame each time that it goes on.
+"""An activator that counts Python frames. For each request it writes a line to the file KELVIN_COUNTED: the frames of
+our code entered since the head of the previous request. A coroutine enters its frame each time it resumes.
 
-Run as a program. With KELVIN_PLANTED the door calls a function of its own so many times more for each request.
+Run as a program. With KELVIN_PLANTED=N the front door calls one of its functions N more times per request.
 """
 
 import os
@@ -13,7 +13,7 @@ _OURS: Final = frozenset(("activator", "kelvin"))
 
 
 class Count:
-    """What `sys.setprofile` is given. `begins` is the code that each request enters once."""
+    """Profile function for `sys.setprofile`. `begins` is the code that each request enters once."""
 
     def __init__(self, begins: CodeType, path: str) -> None:
         self._begins = begins
@@ -21,7 +21,7 @@ class Count:
         self._entered = 0
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Of the main thread, which the loop runs on."""
+        """Count a frame of the main thread, which runs the event loop."""
         if event != "call" or frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
             return
         if frame.f_code is self._begins:
@@ -32,7 +32,7 @@ class Count:
 
 
 def main() -> None:
-    """Count, then be the activator."""
+    """Install the counter and run the activator."""
     from activator import __main__
     from activator.api import front_door
     from activator.http.http1_protocol import Http1Protocol

@@ -1,4 +1,4 @@
-"""What tests of the activator ask for."""
+"""Fixtures of the activator's tests."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.activator.redis_server import RedisServer
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own."""
+    """A Redis server of the test's own."""
     with RedisServer() as server:
         yield server

@@ -1,7 +1,6 @@
-"""A control plane as the activator sees it: the feed, stats, usage records, timelines, an admin API that echoes.
-
-It imitates controlplane/api/internal_api.py and controlplane/registry/feed_hub.py: full line first, changes in order,
-204s.
+"""A fake control plane: feed, stats, usage records, timelines, and an admin API that echoes. It imitates
+controlplane/api/internal_api.py and controlplane/registry/feed_hub.py: a full line first, then changes in order; 204
+for posts.
 """
 
 import asyncio
@@ -58,13 +57,13 @@ def key_row(key_id: str, key: str, tenant: str, *scopes: Scope) -> KeyRow:
 
 
 def version_row(tenant: str, model: str, version: str, max_body_bytes: int = 1 << 20) -> VersionRow:
-    """A version that is ready to serve."""
+    """Return the row of a version that is ready to serve."""
     limits = Limits(1024, 1024, 8, max_body_bytes)
     return VersionRow(tenant=tenant, model=model, version=version, limits=limits, created_at_s=1)
 
 
 def replica_row(name: str, max_streams: int = 8, **other: Any) -> ReplicaRow:
-    """A replica of the default tenant's model, with other values for some fields."""
+    """Return a replica row of the default tenant's model, with other values for some fields."""
     row = ReplicaRow(
         runtime_id=name, tenant="default", model="m", version=VERSION, address=f"rt-{name}.sock",
         max_streams=max_streams, draining=False, restore=RESTORE,
@@ -78,7 +77,7 @@ def limited(tenant: str = "default", **limits: Any) -> TenantRow:
 
 
 def snapshot() -> Feed:
-    """Return a feed of two tenants, each with a model, and their keys; MARKER's tenant shows what was read."""
+    """Return a feed of two tenants with models and keys. Models of MARKER's tenant show how much was read."""
     return Feed(
         revision=1,
         full=True,
@@ -113,17 +112,16 @@ class FakeControl:
         self.posts: list[Stats] = []
         self.records: list[RequestRecord] = []
         self.used_at_s: dict[str, int] = {}
-        self.beginning = 0  # requests of which the head came, at any time
+        self.beginning = 0  # requests whose head has arrived since the start
         self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
         self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
         self.refuse_usage = False
-        self.silent: set[str] = set()  # paths that are taken and never answered
+        self.silent: set[str] = set()  # paths that are accepted and never answered
         self._readers: set[asyncio.Queue[bytes]] = set()
         self._changed = asyncio.Condition()
         self._listening: StubServer | None = None
 
     async def start(self, run: Path) -> None:
-        """Listen."""
         app = web.Application(client_max_size=1 << 30, middlewares=[self._silence])
         app.router.add_get("/internal/v1/feed", self._feed)
         app.router.add_post("/internal/v1/stats", self._stats)
@@ -135,7 +133,7 @@ class FakeControl:
         await self._listening.start(run / "control.sock")
 
     async def stop(self) -> None:
-        """End every feed, and stop listening, as a killed process does."""
+        """End every feed and stop listening, as a killed process does."""
         if self._listening is not None:
             for queue in self._readers:
                 queue.put_nowait(b"")
@@ -190,20 +188,20 @@ class FakeControl:
         return name
 
     async def wait_for_records(self, count: int) -> list[RequestRecord]:
-        """Wait until `count` usage records have come. Return all."""
+        """Wait for `count` usage records. Return all."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: len(self.records) >= count)
         return self.records
 
     async def wait_for_stat(self, concurrency: float | None = None, count: int = 1) -> None:
-        """Wait until `count` stats have come, of that concurrency (None: of any)."""
+        """Wait for `count` stats with that concurrency (None: any)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(
                 lambda: sum(concurrency in (None, stat.concurrency) for stat in self.stats) >= count
             )
 
     def fall_silent(self, path: str) -> None:
-        """Accept requests to paths that begin so from now on, but never answer them. Feeds that are read end."""
+        """Accept requests to paths with this prefix from now on, but never answer them. Open feeds end."""
         self.silent.add(path)
         if path == "/internal/v1/feed":
             for queue in self._readers:
@@ -253,7 +251,7 @@ class FakeControl:
         return web.Response(status=204)
 
     async def wait_for_used(self, key_id: str) -> int:
-        """Wait until the key's use was reported. Return its time (Unix seconds)."""
+        """Wait until a use of the key was reported. Return its time (Unix seconds)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: key_id in self.used_at_s)
         return self.used_at_s[key_id]

@@ -1,6 +1,5 @@
-"""An activator that writes a byte to the file KELVIN_COUNTED for each time that it decodes a JSON text with MARK in it.
-
-Run as a program. With KELVIN_PLANTED the door decodes each request's body once more than it does.
+"""An activator that counts JSON decoding: it writes a byte to the file KELVIN_COUNTED each time it decodes a text with
+MARK in it. Run as a program. With KELVIN_PLANTED the front door decodes each request body once more.
 """
 
 import json
@@ -14,20 +13,20 @@ T = TypeVar("T")
 
 
 def note(raw: Any) -> None:
-    """What is about to be decoded."""
+    """Write a byte if the text contains MARK."""
     if MARK.encode() in (raw.encode() if isinstance(raw, str) else bytes(raw)):
         with open(os.environ["KELVIN_COUNTED"], "ab") as counted:
             counted.write(b".")
 
 
 class Counting(Generic[T]):
-    """A decoder of msgspec's, which can't be inherited from."""
+    """A counting decoder. It wraps msgspec's, which can't be subclassed."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._decoder = Decoder(*args, **options)
 
     def decode(self, raw: Any) -> Any:
-        """As the real one."""
+        """Count and decode."""
         note(raw)
         return self._decoder.decode(raw)
 
@@ -38,19 +37,19 @@ loads: Final[Any] = json.loads
 
 
 def counted_decode(raw: Any, **options: Any) -> Any:
-    """As `msgspec.json.decode`."""
+    """Count and call `msgspec.json.decode`."""
     note(raw)
     return decode(raw, **options)
 
 
 def counted_loads(raw: Any, **options: Any) -> Any:
-    """As `json.loads`."""
+    """Count and call `json.loads`."""
     note(raw)
     return loads(raw, **options)
 
 
 def main() -> None:
-    """Count, then be the activator."""
+    """Install the counters and run the activator."""
     msgspec.json.Decoder, msgspec.json.decode, json.loads = Counting, counted_decode, counted_loads  # type: ignore[misc,assignment]
     from activator import __main__
     from activator.request import inference_request

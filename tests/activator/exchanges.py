@@ -9,7 +9,7 @@ from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, arriv
 
 
 class FakeConnection:
-    """A connection whose client has read what it was sent."""
+    """A connection whose client has read everything that was sent."""
 
     def __init__(self) -> None:
         self.alarm = DeadlineTimer()
@@ -42,8 +42,8 @@ def exchange(
     headers: Iterable[tuple[bytes, bytes]] = (),
     address: str = "127.0.0.1",
 ) -> Exchange:
-    """Return the request req_1, with a deadline of a minute. Its answer is appended to `said`: the status (<200>),
-    then pieces of the body.
+    """Return request req_1 with a deadline of a minute. Its response is appended to `said`: the status as <200>, then
+    pieces of the body.
     """
 
     async def send(message: Message) -> None:

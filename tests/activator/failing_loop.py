@@ -1,4 +1,4 @@
-"""An activator one of whose loops raises while the file that KELVIN_FAILS names exists. Run as a program."""
+"""An activator with a failing loop: it raises while the file KELVIN_FAILS exists. Run as a program."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Break the loop that tells the control plane of uses of keys, and be the activator."""
+    """Break the loop that reports uses of API keys, and run the activator."""
     from activator import __main__
     from activator.auth import key_uses
 

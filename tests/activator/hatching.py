@@ -1,6 +1,5 @@
-"""Activators as forks of one process that has imported what they need: most of a start is that.
-
-`python -m activator` itself is in every installation that the tests start.
+"""Activators as forks of one process that has already imported their modules, because imports take most of a start.
+Tests of an installation start `python -m activator` itself.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ _FRESH: Final = multiprocessing.get_context("spawn")  # for programs that change
 
 
 def _run(program: str, environment: dict[str, str], log: Path, listener: socket.socket | None) -> None:
-    """In the fork: as if it had been started so, as `python -m` does."""
+    """Run the program in the fork as `python -m` would."""
     os.environ.clear()
     os.environ.update(environment)
     if listener is not None:
@@ -31,7 +30,7 @@ def _run(program: str, environment: dict[str, str], log: Path, listener: socket.
 
 
 class ForkedActivator:
-    """An activator's process, of a program that is one; its diagnostics are appended to `log`."""
+    """The process of an activator, or of a program that runs one. Its diagnostics are appended to `log`."""
 
     def __init__(
         self, program: str, environment: dict[str, str], log: Path, listener: socket.socket | None = None
@@ -47,20 +46,19 @@ class ForkedActivator:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """The exit status, or None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens to one that has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until the process has ended. Return its exit status."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._process.sentinel, ended.set)
         try:

@@ -1,5 +1,5 @@
-"""An activator one of whose stores of answers knows no tenants: the one that the file KELVIN_LEAKS names, as that says
-by then: `once`, `cache`, `ladder`, or nothing. Run as a program.
+"""An activator with a tenant leak: one of its answer stores ignores tenants. The file KELVIN_LEAKS names it: `once`,
+`cache`, `ladder`, or nothing, and may change while it runs. Run as a program.
 """
 
 import os
@@ -8,35 +8,38 @@ from typing import Any
 
 
 def main() -> None:
-    """Leak, and be the activator."""
+    """Install the leak and run the activator."""
     from activator import __main__
     from activator.answers import idempotency, response_cache
 
     leaks = Path(os.environ["KELVIN_LEAKS"])
-    asked, name = vars(idempotency)["derive_answer_key"], response_cache.SealedAnswerStore.name
-    begin, ladders = response_cache.ResponseCache.__init__, list[response_cache.SealedAnswerStore]()
-    asking = "cache"
+    derive, name = vars(idempotency)["derive_answer_key"], response_cache.SealedAnswerStore.name
+    original_init, last_answer_stores = response_cache.ResponseCache.__init__, list[response_cache.SealedAnswerStore]()
+    current_store = "cache"
 
-    def whose(store: str, tenant: str) -> str:
+    def effective_tenant(store: str, tenant: str) -> str:
         return "everybody" if leaks.read_text() == store else tenant
 
-    def made(self: response_cache.ResponseCache, *given: Any) -> None:
-        begin(self, *given)
-        ladders.append(self.last)
+    def init(self: response_cache.ResponseCache, *given: Any) -> None:
+        original_init(self, *given)
+        last_answer_stores.append(self.last)
 
-    def named(self: response_cache.SealedAnswerStore, *given: Any) -> Any:
-        nonlocal asking
-        asking = "ladder" if self in ladders else "cache"
+    def wrapped_name(self: response_cache.SealedAnswerStore, *given: Any) -> Any:
+        nonlocal current_store
+        current_store = "ladder" if self in last_answer_stores else "cache"
         return name(self, *given)
 
-    def of_key(secret: bytes, tenant: str, *more: Any) -> Any:
-        return asked(secret, whose("once", tenant), *more)
+    def derive_for_key(secret: bytes, tenant: str, *more: Any) -> Any:
+        return derive(secret, effective_tenant("once", tenant), *more)
 
-    def of_answer(secret: bytes, tenant: str, *more: Any) -> Any:
-        return asked(secret, whose(asking, tenant), *more)
+    def derive_for_answer(secret: bytes, tenant: str, *more: Any) -> Any:
+        return derive(secret, effective_tenant(current_store, tenant), *more)
 
-    vars(idempotency)["derive_answer_key"], vars(response_cache)["derive_answer_key"] = of_key, of_answer
-    vars(response_cache)["SealedAnswerStore"].name, vars(response_cache)["ResponseCache"].__init__ = named, made
+    vars(idempotency)["derive_answer_key"], vars(response_cache)["derive_answer_key"] = (
+        derive_for_key,
+        derive_for_answer,
+    )
+    vars(response_cache)["SealedAnswerStore"].name, vars(response_cache)["ResponseCache"].__init__ = wrapped_name, init
     __main__.main()
 
 

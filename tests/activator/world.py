@@ -1,4 +1,4 @@
-"""A whole activator, as its own process over TLS, between a fake control plane and fake replicas."""
+"""A whole activator in its own process over TLS, with a fake control plane and fake replicas."""
 
 import asyncio
 import io
@@ -31,7 +31,7 @@ STREAM = CHAT | {"stream": True}
 
 @dataclass
 class ReceivedResponse:
-    """A whole answer, as a client received it."""
+    """A whole response, as the client received it."""
 
     status: int
     headers: dict[str, str]
@@ -39,7 +39,7 @@ class ReceivedResponse:
 
     @property
     def json(self) -> dict[str, object]:
-        """The body, decoded."""
+        """The decoded body."""
         found: dict[str, object] = json.loads(self.body)
         return found
 
@@ -53,7 +53,7 @@ class ReceivedResponse:
 
 @dataclass
 class ActivatorWorld:
-    """Everything that one test needs."""
+    """A running activator with its control plane, replicas and client."""
 
     data: Path
     port: int
@@ -63,18 +63,18 @@ class ActivatorWorld:
     tls: ssl.SSLContext
     environment: dict[str, str]
     program: str  # the module that is run
-    listener: socket.socket | None = None  # where it accepts, if that is ours
+    listener: socket.socket | None = None  # the listening socket, if the test owns it
     replicas: list[FakeReplica] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The base URL."""
         return f"https://localhost:{self.port}"
 
     async def replica(
         self, name: str, script: Script = hello, *, told: bool = True, settles: bool = True, **row: Any
     ) -> FakeReplica:
-        """Start a replica. If `told`, publish its row with these fields in the feed; if it also `settles`, the
+        """Start a replica. If `told`, publish its row with these fields in the feed. If it also `settles`, the
         activator has read the row on return.
         """
         replica = FakeReplica(script)
@@ -96,27 +96,27 @@ class ActivatorWorld:
         await self.publish(tenants=(limited(tenant, **limits),))
 
     async def settled(self) -> None:
-        """Return once the activator has read all that the feed said. A new model, published last, shows it."""
+        """Return once the activator has read the whole feed. A new model, published last, shows that."""
         marker = self.control.mark()
         async with asyncio.timeout(30):
             while (await self.get(f"/v1/models/{marker}", MARKER)).status != 200:
                 await asyncio.sleep(0.005)
 
     async def get(self, path: str, key: str = KEY, **headers: str) -> ReceivedResponse:
-        """GET."""
+        """Send a GET request."""
         return await self.request("GET", path, None, key, **headers)
 
     async def post(
         self, path: str = "/v1/chat/completions", body: object = None, key: str = KEY, **headers: str
     ) -> ReceivedResponse:
-        """POST JSON."""
+        """Send a POST request with a JSON body."""
         payload = body if isinstance(body, bytes) else json.dumps(CHAT if body is None else body).encode()
         return await self.request("POST", path, payload, key, **headers)
 
     async def request(
         self, method: str, path: str, payload: bytes | None, key: str, **headers: str
     ) -> ReceivedResponse:
-        """Send a request; return its whole answer."""
+        """Send a request. Return its whole response."""
         own = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
         url = URL(self.url + path, encoded=True)
         data = None if payload is None else io.BytesIO(payload)
@@ -136,22 +136,22 @@ class ActivatorWorld:
         return reader, writer
 
     async def own(self, path: str) -> ReceivedResponse:
-        """GET at the activator's own socket."""
+        """Send a GET request to the activator's own socket."""
         connector = aiohttp.UnixConnector(path=str(self.data / "run" / "activator.sock"))
         async with aiohttp.ClientSession(connector=connector) as own, own.get(f"http://activator{path}") as answer:
             return ReceivedResponse(answer.status, dict(answer.headers), await answer.read())
 
     async def page(self) -> str:
-        """The activator's own metrics."""
+        """Return the activator's metrics page."""
         return (await self.own("/metrics")).body.decode()
 
     async def series(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series of that name on the page."""
+        """Return labels and value of each series of that name."""
         lines = re.findall(rf"^{name}{{(.*)}} (\S+)$", await self.page(), re.MULTILINE)
         return [(dict(_LABEL.findall(labels)), float(value)) for labels, value in lines]
 
     async def metric_value(self, name: str, **labels: str) -> float:
-        """The sum of the series with these labels."""
+        """Return the sum of the series with these labels."""
         return sum(value for found, value in await self.series(name) if labels.items() <= found.items())
 
     async def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
@@ -165,13 +165,13 @@ class ActivatorWorld:
         await self.wait_for_metric("kelvin_requests_queued", count)
 
     async def restart(self, path: str = "/readyz") -> None:
-        """Start another activator on the same data, after the first has ended. Its socket answers `path` on return."""
+        """Start another activator on the same data after the first has ended. Return when its socket answers `path`."""
         assert self.process.returncode is not None
         self.process = ForkedActivator(self.program, self.environment, self.data / "log", self.listener)
         await _until_ready(self.data, self.process, path)
 
     async def beside(self) -> ForkedActivator:
-        """Start another activator on the same data and listener beside the first. Return the first once it is ready."""
+        """Start another activator on the same data and listener. Return the first once the other is ready."""
         old, self.process = (
             self.process,
             ForkedActivator(self.program, self.environment, self.data / "log", self.listener),
@@ -198,7 +198,7 @@ class ActivatorWorld:
 
 
 def http(body: bytes, path: str = "/v1/chat/completions", key: str = KEY, extra: str = "") -> bytes:
-    """The bytes of a POST."""
+    """Return the bytes of a POST request."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n{extra}\r\n".encode() + body
 
@@ -245,7 +245,7 @@ async def world(
 async def _started(
     program: str, data: Path, environment: dict[str, str], path: str, listener: socket.socket | None
 ) -> tuple[ForkedActivator, int]:
-    """Return a ready activator and its port. Try another port if somebody took the first one."""
+    """Return a ready activator and its port. Try another port if another process took the first one."""
     while True:
         port = free_port() if listener is None else listener.getsockname()[1]
         environment["KELVIN_PORT"] = str(port)

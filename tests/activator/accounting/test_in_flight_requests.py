@@ -1,4 +1,4 @@
-"""Names of requests under way: each ends once, by its own block, and no more is kept of it than that it was."""
+"""InFlightRequests: requests are found by their ids and cancelled at most once. Ended requests leave only their ids."""
 
 import asyncio
 
@@ -27,52 +27,52 @@ async def _run(entry: InFlightRequest) -> str:
             await asyncio.Event().wait()
     assert caught.value.failure == Cancelled()
     assert task.cancelling() == 0
-    await asyncio.sleep(0)  # what follows is not cut short
+    await asyncio.sleep(0)  # nothing cancels the task again
     return "cancelled"
 
 
 @pytest.mark.parametrize("name", ["r1", "mine"])
 async def test_request_is_cancelled_by_either_id_idempotently(name: str) -> None:
-    """It ends as cancelled, once; who asks again while it ends waits with the first."""
+    """The cancelled task ends once. A second cancellation returns the same entry and waits for the same end."""
 
-    under_way = InFlightRequests()
-    entry = under_way.enter(account(), b"mine")
+    in_flight = InFlightRequests()
+    entry = in_flight.enter(account(), b"mine")
     task = asyncio.create_task(_run(entry))
     await asyncio.sleep(0)
-    assert under_way.cancel(OTHER, name) is None
-    assert under_way.cancel(CALLER, name) == under_way.cancel(CALLER, name) == [entry]
+    assert in_flight.cancel(OTHER, name) is None
+    assert in_flight.cancel(CALLER, name) == in_flight.cancel(CALLER, name) == [entry]
     assert await task == "cancelled"
-    under_way.check_integrity()
+    in_flight.check_integrity()
     waiting = asyncio.create_task(entry.wait_ended(30.0))
     await asyncio.sleep(0)
     assert not waiting.done(), "its record is being written"
-    under_way.leave(entry)
+    in_flight.leave(entry)
     assert await waiting
-    assert await entry.wait_ended(0.0), "who asks when it is over is told so"
-    assert under_way.cancel(CALLER, name) == []
-    assert under_way.cancel(OTHER, name) is None
-    under_way.check_integrity()
-    assert repr(under_way) == "<InFlightRequests requests=0 named=0>"
+    assert await entry.wait_ended(0.0), "a request that has ended is not waited for"
+    assert in_flight.cancel(CALLER, name) == []
+    assert in_flight.cancel(OTHER, name) is None
+    in_flight.check_integrity()
+    assert repr(in_flight) == "<InFlightRequests requests=0 named=0>"
 
 
 async def test_an_answer_whose_record_is_written_stands() -> None:
-    """Else the caller would be told of an end that the record doesn't know."""
+    """Once the usage record is settled, a cancellation doesn't end the request, so the caller and the record agree."""
 
-    under_way = InFlightRequests()
+    in_flight = InFlightRequests()
     settled = account()
-    entry = under_way.enter(settled, None)
+    entry = in_flight.enter(settled, None)
     task = asyncio.current_task()
     assert task is not None
     with entry.bind_task(task):
         settled.is_settled = True
-        assert under_way.cancel(CALLER, "r1") == [entry]
+        assert in_flight.cancel(CALLER, "r1") == [entry]
         await asyncio.sleep(0)
     assert not entry.is_cancelled
     assert not await entry.wait_ended(0.0)
 
 
 async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
-    """The drain's, or a client's that left."""
+    """A drain or a client disconnect also cancels the task. Only a cancellation by id becomes `Cancelled`."""
 
     task = asyncio.create_task(_run(InFlightRequests().enter(account(), None)))
     await asyncio.sleep(0)
@@ -82,10 +82,10 @@ async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """The oldest name is forgotten first."""
-    under_way = InFlightRequests(remembered=2)
+    """Only the two latest request ids are remembered. The oldest is forgotten first."""
+    in_flight = InFlightRequests(remembered=2)
     for request_id in ("r1", "r2", "r3"):
-        entry = under_way.enter(account(request_id), None)
-        under_way.cancel(CALLER, request_id)
-        under_way.leave(entry)
-    assert [under_way.cancel(CALLER, name) for name in ("r1", "r2", "r3")] == [None, [], []]
+        entry = in_flight.enter(account(request_id), None)
+        in_flight.cancel(CALLER, request_id)
+        in_flight.leave(entry)
+    assert [in_flight.cancel(CALLER, name) for name in ("r1", "r2", "r3")] == [None, [], []]

@@ -1,16 +1,16 @@
-"""The ring is bounded, and a tenant's own."""
+"""Timelines: the number of kept timelines is bounded, and each tenant finds its own only."""
 
 from activator.accounting.timelines import Timelines
 from kelvin.contracts.serving.control_messages import TimelineAnswer
 
 
 def _put(ring: Timelines, tenant: str, name: str) -> None:
-    told = TimelineAnswer(request_id=name, model="m", version=None, cold=False, stamps=())
-    ring.put(tenant, name, lambda: told)
+    answer = TimelineAnswer(request_id=name, model="m", version=None, cold=False, stamps=())
+    ring.put(tenant, name, lambda: answer)
 
 
 def test_the_oldest_goes_first() -> None:
-    """Of requests within a tenant, and of tenants."""
+    """The oldest request of a tenant is dropped first. The oldest tenant is dropped first."""
     ring = Timelines(per_tenant=2, tenants=2)
     for name in ("1", "2", "3"):
         _put(ring, "a", name)
@@ -23,7 +23,7 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_another_tenants_is_unknown() -> None:
-    """The same id under another tenant is not found."""
+    """A timeline is not found under another tenant."""
     ring = Timelines()
     _put(ring, "a", "1")
     assert ring.find("b", "1") is None

@@ -1,5 +1,5 @@
-"""Tenants who ask the same of the same models, at one activator or at several, of which each answer says for whom it
-was made. What may reach whom is judged here, of every answer; in what order it is asked is a test's.
+"""Tenants that send the same requests to the same models, at one activator or several. Each response names the tenant
+that it was made for. This module checks every response; a test decides the order of requests.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from tests.activator.world import ActivatorWorld, ReceivedResponse
 
 THIRD: Final = "kv-thirdthirdth-" + "t" * 43
 KEYS: Final = {"default": KEY, "stranger": STRANGER, "third": THIRD}
-MODELS: Final = ("default/m", "stranger/m", "default/twin")  # all of the same two versions
-VERSIONS: Final = (VERSION, OTHER)  # the second has filters: it ends answers, and stops what is bad
+MODELS: Final = ("default/m", "stranger/m", "default/twin")  # all have the same two versions
+VERSIONS: Final = (VERSION, OTHER)  # the second has filters: it ends answers with content_filter, and refuses bad input
 BODIES: Final = ("good", "bad")
 
 
 @dataclass(frozen=True)
 class TenantRequest:
-    """A request. `named` is the alias that it asks for, or none."""
+    """One request. `named` is the alias in the model name, or empty."""
 
     who: str
     model: str
@@ -47,14 +47,14 @@ class TenantRequest:
 
 @dataclass(frozen=True)
 class ConcurrentRequests:
-    """Several at once."""
+    """Requests sent at the same time."""
 
     asks: tuple[TenantRequest, ...]
 
 
 @dataclass(frozen=True)
 class Deploy:
-    """From now on the alias means another version."""
+    """The alias points to `version` from now on."""
 
     model: str
     alias: str
@@ -63,7 +63,7 @@ class Deploy:
 
 @dataclass(frozen=True)
 class Grant:
-    """From now on these may call the model, besides its owner."""
+    """The grantees may call the model from now on, besides its owner."""
 
     model: str
     grantees: tuple[str, ...]
@@ -71,7 +71,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Busy:
-    """From now on replicas refuse, or no longer do: then a ladder is all that answers."""
+    """Replicas refuse from now on, or serve again. While they refuse, only the degradation step `cached` can answer."""
 
     is_so: bool
 
@@ -81,7 +81,7 @@ Step = ConcurrentRequests | Deploy | Grant | Busy
 
 @dataclass
 class Model:
-    """As it is granted and deployed by now, and every version that an alias ever meant."""
+    """The current grants and aliases of a model, and every version that an alias ever pointed to."""
 
     grantees: tuple[str, ...] = ("default", "stranger", "third")
     aliases: dict[str, str] = field(default_factory=lambda: {"prod": VERSION, "next": OTHER})
@@ -89,11 +89,11 @@ class Model:
 
 
 class TenantLeak(AssertionError):
-    """Somebody got what was made for another, or for another question."""
+    """A response was made for another tenant or another question."""
 
 
 class IsolationWorld:
-    """`doors` share what they keep, where they share anything. Each `play` is of questions that nobody asked before."""
+    """One or more activators, and the checks of their responses. Each `play` asks new questions."""
 
     def __init__(self, doors: list[ActivatorWorld]) -> None:
         self._doors = doors
@@ -101,12 +101,12 @@ class IsolationWorld:
         self._made = itertools.count()
         self._busy = False
         self._models: dict[str, Model] = {}
-        self._used: set[tuple[str, str]] = set()  # tenant, key
-        self._ids: dict[str, str] = {}  # whose each request was
-        self.seen: Counter[str] = Counter()  # what was answered out of what is kept, by how
+        self._used: set[tuple[str, str]] = set()  # (tenant, key)
+        self._ids: dict[str, str] = {}  # request id: tenant
+        self.seen: Counter[str] = Counter()  # count of stored answers by store
 
     async def start(self) -> None:
-        """Every version of every model has a replica at each door."""
+        """Start a replica of every version of every model at each activator."""
         for door in self._doors:
             rows, versions = [], []
             for at, (model, version) in enumerate(itertools.product(MODELS, VERSIONS)):
@@ -120,7 +120,7 @@ class IsolationWorld:
             door.control.publish(*rows, versions=tuple(versions), keys=(key,))
 
     async def play(self, steps: Iterable[Step]) -> None:
-        """Raises Leaked."""
+        """Apply the steps and check every response. Raises TenantLeak."""
         play = next(self._plays)
         self._busy, self._models = False, {name: Model() for name in MODELS}
         await self._tell(MODELS)
@@ -158,7 +158,7 @@ class IsolationWorld:
         await asyncio.gather(*(door.settled() for door in self._doors))
 
     def _send(self, play: int, ask: TenantRequest) -> tuple[bytes, Any]:
-        """The body as it is sent, the same of all who ask the same, and the answer to come."""
+        """Return the body and the pending response. Equal questions have equal bodies."""
         wanted: dict[str, object] = {"messages": [{"role": "user", "content": f"{ask.body} {play}"}]}
         wanted |= {"stream": True} if ask.stream else {}
         wanted |= {"temperature": 0} if ask.greedy else {}
@@ -171,7 +171,7 @@ class IsolationWorld:
         return body, door.post(f"/{ask.model}{named}/v1/chat/completions", body, KEYS[ask.who], **headers)
 
     def _script(self, owner: str, model: str, version: str) -> Any:
-        """What it is asked, and for whom, is all that a replica says."""
+        """Return a script whose answers name the tenant, model, version and body that the replica received."""
 
         async def say(call: ReceivedRequest) -> None:
             if self._busy:
@@ -232,7 +232,7 @@ def _digest(body: bytes) -> str:
 
 
 def _text(got: ReceivedResponse) -> str:
-    """What the replica said, of an answer that streams, too."""
+    """Return the text of a whole or streamed answer."""
     for line in got.body.splitlines():
         if line.startswith((b"data: {", b"{")):
             choice: Any = json.loads(line.removeprefix(b"data: "))["choices"][0]

@@ -1,4 +1,4 @@
-"""A key runs once across a planned change of the activator: the new one decides by what the old one knows."""
+"""A planned change of the activator: the new one takes over the stored answers and the running idempotency keys."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,16 @@ from tests.activator.replica import halves
 from tests.activator.world import ReceivedResponse, world
 
 LIMITS = AnswerStoreLimits(ttl_s=100.0)
-ALONE = ASK | {"connection": "close"}  # each request on a connection of its own
+ALONE = ASK | {"connection": "close"}  # each request uses its own connection
 
 
-def asked(number: int) -> AnswerKey:
+def answer_key(number: int) -> AnswerKey:
     return AnswerKey("t", b"name %d" % number, b"fingerprint %d" % number, "once")
 
 
 async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
-    """Its request runs at the old activator. Whoever sends it again meanwhile joins it there, or is told by the new one
-    to come back; afterwards, and with the old one gone, it gets the answer. Nothing runs twice.
+    """A request with the key runs at the old activator. Repeats there join it; repeats at the new activator get 409
+    with a retry time. Afterwards every repeat gets the answer. Nothing runs twice.
     """
 
     listener = listen("127.0.0.1", 0)
@@ -40,7 +40,7 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
             repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
             old.send_signal(signal.SIGUSR1)
             refused: set[asyncio.Task[ReceivedResponse]] = set()
-            while not refused:  # until then all have come to the old one, which they have joined
+            while not refused:  # until then all repeats reach the old activator and join
                 repeats.append(asyncio.create_task(here.post(**ALONE)))
                 refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             for each in refused:
@@ -64,7 +64,7 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [signal.SIGUSR1, signal.SIGKILL], ids=["planned", "killed"])
 async def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: signal.Signals) -> None:
-    """Over two changes. An activator that is killed takes its answers along: the key is free, and nobody waits."""
+    """Answers survive two planned changes. A killed activator loses its answers, and the key is free at once."""
 
     listener = listen("127.0.0.1", 0)
     try:
@@ -84,8 +84,8 @@ async def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: sig
         listener.close()
 
 
-async def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_path: Path) -> None:
-    """The old activator decides on keys, and hangs."""
+async def test_deadline_passed_in_a_claim_reports_the_wait(tmp_path: Path) -> None:
+    """The old activator decides on keys, and hangs. The 504 says how long the request waited for its key."""
 
     listener = listen("127.0.0.1", 0)
     try:
@@ -106,7 +106,7 @@ async def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_pat
 
 
 class Pair:
-    """Two activators' answers, one of which takes the place of the other."""
+    """The answer stores of an old and a new activator, connected by a handover."""
 
     def __init__(self, path: Path, limits: AnswerStoreLimits = LIMITS) -> None:
         path.chmod(0o700)
@@ -123,79 +123,79 @@ class Pair:
         await self.sender.listen(self.directory)
         found = await HandoverReceiver.connect(self.new, self.directory)
         assert found is not None
-        await asyncio.sleep(0.01)  # the old one accepts it
+        await asyncio.sleep(0.01)  # let the old activator accept the connection
         return found
 
 
 async def _keep(answers: LocalAnswerStore, number: int) -> None:
-    await answers.publish(asked(number), Claimed(), b"sealed %d" % number)
+    await answers.publish(answer_key(number), Claimed(), b"sealed %d" % number)
 
 
 async def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
-    """Answers with their age, and running keys; what becomes of these follows until the old one has gone."""
+    """Stored answers move with their age. Running keys stay claimed until the old activator is done with them."""
 
     pair = Pair(tmp_path)
     await _keep(pair.old, 1)
     pair.now_s += 60.0
     await _keep(pair.old, 2)
     receiving = asyncio.ensure_future((await pair.connect()).receive())
-    waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
-    assert isinstance(await pair.old.claim(asked(3)), Claimed)
-    pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
+    waiting = asyncio.ensure_future(pair.new.claim(answer_key(9)))
+    assert isinstance(await pair.old.claim(answer_key(3)), Claimed)
+    pair.runs = [Running(answer_key(number).name, answer_key(number).fingerprint) for number in (3, 4, 5)]
     await asyncio.sleep(0.02)
     assert not waiting.done(), "the old one decides"
     pair.sender.hand_over()
     assert isinstance(await waiting, Claimed)
-    assert await pair.new.claim(asked(1)) == KeptAnswer(asked(1).fingerprint, b"sealed 1")
-    assert isinstance(await pair.new.claim(asked(3)), ClaimedElsewhere)
-    assert isinstance(await pair.old.claim(asked(8)), ClaimedElsewhere), "it begins nothing that is new"
-    assert isinstance(await pair.old.claim(asked(2)), KeptAnswer)
+    assert await pair.new.claim(answer_key(1)) == KeptAnswer(answer_key(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(answer_key(3)), ClaimedElsewhere)
+    assert isinstance(await pair.old.claim(answer_key(8)), ClaimedElsewhere), "it begins nothing that is new"
+    assert isinstance(await pair.old.claim(answer_key(2)), KeptAnswer)
     await _keep(pair.old, 3)
-    await pair.old.release(asked(4), Claimed())
+    await pair.old.release(answer_key(4), Claimed())
     await asyncio.sleep(0.02)
-    assert await pair.new.claim(asked(3)) == KeptAnswer(asked(3).fingerprint, b"sealed 3")
-    assert isinstance(await pair.new.claim(asked(4)), Claimed)
-    assert isinstance(await pair.new.claim(asked(5)), ClaimedElsewhere)
-    pair.now_s += 50.0  # the first one has been kept for 110 s
-    assert isinstance(await pair.new.claim(asked(1)), Claimed)
-    assert isinstance(await pair.new.claim(asked(2)), KeptAnswer)
+    assert await pair.new.claim(answer_key(3)) == KeptAnswer(answer_key(3).fingerprint, b"sealed 3")
+    assert isinstance(await pair.new.claim(answer_key(4)), Claimed)
+    assert isinstance(await pair.new.claim(answer_key(5)), ClaimedElsewhere)
+    pair.now_s += 50.0  # the first answer is now 110 s old
+    assert isinstance(await pair.new.claim(answer_key(1)), Claimed)
+    assert isinstance(await pair.new.claim(answer_key(2)), KeptAnswer)
     pair.new.cache.check_integrity()
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
-    assert isinstance(await pair.new.claim(asked(5)), Claimed), "nobody runs it any more"
+    assert isinstance(await pair.new.claim(answer_key(5)), Claimed), "its activator has gone"
 
 
 async def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it lives it decides: who comes to the new one waits for a moment, and is told to come back. Once it has
-    gone the new one decides. Where nobody is there, it does so at once.
+    """While the old activator lives, a claim at the new one waits briefly and is refused with a retry time. Once the
+    old one has gone, or if there was none, the new one decides.
     """
     monkeypatch.setattr("activator.answers.answer_store.HANDOVER_WAIT_S", 0.05)
 
     pair = Pair(tmp_path)
     assert await HandoverReceiver.connect(pair.new, pair.directory) is None
-    assert isinstance(await pair.new.claim(asked(1)), Claimed)
+    assert isinstance(await pair.new.claim(answer_key(1)), Claimed)
     receiver = await pair.connect()
     receiving = asyncio.ensure_future(receiver.receive())
-    assert isinstance(await pair.new.claim(asked(1)), ClaimedElsewhere)
+    assert isinstance(await pair.new.claim(answer_key(1)), ClaimedElsewhere)
     pair.sender.hand_over()
     await asyncio.sleep(0.01)
-    assert isinstance(await pair.new.claim(asked(1)), Claimed)
+    assert isinstance(await pair.new.claim(answer_key(1)), Claimed)
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
 
 async def test_activator_that_connects_late_is_handed_over_to(tmp_path: Path) -> None:
-    """It comes once the old one has been told to end, and decides at once, by what the old one knows."""
+    """An activator that connects after the old one was told to end decides at once, by what the old one knows."""
 
     pair = Pair(tmp_path)
     await _keep(pair.old, 1)
-    pair.runs = [Running(asked(2).name, asked(2).fingerprint)]
+    pair.runs = [Running(answer_key(2).name, answer_key(2).fingerprint)]
     pair.sender.hand_over()
     receiving = asyncio.ensure_future((await pair.connect()).receive())
-    assert isinstance(await pair.new.claim(asked(3)), Claimed)
-    assert await pair.new.claim(asked(1)) == KeptAnswer(asked(1).fingerprint, b"sealed 1")
-    assert isinstance(await pair.new.claim(asked(2)), ClaimedElsewhere)
-    assert isinstance(await pair.old.claim(asked(4)), ClaimedElsewhere), "it begins nothing that is new"
+    assert isinstance(await pair.new.claim(answer_key(3)), Claimed)
+    assert await pair.new.claim(answer_key(1)) == KeptAnswer(answer_key(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(answer_key(2)), ClaimedElsewhere)
+    assert isinstance(await pair.old.claim(answer_key(4)), ClaimedElsewhere), "it begins nothing that is new"
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
@@ -203,9 +203,8 @@ async def test_activator_that_connects_late_is_handed_over_to(tmp_path: Path) ->
 def test_old_activator_ends_once_its_socket_has_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is sent to a successor that does not read yet arrives, or the log says that it does not.
-
-    The kernel takes some 170 KiB of it. After `close` nothing runs here, as in a process that has ended.
+    """All answers reach a successor that doesn't read yet, or the log says that they did not. The socket buffer takes
+    about 170 KiB. After `close` nothing runs here, as in a process that has ended.
     """
     monkeypatch.setattr("activator.answers.answers_handover.FLUSH_S", 0.02)
 
@@ -214,7 +213,7 @@ def test_old_activator_ends_once_its_socket_has_everything(
         place.mkdir()
         pair = Pair(place)
         for each in range(number):
-            await pair.old.publish(asked(each), Claimed(), b"x" * 4000)
+            await pair.old.publish(answer_key(each), Claimed(), b"x" * 4000)
         await pair.sender.listen(pair.directory)
         with pair.directory.connect(SOCKET) as successor:
             async with asyncio.timeout(5):
@@ -229,25 +228,25 @@ def test_old_activator_ends_once_its_socket_has_everything(
                     found += part
             return found
 
-    are_told = set()
+    outcomes = set()
     for number in range(20, 120, 8):
         caplog.clear()
         found = asyncio.run(received(number))
-        is_told = "did not receive all" in caplog.text
-        are_told.add(is_told)
-        assert is_told or found.count(b"x" * 4000) == number
-        assert is_told or found.endswith(b"Complete")
-    assert are_told == {True, False}
+        is_logged = "did not receive all" in caplog.text
+        outcomes.add(is_logged)
+        assert is_logged or found.count(b"x" * 4000) == number
+        assert is_logged or found.endswith(b"Complete")
+    assert outcomes == {True, False}
 
 
 async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
-    """KELVIN_ONCE_ANSWER_BYTES has no upper bound."""
+    """A handover carries an answer of 65 MiB: KELVIN_ONCE_ANSWER_BYTES has no upper bound."""
 
     pair = Pair(tmp_path, AnswerStoreLimits(tenant_bytes=80 << 20, answer_bytes=80 << 20))
-    await pair.old.publish(asked(1), Claimed(), bytes(65 << 20))
+    await pair.old.publish(answer_key(1), Claimed(), bytes(65 << 20))
     receiving = asyncio.ensure_future((await pair.connect()).receive())
     pair.sender.hand_over()
-    assert isinstance(await pair.new.claim(asked(1)), KeptAnswer)
+    assert isinstance(await pair.new.claim(answer_key(1)), KeptAnswer)
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
@@ -263,7 +262,7 @@ async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
     ],
 )
 async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) -> None:
-    """Nobody waits for ever for an activator that does not hand over as this one understands it."""
+    """Claims don't wait for a handover that ends early or that this activator can't parse."""
 
     pair = Pair(tmp_path)
 
@@ -275,5 +274,5 @@ async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: byt
     receiver = await HandoverReceiver.connect(pair.new, pair.directory)
     assert receiver is not None
     await asyncio.wait_for(receiver.receive(), 5)
-    assert isinstance(await pair.new.claim(asked(1)), Claimed)
+    assert isinstance(await pair.new.claim(answer_key(1)), Claimed)
     server.close()

@@ -1,4 +1,4 @@
-"""Requests with an `Idempotency-Key`, over TLS: one run, the same bytes for all who ask, one charge."""
+"""Requests with an `Idempotency-Key`, over TLS: one run, the same bytes for every repeat, one charge."""
 
 import asyncio
 import json
@@ -15,8 +15,9 @@ from tests.activator.world import CHAT, STREAM, world
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
 async def test_a_repeat_gets_the_same_bytes_and_no_charge(tmp_path: Path, body: dict[str, object]) -> None:
-    """Status, headers, body, event for event; it says that it is a repeat and of what; the replica ran once. Without a
-    key, or with another one, it runs again."""
+    """A repeat gets the same status, headers and body, and names the first request. The replica runs once. A request
+    without a key or with another key runs again.
+    """
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -41,7 +42,7 @@ async def test_a_repeat_gets_the_same_bytes_and_no_charge(tmp_path: Path, body: 
 
 
 async def test_failed_response_is_not_replayed(tmp_path: Path) -> None:
-    """Neither of the replica, nor before any work; and such a record is one with nothing: it costs nothing."""
+    """A failure of the replica or before it is not stored. Its record has no charge id, so it costs nothing."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", refuses(Overloaded("the queue", 1, 1.0)))
@@ -55,7 +56,7 @@ async def test_failed_response_is_not_replayed(tmp_path: Path) -> None:
 
 
 async def test_answer_that_passed_unfiltered_is_not_kept_for_its_key(tmp_path: Path) -> None:
-    """A repeat runs, filtered by then, and the two are one for the bill."""
+    """A repeat runs again, filtered this time, and both runs have one charge id."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", unfiltered)
@@ -72,7 +73,7 @@ async def test_answer_that_passed_unfiltered_is_not_kept_for_its_key(tmp_path: P
 
 
 async def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
-    """Another body, path or model is 422, while it runs and afterwards; the first one is as it was."""
+    """The same key with another body, path or model is 422, during the run and after it. The first request goes on."""
 
     async with world(tmp_path) as here:
         held = halves()
@@ -105,7 +106,7 @@ async def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
     ],
 )
 async def test_malformed_idempotency_key_is_refused(tmp_path: Path, lines: list[bytes], rule: bytes) -> None:
-    """400 with the rule, without what was sent; no replica is asked."""
+    """400 names the rule but not the value. No replica is called."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -123,7 +124,7 @@ async def test_malformed_idempotency_key_is_refused(tmp_path: Path, lines: list[
 
 
 async def test_openai_client_sends_idempotency_keys(tmp_path: Path) -> None:
-    """Its option for a key is this header."""
+    """The client's `Idempotency-Key` header makes a repeat return the first answer."""
     openai = pytest.importorskip("openai")
 
     async with world(tmp_path) as here:
@@ -148,7 +149,7 @@ async def test_openai_client_sends_idempotency_keys(tmp_path: Path) -> None:
 
 
 async def test_slow_readers_of_a_kept_answer_hold_a_part_of_the_room(tmp_path: Path) -> None:
-    """Each holds the whole answer. Beyond its part of KELVIN_ONCE_BYTES a tenant is told to come again."""
+    """Each reader holds the whole answer. A tenant over its part of KELVIN_ONCE_BYTES gets 503."""
 
     async def large(call: ReceivedRequest) -> None:
         for tokens in range(1, 41):

@@ -1,4 +1,4 @@
-"""What a key may be and what it names; which answers stay on the shelf, whoever fills it."""
+"""Valid idempotency keys, the names derived from them, and which answers an `AnswerCache` evicts."""
 
 from dataclasses import replace
 
@@ -29,12 +29,11 @@ PARTS = st.lists(st.binary(max_size=4), max_size=4)
     "key",
     [
         pytest.param(b"a", id="one character"),
-        pytest.param(b"~" * 255, id="255 of them"),
-        pytest.param(b'"8e03978e-40d5-43dd-bc93-6894a57f9324"', id="in quotes, as the draft of the IETF has it"),
+        pytest.param(b"~" * 255, id="255 characters"),
+        pytest.param(b'"8e03978e-40d5-43dd-bc93-6894a57f9324"', id="in quotes, as in the IETF draft"),
     ],
 )
 def test_valid_idempotency_key_is_accepted(key: bytes) -> None:
-    """Taken as it is."""
     assert read_key([key]) == key
 
 
@@ -45,11 +44,11 @@ def test_valid_idempotency_key_is_accepted(key: bytes) -> None:
         pytest.param([b"x" * 256], "(256 bytes)", id="too long"),
         pytest.param([b"a b"], "(3 bytes)", id="a space"),
         pytest.param([b"a\x7f"], "(2 bytes)", id="a control character"),
-        pytest.param([b"a", b"a"], "(2 headers)", id="twice, if the same"),
+        pytest.param([b"a", b"a"], "(2 headers)", id="the same key twice"),
     ],
 )
 def test_invalid_idempotency_key_is_refused(given: list[bytes], value: str) -> None:
-    """Refused with what is wrong, and without what was sent: it may be a secret of the caller's."""
+    """The refusal names the rule but not the key, which may be a secret of the caller."""
     with pytest.raises(Refused) as caught:
         read_key(given)
     assert isinstance(caught.value.failure, InvalidRequest)
@@ -60,7 +59,7 @@ def test_invalid_idempotency_key_is_refused(given: list[bytes], value: str) -> N
 def test_answer_keys_match_only_for_equal_requests(
     tenant: str, key: bytes, parts: list[bytes], other: str, other_key: bytes, other_parts: list[bytes]
 ) -> None:
-    """Another tenant's key of the same text is another name, as is one whose parts only join to the same bytes."""
+    """Equal keys of two tenants have different names. Parts that only join to the same bytes differ too."""
     one, two = derive_answer_key(SECRET, tenant, key, parts), derive_answer_key(SECRET, other, other_key, other_parts)
     assert (one.name == two.name) == ((tenant, key) == (other, other_key))
     assert (one.fingerprint == two.fingerprint) == (parts == other_parts)
@@ -68,7 +67,7 @@ def test_answer_keys_match_only_for_equal_requests(
 
 
 def test_names_tell_nothing_without_the_secret() -> None:
-    """Another installation's are others; none holds what it is made of."""
+    """Another secret gives other names."""
     one, two = (derive_answer_key(secret, "acme", b"order-7", [b"hi"]) for secret in (SECRET, b"t" * 32))
     assert not {one.name, one.fingerprint, one.once} & {two.name, two.fingerprint, two.once}
     assert len(one.once) == 32
@@ -84,7 +83,7 @@ def kept(size: int = 0) -> KeptAnswer:
 
 
 def test_tenant_with_most_bytes_is_evicted_first() -> None:
-    """A tenant's own oldest first where it has its fill; in all, the oldest of whoever has most."""
+    """A full tenant loses its own oldest answer. A full cache drops the oldest answer of the tenant with most bytes."""
     cache = AnswerCache(LIMITS)
     for number in range(4):
         assert cache.put("greedy", b"%d" % number, kept(), number)
@@ -99,7 +98,7 @@ def test_tenant_with_most_bytes_is_evicted_first() -> None:
 
 
 def test_kept_answer_expires() -> None:
-    """With its time, to the second; also where nobody asks for it."""
+    """An answer expires exactly at its TTL, even if it is never looked up."""
     cache = AnswerCache(LIMITS)
     cache.put("a", b"1", kept(), 0)
     assert cache.find("a", b"1", 9.9) is not None
@@ -110,7 +109,7 @@ def test_kept_answer_expires() -> None:
 
 
 def test_answer_that_comes_with_an_age_ends_sooner() -> None:
-    """Its age is part of its time."""
+    """An answer's age when it is stored counts towards its TTL."""
     cache = AnswerCache(LIMITS)
     cache.put("a", b"1", replace(kept(), age_s=8), 1)
     cache.put("a", b"2", kept(), 1)
@@ -122,7 +121,7 @@ def test_answer_that_comes_with_an_age_ends_sooner() -> None:
 
 
 class Shelving(RuleBasedStateMachine):
-    """Beside a shelf without limits: what is found is what was put, and nobody is over a limit."""
+    """Compare the cache with an unlimited one: a found answer is the one last put, and no limit is exceeded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +157,7 @@ TestShelving = Shelving.TestCase
 
 
 def test_running_again_and_again_is_charged_in_the_end() -> None:
-    """So many runs of a key may be one within a day; the oldest keys are forgotten."""
+    """RUNS_PER_CHARGE runs of a key share one charge within a day; later runs don't. The oldest keys are forgotten."""
     counts = RunCounts(keys=2)
     for now_s in range(RUNS_PER_CHARGE):
         assert not counts.exceeds_free_runs("a", now_s)
@@ -170,7 +169,7 @@ def test_running_again_and_again_is_charged_in_the_end() -> None:
 
 
 def test_runs_of_a_key_are_counted_anew_each_day() -> None:
-    """A key that is used once a day for months is charged once each day, also where it has to be asked again."""
+    """A key that runs twice a day for months never exceeds its free runs."""
     counts = RunCounts()
     for day in range(2 * RUNS_PER_CHARGE):
         assert not counts.exceeds_free_runs("a", day * CHARGE_S)

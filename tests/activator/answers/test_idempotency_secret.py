@@ -1,4 +1,4 @@
-"""The installation's secret, and what is sealed with it: no answer opens for anybody but who asked."""
+"""The installation's secret, and answers sealed with it: an answer opens only for the request that it was made for."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ANSWER = StoredResponse("req_1", 200, [(b"content-type", b"text/plain")], BODY)
 
 
 def test_idempotency_secret_is_created_once(tmp_path: Path) -> None:
-    """For its owner alone, and as it was for whoever comes later."""
+    """The file is readable by its owner only. A second call returns the same secret."""
     path = tmp_path / "once.key"
     made = ensure_idempotency_secret(path)
     assert (len(made), path.stat().st_mode & 0o777) == (32, 0o600)
@@ -26,7 +26,7 @@ def test_idempotency_secret_is_created_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "abc", "zz" * 32, "ab" * 31, "ab" * 33])
 def test_invalid_secret_file_is_refused(tmp_path: Path, content: str) -> None:
-    """With the rule, without the content; it is not overwritten."""
+    """The error names the rule but not the content. The file is not overwritten."""
     path = tmp_path / "once.key"
     path.write_text(content)
     with pytest.raises(BadIdempotencySecret, match=r"once\.key: must hold 64 hex digits; restore it"):
@@ -36,7 +36,7 @@ def test_invalid_secret_file_is_refused(tmp_path: Path, content: str) -> None:
 
 @given(TENANTS, st.sampled_from([b"k", b"l"]), st.sampled_from([b"x", b"y"]), st.sampled_from([SECRET, OTHER]))
 def test_sealed_answer_opens_only_for_its_request(tenant: str, key: bytes, body: bytes, secret: bytes) -> None:
-    """The same tenant, key, request and installation; nothing else, whatever it guesses."""
+    """A sealed answer opens for the same tenant, key, request and installation only."""
     one = derive_answer_key(SECRET, "acme", b"k", [b"x"])
     sealed = Sealer(SECRET).seal(one, ANSWER)
     found = Sealer(secret).open(derive_answer_key(SECRET, tenant, key, [body]), sealed)
@@ -47,7 +47,7 @@ def test_sealed_answer_opens_only_for_its_request(tenant: str, key: bytes, body:
 
 
 def test_a_tenant_has_a_key_of_its_own() -> None:
-    """Though name and request were the same: the digests are not all that keeps tenants apart."""
+    """Each tenant has its own encryption key, so equal digests don't open another tenant's answer."""
     one = derive_answer_key(SECRET, "acme", b"k", [b"x"])
     sealed = Sealer(SECRET).seal(one, ANSWER)
     assert Sealer(SECRET).open(AnswerKey("acme", one.name, one.fingerprint, ""), sealed) is not None
@@ -55,7 +55,7 @@ def test_a_tenant_has_a_key_of_its_own() -> None:
 
 
 def test_nothing_of_an_answer_can_be_read_in_it() -> None:
-    """Nor changed unseen; the same answer is never the same bytes."""
+    """The sealed bytes don't contain the body, fail to open if one bit changes, and differ each time."""
     one, sealer = derive_answer_key(SECRET, "acme", b"k", [b"x"]), Sealer(SECRET)
     first, second = (sealer.seal(one, ANSWER) for _ in range(2))
     assert BODY not in first

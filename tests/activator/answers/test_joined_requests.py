@@ -1,4 +1,5 @@
-"""Requests that share a run, over TLS: who comes meanwhile joins, and the work lives as long as anybody listens."""
+"""Requests that share a run, over TLS: a repeat joins the running request, and the run lasts while any
+client listens."""
 
 import asyncio
 from pathlib import Path
@@ -15,17 +16,17 @@ from tests.activator.world import CHAT, STREAM, ActivatorWorld, world
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
 async def test_repeated_request_joins_the_running_one(tmp_path: Path, body: dict[str, object]) -> None:
-    """From the start; one run, one charge."""
+    """Three repeats get the whole response of one run, at one charge."""
 
     async with world(tmp_path) as here:
         held = halves()
         replica = await here.replica("a", held)
-        asking = [asyncio.create_task(here.post(body=body, **ASK))]
+        requests = [asyncio.create_task(here.post(body=body, **ASK))]
         await replica.until(lambda r: len(r.calls) == 1)
-        asking += [asyncio.create_task(here.post(body=body, **ASK)) for _ in range(3)]
+        requests += [asyncio.create_task(here.post(body=body, **ASK)) for _ in range(3)]
         await wait_for_joined(here, 3)
         held.release()
-        first, *others = await asyncio.gather(*asking)
+        first, *others = await asyncio.gather(*requests)
         assert first.status == 200
         assert all(same(first, other) for other in others)
         assert {other.headers["x-kelvin-repeat-of"] for other in others} == {first.headers["x-request-id"]}
@@ -35,7 +36,7 @@ async def test_repeated_request_joins_the_running_one(tmp_path: Path, body: dict
 
 
 async def test_run_continues_while_any_client_listens(tmp_path: Path) -> None:
-    """The one who asked first leaves; who joined has the answer from its beginning. Nothing is cancelled."""
+    """The first client disconnects. The joined one gets the response from its first byte. Nothing is cancelled."""
 
     async with world(tmp_path) as here:
         held = halves()
@@ -59,14 +60,16 @@ async def test_run_continues_while_any_client_listens(tmp_path: Path) -> None:
 
 
 async def leave(here: ActivatorWorld) -> None:
-    """Ask with the key, and break the connection off once the answer has begun."""
+    """Send a keyed request, and abort the connection once the answer has begun."""
     reader, writer = await here.raw(KEYED)
     await reader.readuntil(b"hel")
     writer.transport.abort()
 
 
 async def test_run_ends_when_the_last_client_leaves(tmp_path: Path) -> None:
-    """The replica is told; what was delivered is recorded; the key is free, and the next one is one with it."""
+    """The replica run is cancelled and the delivered tokens are recorded. The next request with the key runs again
+    under the same charge id.
+    """
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", halves(), max_streams=1)
@@ -84,7 +87,7 @@ async def test_run_ends_when_the_last_client_leaves(tmp_path: Path) -> None:
 
 
 async def test_slow_client_does_not_delay_a_fast_one(tmp_path: Path) -> None:
-    """Each takes it at its own pace; an answer that is too large to be kept can't be joined any more, nor replayed."""
+    """Each client reads at its own speed. An answer that is too large to store can't be joined or replayed."""
     piece = "x" * 60_000
 
     go = asyncio.Event()
@@ -100,7 +103,7 @@ async def test_slow_client_does_not_delay_a_fast_one(tmp_path: Path) -> None:
     async with world(tmp_path, once_answer_bytes=1 << 19) as here:
         replica = await here.replica("a", long)
         reader, writer = await here.raw(KEYED)
-        await reader.readuntil(b"data: ")  # and no more: it takes nothing for now
+        await reader.readuntil(b"data: ")  # then the client stops reading
         quick = asyncio.create_task(here.post(body=STREAM, **ASK))
         await wait_for_joined(here, 1)
         go.set()
@@ -112,7 +115,7 @@ async def test_slow_client_does_not_delay_a_fast_one(tmp_path: Path) -> None:
 
 
 async def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> None:
-    """Its beginning is gone: 409 while it runs, with the time to come again; afterwards the key is free."""
+    """The beginning of a large answer is dropped, so a repeat gets 409 while it runs. Afterwards the key is free."""
     piece, go = "x" * 60_000, asyncio.Event()
 
     async def long(call: ReceivedRequest) -> None:
@@ -139,12 +142,12 @@ async def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> Non
 
 
 async def test_one_answer_has_a_bounded_number_of_listeners(tmp_path: Path) -> None:
-    """Beyond it 409 with the time to come again; one who leaves makes room, and all others get the answer."""
+    """A client beyond MAX_LISTENERS gets 409 with a retry time. A disconnect makes room. All others get the answer."""
 
     async with world(tmp_path) as here:
         held = halves()
         replica = await here.replica("a", held)
-        asking = [asyncio.create_task(here.post(body=STREAM, **ASK)) for _ in range(MAX_LISTENERS - 1)]
+        requests = [asyncio.create_task(here.post(body=STREAM, **ASK)) for _ in range(MAX_LISTENERS - 1)]
         reader, writer = await here.raw(KEYED)
         await reader.readuntil(b"hel")
         await wait_for_joined(here, MAX_LISTENERS - 1)
@@ -153,17 +156,17 @@ async def test_one_answer_has_a_bounded_number_of_listeners(tmp_path: Path) -> N
         assert refused.headers["retry-after"] == "1"
         writer.transport.abort()
         await here.wait_for_metric("kelvin_requests_inside", MAX_LISTENERS - 1)
-        asking.append(asyncio.create_task(here.post(body=STREAM, **ASK)))
+        requests.append(asyncio.create_task(here.post(body=STREAM, **ASK)))
         await wait_for_joined(here, MAX_LISTENERS)
         held.release()
-        first, *others = await asyncio.gather(*asking)
+        first, *others = await asyncio.gather(*requests)
         assert first.body.endswith(DONE)
         assert all(same(first, other) for other in others)
         assert len(replica.calls) == 1
 
 
 async def test_one_request_is_ended_by_its_id(tmp_path: Path) -> None:
-    """The id of the one that runs ends the work, for all who listen; that of one who joined ends this one alone."""
+    """Cancelling the id of the running request ends all clients. Cancelling the id of a joined one ends it alone."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", halves(), max_streams=1)
@@ -181,8 +184,8 @@ async def test_one_request_is_ended_by_its_id(tmp_path: Path) -> None:
         assert (await here.post(body=CHAT, **ASK)).status == 200
 
 
-async def test_answers_that_are_cut_short_again_and_again_are_charged_in_the_end(tmp_path: Path) -> None:
-    """So many runs of one key are one for the bill, the next ones are each for itself."""
+async def test_repeatedly_aborted_runs_are_charged_in_the_end(tmp_path: Path) -> None:
+    """RUNS_PER_CHARGE runs of one key share a charge id. Later runs are charged one by one."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", halves())
@@ -195,8 +198,10 @@ async def test_answers_that_are_cut_short_again_and_again_are_charged_in_the_end
         assert [bool(each.once) for each in records] == [True] * RUNS_PER_CHARGE + [False]
 
 
-async def test_answers_that_are_forgotten_again_and_again_are_charged_in_the_end(tmp_path: Path) -> None:
-    """Two keys by turns, with room for one answer: each run is a right answer, and takes the other's place."""
+async def test_repeatedly_evicted_answers_are_charged_in_the_end(tmp_path: Path) -> None:
+    """Two keys alternate with room for one stored answer, so each run evicts the other's answer. Runs beyond the free
+    ones are charged.
+    """
     keys = ["one", "two"]
 
     async with world(tmp_path, once_answers_per_tenant=1) as here:

@@ -1,4 +1,4 @@
-"""Several activators over one real Redis: one of them runs a key, all have its answer; what holds without it."""
+"""Several activators over one real Redis: one of them runs a key and all get its answer. Redis may also be down."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -73,8 +73,9 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 async def test_answer_stores_share_claim_semantics(opened: Opened) -> None:
-    """Claimed, published, found with its bytes by who asked; released, free again; a tenant's latest, by number and
-    bytes; what is too large is not kept."""
+    """A claim is exclusive until its answer is published or released. A tenant keeps its latest answers by number and
+    bytes. An answer that is too large is not stored.
+    """
     async with opened(LIMITS) as answers:
         first = await answers.claim(ask("1"))
         assert isinstance(first, Claimed)
@@ -104,8 +105,9 @@ async def test_answer_stores_share_claim_semantics(opened: Opened) -> None:
 
 @EACH
 async def test_answer_stores_publish_without_a_claim(opened: Opened) -> None:
-    """Found with its bytes and its age, by who asked that; replaced; a tenant's latest, by number and bytes; what is
-    too large is not kept, and takes nothing's place."""
+    """An answer is found with its bytes and age, by its own tenant only. A tenant keeps its latest answers by number
+    and bytes. An answer that is too large evicts nothing.
+    """
     async with opened(LIMITS) as answers:
         assert await answers.find(ask("1")) is None
         await answers.publish(ask("1"), None, b"\x00sealed")
@@ -130,7 +132,7 @@ async def test_answer_stores_publish_without_a_claim(opened: Opened) -> None:
 
 @EACH
 async def test_stored_answer_expires(opened: Opened) -> None:
-    """After its time nothing of it is found, tended or not."""
+    """After the TTL the answer is gone. After `tend` its bytes are freed."""
     async with opened(AnswerStoreLimits(ttl_s=2.0)) as answers:
         await answers.publish(ask("1"), None, b"sealed")
         await until(answers, ask("1"), None)
@@ -139,14 +141,16 @@ async def test_stored_answer_expires(opened: Opened) -> None:
 
 
 async def until(answers: AnswerStore, what: AnswerKey, sealed: bytes | None) -> None:
-    """Wait until that is what is found."""
+    """Wait until `find` returns these sealed bytes, or nothing."""
     async with asyncio.timeout(30):
         while (None if (found := await answers.find(what)) is None else found.sealed) != sealed:
             await asyncio.sleep(0.005)
 
 
 async def test_one_activator_runs_a_claimed_key(redis: RedisServer) -> None:
-    """The others are told what it is for and when to come again; after its end they have its answer, or may run it."""
+    """Other activators get the key's fingerprint and a retry time, and can't release or publish it. After a release
+    another one may run it.
+    """
     async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
@@ -162,7 +166,7 @@ async def test_one_activator_runs_a_claimed_key(redis: RedisServer) -> None:
 
 
 async def test_a_claim_ends_unless_it_is_renewed(redis: RedisServer) -> None:
-    """An activator that died frees its keys; one that lives keeps them. What ended is not published over another's."""
+    """A renewed claim stays. An expired one is free, and its late answer doesn't replace another's claim."""
     async with member(redis, lease_s=2.0) as (one, _, _), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
@@ -177,7 +181,7 @@ async def test_a_claim_ends_unless_it_is_renewed(redis: RedisServer) -> None:
 
 
 async def test_a_claim_outlives_the_data_of_redis(redis: RedisServer) -> None:
-    """Its activator claims the key again, unless another one did so first; whoever has it publishes."""
+    """After Redis lost its data, the activator claims its key again, unless another one did. The holder publishes."""
     async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
@@ -195,7 +199,7 @@ async def test_a_claim_outlives_the_data_of_redis(redis: RedisServer) -> None:
 
 
 async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
-    """Redis is told of the renewal only after the release: the key is free all the same."""
+    """A release that reaches Redis before the renewal leaves the key free."""
     async with member(redis) as (one, _, store), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
@@ -215,7 +219,7 @@ async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
 
 
 async def test_activators_claim_locally_without_redis(redis: RedisServer) -> None:
-    """And says so; what was kept meanwhile is found here, also when it is back."""
+    """The claim is marked as local. An answer published meanwhile is found locally, also after Redis is back."""
     async with member(redis) as (one, _, store):
         redis.kill()
         alone = await one.claim(ask("k"))
@@ -234,7 +238,9 @@ async def test_activators_claim_locally_without_redis(redis: RedisServer) -> Non
 
 
 async def test_two_activators_charge_and_run_once(tmp_path: Path, redis: RedisServer) -> None:
-    """409 while the other one runs it, the same bytes afterwards, 422 for another body; one that can't ask says so."""
+    """A repeat at the other activator is 409 during the run, then the same bytes; another body is 422. Without Redis
+    both run and say so.
+    """
     async with pair(tmp_path, redis) as (here, there):
         held = halves()
         ours, theirs = await here.replica("a", held), await there.replica("b")
@@ -260,7 +266,7 @@ async def test_two_activators_charge_and_run_once(tmp_path: Path, redis: RedisSe
         alone = [await each.post(**{"idempotency-key": "order-8"}) for each in (here, there)]
         assert [(got.status, got.headers.get("x-kelvin-idempotency")) for got in alone] == [(200, "local")] * 2
         one = (await here.control.wait_for_records(2))[1].once
-        assert one == (await there.control.wait_for_records(4))[3].once, "the ledger knows them for one"
+        assert one == (await there.control.wait_for_records(4))[3].once, "both runs have one charge id"
 
 
 async def _publish(answers: RedisAnswerStore, key: str, sealed: bytes = b"sealed") -> None:
@@ -271,7 +277,7 @@ async def _publish(answers: RedisAnswerStore, key: str, sealed: bytes = b"sealed
 
 @pytest.mark.parametrize("evicted", ["sizes", "ends"])
 async def test_eviction_of_a_list_wedges_nothing(evicted: str, redis: RedisServer) -> None:
-    """A Redis that drops one of a tenant's two lists answers the next publication, and goes on keeping answers."""
+    """After Redis evicted one of a tenant's two index lists, later answers are still published and found."""
     async with member(redis) as (answers, _, store):
         for number in range(3):
             await _publish(answers, str(number))
@@ -284,9 +290,7 @@ async def test_eviction_of_a_list_wedges_nothing(evicted: str, redis: RedisServe
 
 
 async def test_making_room_ends_no_claim(redis: RedisServer) -> None:
-    """An answer that Redis evicted is still in its tenant's lists. Its key is claimed anew, and stays so when the lists
-    make room.
-    """
+    """An evicted answer stays in its tenant's lists. A new claim of its key survives when the lists make room."""
     async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
         for number in range(LIMITS.tenant_answers):
             await _publish(one, str(number))
@@ -297,7 +301,7 @@ async def test_making_room_ends_no_claim(redis: RedisServer) -> None:
 
 
 async def test_answers_are_kept_after_a_clock_step(redis: RedisServer) -> None:
-    """Redis's clock stepped back by an hour. Old answers make room, though they seem to end after the new one."""
+    """Redis's clock stepped back by an hour. Old answers make room, though they seem to expire after the new one."""
     async with member(redis) as (answers, _, _):
         for number in range(LIMITS.tenant_answers):
             await _publish(answers, str(number))
@@ -315,8 +319,8 @@ LARGE = AnswerStoreLimits(tenant_answers=10_000, tenant_bytes=1 << 30, nbytes=1 
 
 
 async def test_answers_leave_room_for_limits(redis: RedisServer) -> None:
-    """In a Redis that evicts nothing, answers stop at a part of what it may have; limits count on, and each answer is
-    kept all the same, by the activator that has it.
+    """In a Redis without eviction, answers stop at a part of its memory. Limits keep counting, and each further answer
+    is stored by its own activator.
     """
     used = int(redis.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
     redis.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
@@ -336,7 +340,7 @@ async def test_answers_leave_room_for_limits(redis: RedisServer) -> None:
 
 
 async def test_redis_that_does_not_tell_its_memory_keeps_limits(redis: RedisServer) -> None:
-    """An account without INFO, or a proxy. How much room there is remains unknown, so answers are kept here alone."""
+    """Some accounts and proxies refuse INFO. The free memory is unknown, so answers are stored locally only."""
     redis.ask("ACL", "SETUSER", "default", "-info")
     async with member(redis) as (answers, own, store):
         await store.beat()
@@ -349,7 +353,7 @@ async def test_redis_that_does_not_tell_its_memory_keeps_limits(redis: RedisServ
 
 
 class SlowStore:
-    """A store that answers after 5 ms; it holds no names."""
+    """A store that answers after 5 ms and finds nothing."""
 
     is_up = True
 
@@ -360,7 +364,7 @@ class SlowStore:
 
 @pytest.mark.virtual_time
 async def test_many_claims_are_renewed_within_their_lease() -> None:
-    """Each request that an activator may have inside has a key: its claim is renewed before it ends."""
+    """The claims of 4,096 concurrent requests are all renewed before they expire."""
     answers = RedisAnswerStore(cast(RedisStore, SlowStore()), "once", LIMITS)
     for number in range(4096):
         await answers.claim(ask(str(number)))

@@ -1,4 +1,4 @@
-"""An answer with any number of listeners: what is delivered, who is told that nobody is left, what is forgotten."""
+"""ResponseBroadcast: several clients read one response. Covers delivery, abandonment, trimming and the byte budget."""
 
 import asyncio
 
@@ -8,8 +8,8 @@ from activator.answers.response_broadcast import PIECE, ByteBudget, ResponseBroa
 from activator.http.exchange import ClientGone
 
 
-class Told:
-    """What a tape said to its owner."""
+class RecordedBroadcast:
+    """A broadcast, and the events that it reported to its owner."""
 
     def __init__(self, keep_bytes: int = 100, room: ByteBudget | None = None) -> None:
         self.said: list[str] = []
@@ -19,7 +19,7 @@ class Told:
         )
 
     async def _ended(self) -> None:
-        assert not self.broadcast.ended, "nobody has heard the end"
+        assert not self.broadcast.ended, "the end is sent after the answer is stored"
         self.said.append(f"ended {len(self.broadcast.content()) if self.broadcast.is_whole else 0}")
 
     async def say(self, data: bytes, *, next_piece: bool = True) -> None:
@@ -31,30 +31,30 @@ class Told:
 
 
 async def test_each_client_reads_from_the_first_byte() -> None:
-    """Who comes late, too; where a tenant stands with its limits is not part of it."""
-    told = Told()
-    broadcast = told.broadcast
+    """A late client reads from the first byte too. Rate-limit headers are not part of the shared response."""
+    recorded = RecordedBroadcast()
+    broadcast = recorded.broadcast
     with broadcast.listening() as one:
-        await told.head()
-        await told.say(b"he")
+        await recorded.head()
+        await recorded.say(b"he")
         assert (await one.head()).headers == [(b"a", b"b")]
         assert await one.next_piece() == (b"he", False)
         one.record_taken(2)
         with broadcast.listening() as two:
-            await told.say(b"llo", next_piece=False)
+            await recorded.say(b"llo", next_piece=False)
             assert await one.next_piece() == (b"llo", True)
             assert await two.next_piece() == (b"hello", True)
         assert broadcast.content() == b"hello"
-    assert told.said == ["ended 5"]
+    assert recorded.said == ["ended 5"]
 
 
 async def test_delivered_bytes_follow_the_fastest_client() -> None:
-    """And the writer waits for that one alone."""
-    told = Told()
-    broadcast = told.broadcast
+    """The sender waits for the fastest client only."""
+    recorded = RecordedBroadcast()
+    broadcast = recorded.broadcast
     with broadcast.listening(), broadcast.listening() as quick:
-        await told.head()
-        await told.say(b"12")
+        await recorded.head()
+        await recorded.say(b"12")
         assert not broadcast.is_accepted()
         accepted = asyncio.create_task(broadcast.wait_accepted())
         await asyncio.sleep(0)
@@ -67,74 +67,74 @@ async def test_delivered_bytes_follow_the_fastest_client() -> None:
 @pytest.mark.parametrize(
     ("watched", "ended", "want"),
     [
-        pytest.param(True, False, ["deserted", "gone"], id="the run is told"),
-        pytest.param(False, False, [], id="it has settled, and runs to its end"),
-        pytest.param(True, True, ["ended 0"], id="it is over"),
+        pytest.param(True, False, ["deserted", "gone"], id="a watched run is cancelled"),
+        pytest.param(False, False, [], id="a settled run goes on"),
+        pytest.param(True, True, ["ended 0"], id="a finished run stays finished"),
     ],
 )
 async def test_run_is_abandoned_when_the_last_client_leaves(watched: bool, ended: bool, want: list[str]) -> None:
-    """Not when the last but one does."""
-    told = Told()
-    broadcast = told.broadcast
+    """A client that leaves before the last one changes nothing."""
+    recorded = RecordedBroadcast()
+    broadcast = recorded.broadcast
     with broadcast.listening():
         with broadcast.listening():
-            broadcast.watch(lambda: told.said.append("gone"))
+            broadcast.watch(lambda: recorded.said.append("gone"))
             if not watched:
                 broadcast.unwatch()
-        assert told.said == []
+        assert recorded.said == []
         if ended:
-            await told.say(b"", next_piece=False)
+            await recorded.say(b"", next_piece=False)
     assert not await broadcast.wait_accepted()
-    assert told.said == want
+    assert recorded.said == want
 
 
 async def test_run_started_after_all_left_is_abandoned() -> None:
-    """At once."""
-    told = Told()
+    """`watch` reports it at once."""
+    recorded = RecordedBroadcast()
     gone = asyncio.Event()
-    told.broadcast.watch(gone.set)
+    recorded.broadcast.watch(gone.set)
     await gone.wait()
 
 
 async def test_run_goes_on_if_a_client_joins_after_all_left() -> None:
-    """It joins in the same round of the loop in which the run begins to watch."""
-    told = Told()
-    told.broadcast.watch(lambda: told.said.append("gone"))
-    with told.broadcast.listening():
+    """The client joins in the same loop iteration in which the run begins to watch."""
+    recorded = RecordedBroadcast()
+    recorded.broadcast.watch(lambda: recorded.said.append("gone"))
+    with recorded.broadcast.listening():
         await asyncio.sleep(0)
-        assert told.said == []
-    assert told.said == ["deserted", "gone"]
+        assert recorded.said == []
+    assert recorded.said == ["deserted", "gone"]
 
 
 async def test_a_broken_answer_ends_for_all() -> None:
-    """After what they could still hear; one that is whole can't be broken."""
-    told = Told()
-    with told.broadcast.listening() as one, told.broadcast.listening() as two:
-        await told.head()
-        await told.say(b"he")
+    """Clients still read what was sent before the abort. A complete response can't be aborted."""
+    recorded = RecordedBroadcast()
+    with recorded.broadcast.listening() as one, recorded.broadcast.listening() as two:
+        await recorded.head()
+        await recorded.say(b"he")
         waiting = asyncio.create_task(two.head())
-        told.broadcast.abort()
+        recorded.broadcast.abort()
         assert (await waiting).status == 201
         assert await one.next_piece() == (b"he", False)
         one.record_taken(2)
         with pytest.raises(ClientGone):
             await one.next_piece()
-        assert not await told.broadcast.wait_accepted()
-    whole = Told()
+        assert not await recorded.broadcast.wait_accepted()
+    whole = RecordedBroadcast()
     with whole.broadcast.listening() as three:
         await whole.say(b"x", next_piece=False)
         whole.broadcast.abort()
         assert await three.next_piece() == (b"x", True)
-    assert told.said == []
+    assert recorded.said == []
 
 
 async def test_large_response_is_trimmed_as_it_is_read() -> None:
-    """As far as the slowest has it: memory is that of the distance between listeners; it is not whole any more."""
-    told = Told()
-    broadcast = told.broadcast
+    """Memory is the distance between the slowest and the fastest client. A trimmed response is no longer whole."""
+    recorded = RecordedBroadcast()
+    broadcast = recorded.broadcast
     with broadcast.listening() as slow, broadcast.listening() as quick:
         for _ in range(50):
-            await told.say(b"x" * 10)
+            await recorded.say(b"x" * 10)
             quick.record_taken(10)
         held = [(broadcast.is_whole, len(broadcast._bytes))]
         slow.record_taken(450)
@@ -144,29 +144,29 @@ async def test_large_response_is_trimmed_as_it_is_read() -> None:
 
 
 async def test_broadcasts_share_one_byte_budget() -> None:
-    """Where there is none a tape keeps what is not heard yet, and no more; what ends gives its room back."""
-    told = Told(room=ByteBudget(25))
-    other = Told(room=told.room)
+    """Without budget a broadcast keeps unread bytes only. A closed broadcast returns its bytes."""
+    recorded = RecordedBroadcast(room=ByteBudget(25))
+    other = RecordedBroadcast(room=recorded.room)
     await other.say(b"x" * 20)
-    with told.broadcast.listening() as one:
-        await told.say(b"x" * 10)
+    with recorded.broadcast.listening() as one:
+        await recorded.say(b"x" * 10)
         one.record_taken(10)
-        assert not told.broadcast.is_whole
-        assert told.room.used_bytes == 20
+        assert not recorded.broadcast.is_whole
+        assert recorded.room.used_bytes == 20
         other.broadcast.close()
         other.broadcast.close()
-        assert told.room.used_bytes == 0
-        await told.say(b"y", next_piece=False)
+        assert recorded.room.used_bytes == 0
+        await recorded.say(b"y", next_piece=False)
         assert await one.next_piece() == (b"y", True)
-    told.broadcast.close()
-    assert told.room.used_bytes == 0
+    recorded.broadcast.close()
+    assert recorded.room.used_bytes == 0
 
 
 async def test_pieces_are_bounded() -> None:
-    """However far behind one is; the last is told as the last."""
-    told = Told(PIECE * 2)
-    await told.say(b"x" * (PIECE + 1), next_piece=False)
-    with told.broadcast.listening() as one:
+    """A client far behind reads pieces of at most PIECE bytes. Only the last is marked as last."""
+    recorded = RecordedBroadcast(PIECE * 2)
+    await recorded.say(b"x" * (PIECE + 1), next_piece=False)
+    with recorded.broadcast.listening() as one:
         data, is_last = await one.next_piece()
         assert (len(data), is_last) == (PIECE, False)
         one.record_taken(PIECE)

@@ -1,4 +1,4 @@
-"""Cached answers, over TLS: only for who asks for them, of the same tenant, version and request, for a short time."""
+"""Cached answers, over TLS: only on request, for the same tenant, version and request, and for a short time."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ALLOW = {"x-kelvin-cache": "allow"}
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, stream: bool) -> None:
-    """The same bytes, said to be so, at no charge; no model is asked. Each that differs in anything runs."""
+    """A cached answer has the same bytes, is marked as a hit and costs nothing. A different request runs."""
     body = GREEDY | {"stream": stream}
 
     async with world(tmp_path) as here:
@@ -41,12 +41,12 @@ async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, st
     "body",
     [
         pytest.param(CHAT, id="no temperature"),
-        pytest.param(CHAT | {"temperature": 0.1}, id="one above 0"),
-        pytest.param(CHAT | {"temperature": None}, id="none said"),
+        pytest.param(CHAT | {"temperature": 0.1}, id="a temperature above 0"),
+        pytest.param(CHAT | {"temperature": None}, id="temperature null"),
     ],
 )
 async def test_nondeterministic_requests_are_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
-    """It runs each time, and says nothing of a cache."""
+    """Each request runs, and the response has no cache header."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -58,7 +58,7 @@ async def test_nondeterministic_requests_are_not_cached(tmp_path: Path, body: di
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, stream: bool) -> None:
-    """The filters may be back when it is asked for again: it runs then, and what ran filtered is cached."""
+    """An unfiltered answer is not cached. The next request runs, and its filtered answer is cached."""
     body = GREEDY | {"stream": stream}
 
     async with world(tmp_path) as here:
@@ -71,7 +71,7 @@ async def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, strea
 
 
 async def test_cache_header_accepts_only_allow(tmp_path: Path) -> None:
-    """`allow`; anything else is 400. With a key as well, the run of the key may be answered out of the cache."""
+    """Any other value is 400. A keyed request may be answered from the cache."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -86,8 +86,6 @@ async def test_cache_header_accepts_only_allow(tmp_path: Path) -> None:
 
 
 async def test_failures_are_not_cached(tmp_path: Path) -> None:
-    """The next one runs."""
-
     async with world(tmp_path) as here:
         replica = await here.replica("a", refuses(Overloaded("the queue", 1, 1.0)))
         assert (await here.post(body=GREEDY, **ALLOW)).status == 503
@@ -103,11 +101,11 @@ async def test_failures_are_not_cached(tmp_path: Path) -> None:
     [
         pytest.param(b'{"temperature": 0}', "/v1/completions", True, id="0"),
         pytest.param(b'{"temperature": -0.0}', "/v1/completions", True, id="0 with a sign"),
-        pytest.param(b'{"temperature": "0"}', "/v1/completions", False, id="a text is for the replica to refuse"),
-        pytest.param(b'{"temperature": 0}', "/v1/embeddings", False, id="an embedding has none"),
+        pytest.param(b'{"temperature": "0"}', "/v1/completions", False, id="a string, which the replica refuses"),
+        pytest.param(b'{"temperature": 0}', "/v1/embeddings", False, id="an embedding has no temperature"),
         pytest.param(b"{", "/v1/completions", False, id="no JSON"),
     ],
 )
 def test_temperature_zero_is_greedy(raw: bytes, path: str, want: bool) -> None:
-    """Only where the caller says so."""
+    """Only an explicit temperature of 0 makes a completion greedy."""
     assert is_greedy(raw, path) is want

@@ -1,4 +1,4 @@
-"""Where cached answers lie: in this process, or in one real Redis that several activators share."""
+"""Where cached answers are stored: in this process, or in one real Redis that several activators share."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ def ask(what: str, tenant: str = "acme") -> AnswerKey:
 
 @EACH
 async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
-    """What lies there says nothing of itself; of another installation's secret, or too large, it is a miss."""
+    """Stored bytes are sealed. An answer sealed with another secret, or one that is too large, is a miss."""
     async with opened(LIMITS) as kept:
         background_tasks = BackgroundTasks()
         ours, theirs = (SealedAnswerStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
@@ -47,7 +47,7 @@ async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
 
 
 async def test_cached_answer_reports_its_age() -> None:
-    """Of the one that is kept by now, to the moment at which it ends."""
+    """The age counts from the publication until the TTL."""
 
     now_s = 0.0
     kept = LocalAnswerStore(AnswerStoreLimits(ttl_s=5), lambda: now_s)
@@ -62,7 +62,7 @@ async def test_cached_answer_reports_its_age() -> None:
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
 async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
-    """Nor kept; once that is known, it is not asked. What was kept in one that only fell silent is found again."""
+    """An activator that knows Redis is down sends it no commands. A Redis that only hung still has its answers."""
     async with asyncio.timeout(120), open_store(redis.url, "one", answer_s=2.0) as store:
         kept = RedisAnswerStore(store, "cache", LIMITS)
         await kept.publish(ask("1"), None, b"sealed")
@@ -86,7 +86,7 @@ async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> N
 
 
 async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer) -> None:
-    """What one answered the other one gives again, byte for byte; without Redis each runs it, and says so."""
+    """An answer cached by one activator is a hit at the other, byte for byte. Without Redis each runs the request."""
 
     async def until_hit(here: ActivatorWorld, body: object) -> ReceivedResponse:
         async with asyncio.timeout(60):
@@ -102,11 +102,12 @@ async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer)
             first = await here.post(body=body, **ALLOW)
             assert first.headers["x-kelvin-cache"] == "miss"
             again = await until_hit(there, body)
-            if again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]:  # else it came before it was kept
+            # otherwise it ran before the first answer was stored
+            if again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]:
                 assert same(first, again)
         async with asyncio.timeout(60):
             while not same(await until_hit(here, bodies[0]), await until_hit(there, bodies[0])):
-                pass  # what ran beside it may have been kept since
+                pass  # a concurrent run may have replaced the stored answer
         redis.kill()
         alone = [await each.post(body=bodies[0], **ALLOW) for each in (here, there) for _ in range(2)]
         assert [(got.status, got.headers["x-kelvin-cache"]) for got in alone] == [(200, "miss")] * 4

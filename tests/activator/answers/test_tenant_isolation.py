@@ -1,5 +1,5 @@
-"""Over all that is kept of answers: for a key, for who allows the cache, for a ladder's step. Tenants who ask the same
-of the same model, in any order, with changing versions, aliases and grants, are each answered for themselves.
+"""Tenant isolation of all stored answers: idempotency keys, the cache, and the degradation step. Tenants send the same
+requests to the same models in any order, while versions, aliases and grants change. Each gets its own answers only.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _questions = st.builds(
 
 @st.composite
 def _plays(draw: st.DrawFn) -> list[Step]:
-    """Few questions, so that they meet; who asks them, where, and how, is another each time."""
+    """Draw a sequence of few questions, so that they repeat. The tenant, activator and options vary."""
     asks = st.builds(
         replace,
         st.sampled_from(draw(st.lists(_questions, min_size=1, max_size=3))),
@@ -75,33 +75,33 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 def kept(
     tmp_path: Path, shared: bool, program: str = "activator", **given: object
 ) -> Iterator[tuple[IsolationWorld, Run]]:
-    """One activator, or two with one Redis; and what plays a sequence at them, once it is told to."""
+    """Start one activator, or two with one Redis. Yield their IsolationWorld, and a function that runs coroutines."""
     with asyncio.Runner() as runner:
 
-        async def start(ladder: AsyncExitStack) -> IsolationWorld:
+        async def start(stack: AsyncExitStack) -> IsolationWorld:
             doors = []
             if shared:
-                given["redis"] = ladder.enter_context(RedisServer()).url
+                given["redis"] = stack.enter_context(RedisServer()).url
             secret = ensure_idempotency_secret(tmp_path / "once.key")
             for name in ("a", "b") if shared else ("a",):
                 (tmp_path / name / "data").mkdir(parents=True)
                 (tmp_path / name / "data" / "once.key").write_text(secret.hex())
                 here = world(tmp_path / name, program=program, **given)  # type: ignore[arg-type]
-                doors.append(await ladder.enter_async_context(here))
+                doors.append(await stack.enter_async_context(here))
             made = IsolationWorld(doors)
             await made.start()
             return made
 
-        ladder = AsyncExitStack()
+        stack = AsyncExitStack()
         try:
-            made = runner.run(start(ladder))
+            made = runner.run(start(stack))
             yield made, runner.run
         finally:
-            runner.run(ladder.aclose())
+            runner.run(stack.aclose())
 
 
 def play_many(here: IsolationWorld, run: Run, examples: int, phases: tuple[Phase, ...]) -> None:
-    """So many random sequences, the same ones each time. Raises Leaked."""
+    """Play `examples` random sequences, the same ones each time. Raises TenantLeak."""
 
     @settings(
         max_examples=examples, derandomize=True, database=None, phases=phases,
@@ -116,14 +116,14 @@ def play_many(here: IsolationWorld, run: Run, examples: int, phases: tuple[Phase
 
 @pytest.mark.parametrize("shared", STORES)
 def test_no_answer_reaches_another_tenant(tmp_path: Path, shared: bool) -> None:
-    """Nor another question, model or version; who may no longer call a model gets nothing of what was kept of it."""
+    """Nor does another question, model or version get it. A tenant whose grant was revoked gets nothing stored."""
     with kept(tmp_path, shared) as (here, run):
         play_many(here, run, 20, (Phase.generate, Phase.shrink))
         assert min(here.seen[how] for how in ("once", "cache", "ladder")) > 0, here.seen
 
 
 def test_models_of_one_version_are_told_apart(tmp_path: Path) -> None:
-    """Where the URL alone names the model: its answer says which one it is of."""
+    """The URL alone names the model here. A cached answer is found for its own model only."""
     asks = [TenantRequest("default", model) for model in ("default/m", "default/twin", "default/m")]
     with kept(tmp_path, shared=False) as (here, run):
         run(here.play([ConcurrentRequests((ask,)) for ask in asks]))
@@ -132,7 +132,7 @@ def test_models_of_one_version_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", STORES)
 def test_control_store_without_tenants_is_detected(tmp_path: Path, shared: bool) -> None:
-    """Negative control: of each store, of the same sequences, where its names leave the tenant out."""
+    """Negative control: for each store, the same sequences find a leak when its names leave the tenant out."""
     leaks = tmp_path / "leaks"
     leaks.write_text("")
     with kept(tmp_path, shared, "tests.activator.leaking", leaks=leaks) as (here, run):

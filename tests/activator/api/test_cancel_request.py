@@ -1,4 +1,4 @@
-"""A caller ends a request by its name, wherever that is: what it held is free, what was delivered is what it cost."""
+"""DELETE /v1/requests/ID at every stage of a request: its slot is freed, and only delivered tokens are billed."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from tests.activator.replica import ReceivedRequest, Script, endless, hello, sil
 from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse, world
 
 NAME = "mine-1"
-HELD: list["asyncio.Task[ReceivedResponse]"] = []  # a request in whose place another one would be
+HELD: list["asyncio.Task[ReceivedResponse]"] = []  # a request that holds the only slot
 
 
 def _first(endless: Script) -> Script:
-    """Of a replica's calls; the others are answered at once."""
+    """Run the script for a replica's first call. Answer all other calls at once."""
 
     async def script(call: ReceivedRequest) -> None:
         await (endless if call.replica.calls[0] is call else hello)(call)
@@ -35,37 +35,37 @@ def _ask(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]"
 
 
 async def _restoring(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
-    """No replica, and one asked for."""
-    asked = _ask(here, body)
+    """Reach the stage where a request waits for a cold start."""
+    request_task = _ask(here, body)
     await here.control.wait_for_stat(1.0)
-    return asked
+    return request_task
 
 
 async def _queued(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
-    """The only slot is taken."""
+    """Reach the stage where the only slot is taken."""
     replica = await here.replica("a", _first(silent), max_streams=1)
     holder = asyncio.create_task(here.post(x_request_id="holder"))
     await replica.until(lambda r: len(r.calls) == 1)
-    asked = _ask(here, body)
+    request_task = _ask(here, body)
     await here.wait_for_queued(1)
     HELD.append(holder)
-    return asked
+    return request_task
 
 
 async def _prefilling(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
-    """The replica has it, and has said nothing."""
+    """Reach the stage where the replica has received the request and sent nothing."""
     replica = await here.replica("a", _first(silent), max_streams=1)
-    asked = _ask(here, body)
+    request_task = _ask(here, body)
     await replica.until(lambda r: len(r.calls) == 1)
-    return asked
+    return request_task
 
 
 async def _decoding(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
-    """Tokens have come."""
+    """Reach the stage where tokens have been sent."""
     replica = await here.replica("a", _first(endless), max_streams=1)
-    asked = _ask(here, body)
+    request_task = _ask(here, body)
     await replica.until(lambda r: len(r.calls) == 1 and r.calls[0].answer is not None)
-    return asked
+    return request_task
 
 
 Reach = Callable[[ActivatorWorld, object], Awaitable["asyncio.Task[ReceivedResponse]"]]
@@ -82,17 +82,16 @@ Reach = Callable[[ActivatorWorld, object], Awaitable["asyncio.Task[ReceivedRespo
     ],
 )
 async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body: dict[str, object]) -> None:
-    """Its caller is told, its replica too; its place is free; a second time is as the first; others know nothing of it.
-
-    Once a stream has begun its last event says so; before that the status does.
+    """The caller and the replica are told, and the slot is free. A second cancellation also returns 204; another tenant
+    gets 404. A stream that has begun ends with an error event; otherwise the status is 499.
     """
 
     async with world(tmp_path) as here:
-        asked = await reach(here, body)
-        assert (await _cancel(here, key=STRANGER)).status == 404, "another tenant's looks like none"
+        request_task = await reach(here, body)
+        assert (await _cancel(here, key=STRANGER)).status == 404, "a request of another tenant is not found"
         done = await _cancel(here)
         assert (done.status, done.body) == (204, b"")
-        got = await asked
+        got = await request_task
         if got.status == 200:
             event = got.body.rstrip().rsplit(b"\n\n", 1)[-1]
             assert event.startswith(b"event: error\ndata: ")
@@ -104,7 +103,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
         record = next(each for each in await here.control.wait_for_records(1) if each.outcome == "cancelled")
         assert record.request_id == got.headers["x-request-id"]
         assert record.status == got.status or got.status == 200
-        if reach is _decoding and body is CHAT:  # nothing is delivered of it before its end: what was computed counts
+        if reach is _decoding and body is CHAT:  # nothing was delivered before the end, so the computed tokens count
             assert record.completion_tokens == here.replicas[0].calls[0].tokens > 0
         else:
             assert record.completion_tokens <= got.body.count(b'"content": "x"')
@@ -121,7 +120,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
 
 
 async def test_request_is_cancelled_by_its_response_id(tmp_path: Path) -> None:
-    """As a stream's head has it. What was delivered is what is billed."""
+    """The id is in the header of the stream. Only delivered tokens are billed."""
 
     async with world(tmp_path) as here:
         await here.replica("a", _first(endless), max_streams=1)
@@ -138,7 +137,7 @@ async def test_request_is_cancelled_by_its_response_id(tmp_path: Path) -> None:
 
 
 async def test_cancelling_finished_or_unknown_requests(tmp_path: Path) -> None:
-    """An answer that was given stands; unknown names are 404, as are those of models that the key is not for."""
+    """A finished answer stands. Unknown ids, and requests of models that the key may not call, are 404."""
 
     async with world(tmp_path) as here:
         limited = "kv-limitedlimit-" + "l" * 43
@@ -155,18 +154,18 @@ async def test_cancelling_finished_or_unknown_requests(tmp_path: Path) -> None:
         assert record.outcome == "ok"
         replica.script = _first(silent)
         replica.calls.clear()
-        asked = _ask(here, CHAT)
+        request_task = _ask(here, CHAT)
         await replica.until(lambda r: len(r.calls) == 1)
         assert (await _cancel(here, NAME, limited)).status == 404
-        assert not asked.done()
+        assert not request_task.done()
         assert (await _cancel(here)).status == 204
-        assert (await asked).status == 499
+        assert (await request_task).status == 499
         assert (await here.get(f"/v1/requests/{NAME}")).status == 405
         assert (await here.request("DELETE", f"/v1/requests/{NAME}", None, "kv-bad")).status == 401
 
 
 async def test_shared_client_id_cancels_all_its_requests(tmp_path: Path) -> None:
-    """A caller that gives the same name twice means both; other requests go on."""
+    """Two requests have the same client id: cancelling it ends both. Another request goes on."""
 
     async with world(tmp_path) as here:
         both = [_ask(here, CHAT) for _ in range(2)]

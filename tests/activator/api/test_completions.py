@@ -1,4 +1,4 @@
-"""A request to a model that runs: key, model, stream over TLS, a usage record, a line of the log."""
+"""A request to a running model: stream and whole answer over TLS, usage record, log line."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.activator.world import STREAM, world
 
 
 async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
-    """A warm stream ends in the timeline and [DONE]; one record says what was delivered, durable before the end."""
+    """A warm stream ends with the timeline and [DONE]. One usage record has the delivered tokens."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -33,7 +33,7 @@ async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
 
 
 async def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
-    """Without a stream the body passes unchanged, and Server-Timing holds the runtime's stages."""
+    """The body of a whole answer passes unchanged, and Server-Timing lists the runtime's stages."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -47,7 +47,7 @@ async def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 1), ("info", 0)])
 async def test_completion_is_logged_at_debug(tmp_path: Path, level: str, count: int) -> None:
-    """Once, by its id, with what came of it, as it is one of many; and not at all by default."""
+    """The completion is logged once by its id, with its outcome. At the default level it is not logged."""
     async with world(tmp_path, log_level=level) as here:
         await here.replica("a")
         got = await here.post()

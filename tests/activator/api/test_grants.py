@@ -1,4 +1,4 @@
-"""A tenant calls another one's model: from outside, over TLS. It is limited and recorded as itself."""
+"""A tenant calls a model of another tenant, over TLS. It is limited and billed as itself."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ NARROW = "kv-narrownarrow-" + "n" * 43
 
 
 async def grant(here: ActivatorWorld, *grantees: str) -> None:
-    """The owner's model, from now on for these."""
+    """Replace the grantees of the owner's model."""
     row = ModelRow(
         tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7, grantees=grantees
     )
@@ -38,8 +38,8 @@ def _ids(got: ReceivedResponse) -> list[Any]:
     ],
 )
 async def test_granted_model_is_callable_until_revoked(tmp_path: Path, path: str, model: str) -> None:
-    """404 before, an answer with the grant, 404 after it. The record is the caller's, under the name that tells whose
-    model it is; the replica is told whose request it is, for the record that it may have to write.
+    """The model is 404 before the grant and after its end. The usage record names the caller and the full model name,
+    and the replica is told the caller's tenant.
     """
 
     async with world(tmp_path) as here:
@@ -58,7 +58,7 @@ async def test_granted_model_is_callable_until_revoked(tmp_path: Path, path: str
         assert (await here.get(timeline, STRANGER)).json["model"] == "default/m"
         assert (await here.get("/default/m" + timeline, STRANGER)).status == 200
         assert (await here.get("/other/m" + timeline, STRANGER)).status == 404
-        assert (await here.get(timeline, KEY)).status == 404  # the owner learns nothing of it
+        assert (await here.get(timeline, KEY)).status == 404  # the owner can't see the request
         assert (await here.post(key=KEY)).status == 200
         assert "x-kelvin-guest" not in replica.calls[1].headers
         await grant(here)
@@ -68,7 +68,7 @@ async def test_granted_model_is_callable_until_revoked(tmp_path: Path, path: str
 
 
 async def test_granted_model_is_listed(tmp_path: Path) -> None:
-    """After the own ones, by its full name; a key that is held to some models sees and calls those alone."""
+    """Granted models are listed last, by their full name. A key restricted to some models sees and calls those only."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -93,7 +93,7 @@ async def test_granted_model_is_listed(tmp_path: Path) -> None:
 
 
 async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
-    """One request at once: its second is refused, whosever model it calls; the owner's goes on."""
+    """The caller's own limit holds: its second request is refused, and the owner's request goes on."""
 
     held = Held()
 
@@ -113,7 +113,7 @@ async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("loud", "quiet"), [(KEY, STRANGER), (STRANGER, KEY)], ids=["the owner's", "the guest's"])
 async def test_flood_of_guest_requests_delays_only_the_guest(tmp_path: Path, loud: str, quiet: str) -> None:
-    """Twenty of one tenant wait at the replica of one slot; the other tenant's request, which came last, is next."""
+    """Twenty requests of one tenant wait for one slot. The other tenant's request came last and is served next."""
 
     held = Held()
 
@@ -139,7 +139,7 @@ async def test_flood_of_guest_requests_delays_only_the_guest(tmp_path: Path, lou
 
 
 async def test_kept_answer_is_private_to_its_caller(tmp_path: Path) -> None:
-    """Owner and guest send one `Idempotency-Key` with the same request: each is answered for itself, and once."""
+    """Owner and grantee send the same request with the same `Idempotency-Key`. Each gets its own run, once."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -155,7 +155,7 @@ async def test_kept_answer_is_private_to_its_caller(tmp_path: Path) -> None:
 
 
 async def test_model_of_a_suspended_owner_is_not_found(tmp_path: Path) -> None:
-    """It runs for nobody; the guest is told no more than of what is not granted."""
+    """The grantee gets the same 404 as for a model that was not granted."""
 
     async with world(tmp_path) as here:
         await grant(here, "stranger")

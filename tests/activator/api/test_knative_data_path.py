@@ -1,4 +1,4 @@
-"""In the place of Knative's activator: requests by Revision and probes, plainly, through a whole activator."""
+"""A whole activator on Knative's data path: plain HTTP requests by Revision, and probes."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
 class Path8012:
-    """Knative's data path, as a gateway uses it."""
+    """A client of Knative's data path, as a gateway uses it."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
         self._url = url
 
     async def ask(self, path: str = "/v1/chat/completions", body: object = None, **headers: str) -> ReceivedResponse:
-        """POST where there is a body, else GET."""
+        """POST if there is a body, otherwise GET."""
         data = None if body is None else json.dumps(body).encode()
         async with self._session.request(
             "GET" if data is None else "POST", self._url + path, data=data, headers=headers
@@ -38,8 +38,8 @@ class Path8012:
 
 
 @asynccontextmanager
-async def in_place(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, Path8012, FakePod, StrictAutoscaler]]:
-    """A version whose pod is ready; its Revision is told."""
+async def knative_world(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, Path8012, FakePod, StrictAutoscaler]]:
+    """Start an activator on the data path with a version whose pod is ready and whose Revision is known."""
     autoscaler, pod, port = StrictAutoscaler(NAME), FakePod(), free_port()
     await autoscaler.start()
     await pod.start()
@@ -60,9 +60,9 @@ async def in_place(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, Path80
 
 
 async def test_request_is_served_by_its_revision(tmp_path: Path) -> None:
-    """Served as by the door, whole and streamed, of whoever has a key for it; the model may be named, no other."""
+    """A key's owner is served whole or streamed, as at the public address. The body may name this model only."""
 
-    async with in_place(tmp_path) as (here, path, pod, _):
+    async with knative_world(tmp_path) as (here, path, pod, _):
         assert (got := await path.ask(body=CHAT, **TO, **BEARER)).status == 200, got.body
         assert got.json["choices"]
         host = {"Host": f"{REVISION.name}.{REVISION.namespace}.svc.cluster.local"}
@@ -82,9 +82,9 @@ async def test_request_is_served_by_its_revision(tmp_path: Path) -> None:
 
 
 async def test_unknown_revision_is_404(tmp_path: Path) -> None:
-    """Never told, told no more, or not named: 404, as Knative has it."""
+    """A Revision that was never known, was removed or is not named gives 404, as in Knative."""
 
-    async with in_place(tmp_path) as (_, path, pod, __):
+    async with knative_world(tmp_path) as (_, path, pod, __):
         for name in ("x", "gone"):
             got = await path.ask(body=CHAT, **{**TO, "Knative-Serving-Revision": name}, **BEARER)
             assert (got.status, got.code) == (404, "model_not_found")
@@ -95,9 +95,9 @@ async def test_unknown_revision_is_404(tmp_path: Path) -> None:
 
 
 async def test_knative_probes_are_answered(tmp_path: Path) -> None:
-    """By name, by hash, and the kubelet's, which fail while the autoscaler does not hear us."""
+    """Probes by name and by hash are answered. The kubelet's probe fails while the autoscaler is unreachable."""
 
-    async with in_place(tmp_path) as (_, path, __, autoscaler):
+    async with knative_world(tmp_path) as (_, path, __, autoscaler):
         named = await path.ask("/healthz", **{"K-Network-Probe": "activator"})
         assert (named.status, named.body) == (200, b"activator")
         assert named.headers["x-request-id"].startswith("req_")

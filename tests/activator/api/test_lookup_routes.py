@@ -1,4 +1,4 @@
-"""The list of a tenant's models: made once, and again when it may be another one."""
+"""The list of a tenant's models is cached until it changes."""
 
 import json
 from typing import cast
@@ -19,8 +19,8 @@ from kelvin.ipc.service_client import ServiceClient
 from tests.activator.exchanges import exchange
 
 
-class Believing(Authenticator):
-    """Everybody is who they say."""
+class TrustingAuthenticator(Authenticator):
+    """Authenticate every request as `caller`."""
 
     def __init__(self) -> None:
         self.caller = Principal(key_id="k", tenant="a", scopes=(Scope.INFER,))
@@ -35,9 +35,11 @@ def _model(tenant: str, model: str, *grantees: str) -> Feed:
 
 
 async def test_model_list_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a model or a grant changes it; a key that is held to some models has its own; few are kept."""
+    """A change of a model or a grant rebuilds the list. A key restricted to some models has its own list. At most
+    LIST_CACHE_SIZE lists are kept.
+    """
     made: list[object] = []
-    table, who = RoutingTable(), Believing()
+    table, who = RoutingTable(), TrustingAuthenticator()
     door = LookupRoutes(
         who, table, Timelines(), cast(ServiceClient, None), InFlightRequests(), SharedCapacity(8, "places")
     )
@@ -70,4 +72,4 @@ async def test_model_list_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     made.clear()
     assert await listed("other1") == []
     assert await listed() == ["one", "two", "b/theirs"]
-    assert len(made) == 1, "the one that was asked for first is gone"
+    assert len(made) == 1, "the oldest list was evicted"

@@ -1,4 +1,4 @@
-"""The official client, unmodified: whole answers, streams through a cold start, and errors as its own exceptions."""
+"""The unmodified official OpenAI client: whole answers, streams through a cold start, errors as its own exceptions."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ def _client(here: ActivatorWorld, key: str = KEY, path: str = "/v1") -> openai.A
 
 
 async def test_the_official_client_is_served(tmp_path: Path) -> None:
-    """Chat and text, whole and streamed, and the model list; over both path forms."""
+    """Chat, text and the model list work, whole and streamed, at both base URLs."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -45,7 +45,7 @@ async def test_the_official_client_is_served(tmp_path: Path) -> None:
 
 
 async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) -> None:
-    """Heartbeats are comments: the client waits over them, and sees the answer alone."""
+    """Heartbeats are SSE comments. The client ignores them and sees the answer only."""
 
     async with world(tmp_path) as here, _client(here) as client:
 
@@ -63,7 +63,7 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
 
 
 async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
-    """Each refusal raises the class that its users already catch."""
+    """Each refusal raises the exception class of the client that its users already catch."""
 
     async def breaks(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
@@ -91,7 +91,7 @@ async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
             with pytest.raises(openai.APIError, match="internal error"):
                 [event async for event in stream]
             replica.script = hello
-            await ask(client)  # the control: nothing of the above was the client's or the world's
+            await ask(client)  # control: the client and the replica work
             await here.publish(removed=("a",))
             with pytest.raises(openai.InternalServerError, match="no answer within the deadline"):
                 await ask(client, **{"x-kelvin-deadline-ms": "100"})

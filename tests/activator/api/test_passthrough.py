@@ -1,4 +1,4 @@
-"""The admin and push APIs: who may, what goes inward, what stays at the door."""
+"""The admin and push APIs: scopes, forwarded headers, upload bounds, and paths that are not forwarded."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def _problem(body: bytes) -> str:
 
 
 async def test_principal_header_is_set_by_the_activator_only(tmp_path: Path) -> None:
-    """The principal comes from the key; a client's own claim, its key and hop-by-hop headers stay outside."""
+    """The principal comes from the key. The client's principal header, key and hop-by-hop headers are dropped."""
 
     async with world(tmp_path) as here:
         got = await here.request(
@@ -59,7 +59,7 @@ async def test_principal_header_is_set_by_the_activator_only(tmp_path: Path) -> 
 
 
 async def test_refusals_are_problem_details(tmp_path: Path) -> None:
-    """No key, no scope, nobody behind: RFC 9457, and nothing reached the service."""
+    """A missing key or scope or an absent service gives RFC 9457 problem details. Nothing reaches the service."""
 
     async with world(tmp_path) as here:
         got = await here.get("/admin/v1/status", key="wrong")
@@ -70,39 +70,43 @@ async def test_refusals_are_problem_details(tmp_path: Path) -> None:
         got = await here.get("/push/v1/plans", key=ADMIN)
         assert (got.status, _problem(got.body)) == (503, "unavailable")
         assert here.control.seen_inward == []
-        assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # the control
+        assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # control
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "detail"),
     [
         pytest.param(
             "/admin/v1/billing/report?month=2026-11", "has none of the scopes 'admin', 'billing:read'", id="the bill"
         ),
-        pytest.param("/admin/v1/billing/report/", "has none of the scopes 'admin', 'billing:read'", id="a slash more"),
+        pytest.param(
+            "/admin/v1/billing/report/",
+            "has none of the scopes 'admin', 'billing:read'",
+            id="the bill with a trailing slash",
+        ),
         pytest.param("/push/v1/plans", "lacks the scope 'push'", id="a push"),
     ],
 )
-async def test_refusal_names_every_scope_of_the_api(tmp_path: Path, path: str, told: str) -> None:
+async def test_refusal_names_every_scope_of_the_api(tmp_path: Path, path: str, detail: str) -> None:
     """The activator knows the scopes of the API. The service behind it checks the scope of the route."""
     async with world(tmp_path) as here:
         got = await here.get(path, key=KEY)
-        assert (got.status, json.loads(got.body)["detail"]) == (403, f"this key {told}")
+        assert (got.status, json.loads(got.body)["detail"]) == (403, f"this key {detail}")
         assert (await here.get(path, key=ADMIN)).status != 403
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param("/internal/v1/usage/requests", id="plainly"),
-        pytest.param("/admin/v1/../../internal/v1/stats", id="one up"),
+        pytest.param("/internal/v1/usage/requests", id="the plain path"),
+        pytest.param("/admin/v1/../../internal/v1/stats", id="parent folders"),
         pytest.param("/admin/v1/%2e%2e/%2e%2e/internal/v1/stats", id="escaped"),
         pytest.param("/admin/v1/..%2f..%2finternal/v1/stats", id="escaped slashes"),
-        pytest.param("/default/internal/v1/stats", id="as a tenant's"),
+        pytest.param("/default/internal/v1/stats", id="below a tenant"),
     ],
 )
 async def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None:
-    """No spelling of a path reaches what is not the admin API's."""
+    """No spelling of a path reaches an internal route."""
 
     async with world(tmp_path) as here:
         reader, writer = await here.raw(
@@ -114,7 +118,7 @@ async def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None
 
 
 async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
-    """A chunk of 8 MiB passes whole; a body over the bound is refused by its length, or as it grows."""
+    """A chunk of 8 MiB passes. A body over the bound is refused by its length or while it is received."""
 
     async with world(tmp_path, upload_bytes=9 << 20) as here:
         body = bytes(range(256)) * (8 << 12)
@@ -133,13 +137,13 @@ async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
             async with here.client.put(here.url + "/push/v1/x", data=growing(), headers=headers) as answer:
                 assert answer.status == 413
         except ConnectionError:
-            pass  # refused while it was still sending
+            pass  # refused while the client was still sending
         assert len(snapshotter.seen_inward) == 1
         await snapshotter.stop()
 
 
 async def _snapshotter(here: ActivatorWorld) -> FakeControl:
-    """The same echo, as the other service."""
+    """Start the same echo service as the snapshotter."""
     run = here.data / "run"
     (run / "control.sock").rename(run / "kept.sock")
     fake = FakeControl()
@@ -151,9 +155,7 @@ async def _snapshotter(here: ActivatorWorld) -> FakeControl:
 
 @pytest.mark.parametrize("service", ["admin", "push"])
 async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str) -> None:
-    """As many of one tenant as it may have at once, none of which goes on: another tenant's call is passed at once, and
-    one more of its own is told to come back.
-    """
+    """One tenant has all its uploads stalled. Another tenant's call is served; one more of its own gets 503."""
 
     async with world(tmp_path, body_rate=0) as here:
         snapshotter = await _snapshotter(here)
@@ -175,7 +177,7 @@ async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str
 
 
 async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
-    """504 when it is over, however long ours is; a deadline that is none is refused before anything goes inward."""
+    """The client's deadline gives 504 though the service is slow. An invalid deadline is refused at once."""
     held = asyncio.Event()
 
     async def hold(request: web.Request) -> web.Response:
@@ -203,7 +205,7 @@ async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
 
 
 class _Admin(Authenticator):
-    """Lets everybody in."""
+    """Let every request in."""
 
     def __init__(self) -> None: ...
 

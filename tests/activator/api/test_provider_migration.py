@@ -1,4 +1,4 @@
-"""An application that moves from another provider changes its environment alone, and wrong base URLs are explained."""
+"""An application moves from another provider by environment variables alone. Wrong base URLs are explained."""
 
 import asyncio
 import os

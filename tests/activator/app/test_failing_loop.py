@@ -7,7 +7,7 @@ from tests.activator.world import world
 
 
 async def test_failing_loop_leaves_the_activator_serving_and_not_ready(tmp_path: Path) -> None:
-    """Callers are answered meanwhile; the metric names the loop, and so does `/readyz` from the fifth error on."""
+    """Requests are still served. The metric names the loop, and `/readyz` names it from the fifth error on."""
     fails = tmp_path / "fails"
 
     async with world(tmp_path, program="tests.activator.failing_loop", fails=fails) as here:
@@ -23,4 +23,4 @@ async def test_failing_loop_leaves_the_activator_serving_and_not_ready(tmp_path:
         assert (await here.post()).status == 200
         assert await here.metric_value("kelvin_loop_errors_total", loop="key uses") > 0
         assert await here.metric_value("kelvin_loops_failing") == 1
-        (here.data / "log").write_text("")  # its tracebacks are expected
+        (here.data / "log").write_text("")  # the tracebacks in the log are expected

@@ -1,4 +1,4 @@
-"""What the door does for a request that uses none of its features stays little: counted in calls, not in time."""
+"""A request that uses no optional feature enters few Python frames. Frames are counted because times vary."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ MOST = 325  # frames; a stage that a request does not use costs it none, or one
 
 
 async def counted(tmp_path: Path, planted: int = 0) -> int:
-    """Frames that a request enters, where nothing else is done between two of them."""
+    """Return the smallest number of frames that one request enters."""
     path = tmp_path / "counted"
     async with world(tmp_path, program="tests.activator.calling", counted=path, planted=planted) as here:
         await here.replica("a")
@@ -19,10 +19,10 @@ async def counted(tmp_path: Path, planted: int = 0) -> int:
 
 
 async def test_a_plain_request_enters_few_frames(tmp_path: Path) -> None:
-    """Who adds some to each of them finds that here, and not in a bench a month later."""
+    """A change that adds frames to every request fails here."""
     assert await counted(tmp_path) <= MOST
 
 
 async def test_frames_that_are_added_are_counted(tmp_path: Path) -> None:
-    """The negative control."""
+    """Negative control: added frames are counted."""
     assert await counted(tmp_path, planted=MOST) > MOST

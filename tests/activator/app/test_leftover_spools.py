@@ -1,4 +1,4 @@
-"""Records that another activator leaves in its spool."""
+"""Usage records that another activator leaves in its spool."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ async def test_records_of_activator_that_ends_later_are_shipped(
     old = Spool.open(tmp_path, "activator-old")
     await old.append(lambda _: b"a record")
     work = asyncio.create_task(app.ship_leftovers(tmp_path, post))
-    await asyncio.sleep(0)  # it has looked once
+    await asyncio.sleep(0)  # let it look once
     assert not shipped
     old.close()
     await eventually(lambda: shipped == [b"a record"] and not (tmp_path / "activator-old").exists())

@@ -1,4 +1,4 @@
-"""What a caller sends, and nobody declared, is in no log and no file: fields, headers' values, queries, bodies."""
+"""Nothing that a caller sends (unknown fields, header values, queries, bodies) reaches a log or a file."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ def chat(**more: object) -> dict[str, object]:
 
 
 async def ask_all(here: ActivatorWorld) -> None:
-    """Requests with the mark in each place that takes something, served and refused in every way that there is."""
+    """Send requests with the mark in every field, header and path, both valid and invalid ones."""
     replica = await here.replica("a")
     headers = {"X_Mark": MARK, "Cookie": f"a={MARK}", "User_Agent": MARK, "Idempotency_Key": MARK, MARK: "1"}
     unknown = {MARK: MARK, "metadata": {MARK: MARK}, "user": MARK, "tools": [{"type": MARK}]}
@@ -51,14 +51,14 @@ async def ask_all(here: ActivatorWorld) -> None:
 
 
 def places(data: Path) -> list[str]:
-    """The files that have the mark; the log is one of them."""
+    """Return the files that contain the mark. The log is one of them."""
     wanted = MARK.encode()
     files = [path for path in data.rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(data)) for path in files if wanted in path.read_bytes())
 
 
 async def searched(tmp_path: Path, **settings: object) -> list[str]:
-    """Where it is after an activator that logs all that it can has ended."""
+    """Return the files with the mark after an activator with debug logging has ended."""
     async with world(tmp_path, log_level="debug", **settings) as here:  # type: ignore[arg-type]
         await ask_all(here)
     lines = [json.loads(line) for line in (here.data / "log").read_text().splitlines()]
@@ -67,11 +67,11 @@ async def searched(tmp_path: Path, **settings: object) -> list[str]:
 
 
 async def test_secrets_and_content_are_never_logged(tmp_path: Path) -> None:
-    """At the level `debug`, of good requests and of bad ones: not in the log, the spool, or on the page of metrics."""
+    """At level `debug`, valid and invalid requests leave the mark in no log, spool or metrics page."""
     assert await searched(tmp_path) == []
 
 
 @pytest.mark.parametrize("tells", ["headers", "query", "body"])
 async def test_control_leaking_activator_is_detected(tmp_path: Path, tells: str) -> None:
-    """Negative control: an activator that logs one of them is."""
+    """Negative control: an activator that logs a header, the query or the body is detected."""
     assert await searched(tmp_path, program="tests.activator.telling", tells=tells) == ["log"]

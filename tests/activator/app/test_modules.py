@@ -1,4 +1,4 @@
-"""How many modules of the activator serve a completion: who follows a request has to read them all."""
+"""A completion runs code of few modules of the activator, so that a reader can follow it."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ from tests.activator.world import CHAT, http, world
 from tests.eventually import eventually
 
 MOST = 50
-CALLS = 10  # what runs beside a request, runs beside few of them
+CALLS = 10  # background work touches only few of the requests
 
 
 @pytest.mark.anyio
 async def test_completion_takes_few_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the accepted connection to the last byte of the answer, TLS included."""
+    """Counted from the accepted connection to the last byte of the answer, TLS included."""
     trace = tmp_path / "trace"
     monkeypatch.setenv("KELVIN_TRACE", str(trace))
     rows = []

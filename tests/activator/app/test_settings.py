@@ -1,4 +1,4 @@
-"""Settings refuse with variable, value and rule."""
+"""Invalid settings are refused with the variable, the value and the rule."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kelvin.contracts.setting_parser import BadSetting
 
 
 def test_defaults_need_only_the_data_directory() -> None:
-    """And hold the figures that the documents state."""
+    """The defaults are the numbers in the documentation."""
     settings = read_settings({"KELVIN_DATA": "/x"})
     assert (settings.port, settings.host, settings.lifeline_fd) == (8443, "127.0.0.1", None)
     assert (settings.request.deadline_s, settings.request.hold_s) == (600.0, 1.0)
@@ -16,31 +16,30 @@ def test_defaults_need_only_the_data_directory() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        pytest.param("KELVIN_PORT", "99999", id="no port"),
-        pytest.param("KELVIN_CACHE_S", "0", id="a cache that keeps nothing"),
-        pytest.param("KELVIN_ONCE_S", "86401", id="an answer kept for longer than it is one charge"),
+        pytest.param("KELVIN_PORT", "99999", id="not a port"),
+        pytest.param("KELVIN_CACHE_S", "0", id="a cache without a time"),
+        pytest.param("KELVIN_ONCE_S", "86401", id="answers kept longer than a charge covers"),
         pytest.param("KELVIN_QUEUE_REQUESTS", "0", id="no queue at all"),
-        pytest.param("KELVIN_DOMAIN", "a..b", id="no domain"),
-        pytest.param("KELVIN_HTTP2", "on", id="a protocol that a proxy speaks"),
-        pytest.param("KELVIN_STALL_S", "nan", id="no number"),
-        pytest.param("KELVIN_FEED_MAX_AGE_S", "0", id="nobody is ever let in"),
-        pytest.param("KELVIN_TRUSTED_ADDRESSES", "10.0.0.1/8", id="no network"),
+        pytest.param("KELVIN_DOMAIN", "a..b", id="not a domain"),
+        pytest.param("KELVIN_HTTP2", "on", id="an unsupported protocol"),
+        pytest.param("KELVIN_STALL_S", "nan", id="not a number"),
+        pytest.param("KELVIN_FEED_MAX_AGE_S", "0", id="a feed that is always too old"),
+        pytest.param("KELVIN_TRUSTED_ADDRESSES", "10.0.0.1/8", id="not a network"),
         pytest.param("KELVIN_CERTIFICATES", "here", id="no absolute path"),
         pytest.param("KELVIN_WAF_SOCKET", "here", id="no absolute path of a firewall"),
         pytest.param("KELVIN_WAF_SOCKET", "/" + "x" * 107, id="a socket that the kernel can't name"),
-        pytest.param("KELVIN_WAF_MS", "0", id="a firewall that has no time"),
-        pytest.param("KELVIN_WAF_UNANSWERED", "maybe", id="neither"),
-        pytest.param("KELVIN_ACTIVATOR_LISTEN", "8012", id="a port of no address"),
-        pytest.param("KELVIN_AUTOSCALER", "http://autoscaler:8080", id="an autoscaler that is no WebSocket"),
+        pytest.param("KELVIN_WAF_MS", "0", id="a firewall without time"),
+        pytest.param("KELVIN_WAF_UNANSWERED", "maybe", id="neither refuse nor allow"),
+        pytest.param("KELVIN_ACTIVATOR_LISTEN", "8012", id="a port without an address"),
+        pytest.param("KELVIN_AUTOSCALER", "http://autoscaler:8080", id="an autoscaler that is not a WebSocket"),
         pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler", id="an autoscaler without a port"),
         pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:8080/x", id="an autoscaler with a path"),
-        pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:no", id="an autoscaler whose port is none"),
+        pytest.param("KELVIN_AUTOSCALER", "ws://autoscaler:no", id="an autoscaler with a bad port"),
         pytest.param("KELVIN_HEDGE_REQUESTS", "1", id="a switch that is neither on nor off"),
         pytest.param("KELVIN_SUBSETS", "on", id="subsets that are neither automatic nor off"),
     ],
 )
 def test_invalid_settings_are_refused_with_their_value(name: str, value: str) -> None:
-    """The text names both."""
     with pytest.raises(BadSetting, match=f"{name}={value}"):
         read_settings({"KELVIN_DATA": "/x", name: value})
 
@@ -48,14 +47,14 @@ def test_invalid_settings_are_refused_with_their_value(name: str, value: str) ->
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        pytest.param("secret", "", id="no URL"),
-        pytest.param("http://:secret@localhost", "", id="no Redis"),
-        pytest.param("redis://:secret@localhost:lots", "redis://", id="no port"),
-        pytest.param("redis://", "redis://", id="no place"),
+        pytest.param("secret", "", id="not a URL"),
+        pytest.param("http://:secret@localhost", "", id="not a Redis URL"),
+        pytest.param("redis://:secret@localhost:lots", "redis://", id="not a port"),
+        pytest.param("redis://", "redis://", id="no host"),
     ],
 )
 def test_a_redis_is_a_url_whose_password_is_not_shown(value: str, shown: str) -> None:
-    """Only its scheme is."""
+    """The error shows the scheme only."""
     with pytest.raises(BadSetting) as refused:
         read_settings({"KELVIN_DATA": "/d", "KELVIN_REDIS": value})
     assert str(refused.value).startswith(f"KELVIN_REDIS={shown}...: must be redis://")
@@ -71,6 +70,6 @@ def test_a_redis_is_a_url_whose_password_is_not_shown(value: str, shown: str) ->
     ],
 )
 def test_an_empty_value_is_refused_with_its_rule(name: str, rule: str) -> None:
-    """Nothing here is required: an empty value is more likely a mistake than a wish to be without."""
+    """No setting here is required, so an empty value is more likely a mistake than a choice."""
     with pytest.raises(BadSetting, match=rule):
         read_settings({"KELVIN_DATA": "/x", name: ""})

@@ -1,4 +1,4 @@
-"""What the activator tells a collector costs its callers nothing, whatever the collector does."""
+"""Exporting traces costs callers nothing, even if the collector hangs or refuses."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ async def _until(collector: Receiver, request_id: str) -> None:
 
 @pytest.mark.parametrize("mode", ["hang", "refuse"])
 async def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode: str) -> None:
-    """Requests are answered, and the end comes in time; one that takes again is told again."""
+    """Requests are served and the activator stops in time. A collector that accepts again receives traces again."""
     with receiver.running() as collector:
         async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:
             await here.replica("a")
@@ -42,7 +42,7 @@ async def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode
 
 
 async def test_what_waits_is_sent_before_the_end(tmp_path: Path) -> None:
-    """A request right before the stop; and the replica hears of its caller's trace, with our span as who calls."""
+    """A request right before the stop is exported. The replica gets the caller's trace id with our span as parent."""
     with receiver.running() as collector:
         async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:
             replica = await here.replica("a")

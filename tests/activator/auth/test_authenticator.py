@@ -1,4 +1,4 @@
-"""Keys at the door of a real activator: scopes, models, expiry, suspension, revocation, and what wrong ones cost."""
+"""API keys at a real activator: scopes, models, expiry, suspension, revocation, and rate-limited guesses."""
 
 import asyncio
 import time
@@ -23,30 +23,30 @@ WRONG = "kv-abcdefghijkl-" + "w" * 43
     [
         pytest.param(b"Bearer " + KEY.encode(), True, id="a key"),
         pytest.param(b"bearer  " + KEY.encode(), True, id="case and spaces do not matter"),
-        pytest.param(None, False, id="nothing"),
+        pytest.param(None, False, id="no header"),
         pytest.param(b"", False, id="an empty header"),
         pytest.param(KEY.encode(), False, id="no scheme"),
         pytest.param(b"Basic " + KEY.encode(), False, id="another scheme"),
         pytest.param(b"Bearer", False, id="no key"),
         pytest.param(b"Bearer " + KEY[:-1].encode(), False, id="a character less"),
         pytest.param(b"Bearer " + KEY.upper().encode(), False, id="another case"),
-        pytest.param(b"Bearer \xff" * 999, False, id="much of nothing"),
+        pytest.param(b"Bearer \xff" * 999, False, id="a long invalid header"),
     ],
 )
 def test_bearer_key_is_found_in_the_table(authorization: bytes | None, is_good: bool) -> None:
-    """The whole key behind its scheme, and nothing else."""
+    """Only the whole key after the Bearer scheme matches."""
     table = RoutingTable()
     table.apply(snapshot())
     assert (find(table, authorization, 0) is not None) == is_good
 
 
 async def _scopes(here: ActivatorWorld) -> None:
-    """Each key at each of the three doors; push and the bill do not need an admin."""
+    """Check each key at three APIs. Push and billing keys need no admin scope."""
     rows = {"kv-push": (Scope.PUSH,), "kv-bill": (Scope.BILLING_READ,), "kv-oper": (Scope.OPERATOR,)}
     await here.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
     doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
     want = {
-        KEY: (200, 403, 403), ADMIN: (200, 503, 201),  # nobody listens behind /push; /admin echoes
+        KEY: (200, 403, 403), ADMIN: (200, 503, 201),  # nothing listens behind /push; /admin echoes
         "kv-push": (403, 503, 403), "kv-bill": (403, 403, 201), "kv-oper": (403, 503, 201),
     }  # fmt: skip
     for key, statuses in want.items():
@@ -54,7 +54,7 @@ async def _scopes(here: ActivatorWorld) -> None:
 
 
 async def _models(here: ActivatorWorld) -> None:
-    """To a key for one model others are not listed, not found, not called, and their requests have no timeline."""
+    """Check a key restricted to one model: other models are not listed, found or called. Their timelines are 404."""
     rows = [("kv-m", ("m",)), ("kv-other", ("other",))]
     await here.publish(
         keys=tuple(
@@ -76,7 +76,7 @@ async def _models(here: ActivatorWorld) -> None:
 
 
 async def _bad_keys(here: ActivatorWorld) -> None:
-    """Unknown, expired and revoked: same status, headers and body, but for the request's id."""
+    """Check that unknown, expired and revoked keys get equal answers, except for the request id."""
     late = msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=1)
     await here.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
     assert (await here.get("/v1/models", "kv-gone")).status == 200
@@ -88,11 +88,11 @@ async def _bad_keys(here: ActivatorWorld) -> None:
         answers.append((got.status, got.headers, got.body.replace(request_id.encode(), b"")))
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][0] == 401
-    assert {"late", "gone"} & set(here.control.used_at_s) <= {"gone"}  # it was good once
+    assert {"late", "gone"} & set(here.control.used_at_s) <= {"gone"}  # the revoked key was valid once
 
 
 async def _suspension(here: ActivatorWorld) -> None:
-    """Is told, as the key is good; to the others nothing changes."""
+    """Check that a suspended tenant gets 403 and that other tenants are served."""
     for suspended, want in ((True, (403, "tenant_suspended")), (False, (200, None))):
         await here.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
         got = await here.get("/v1/models")
@@ -101,7 +101,7 @@ async def _suspension(here: ActivatorWorld) -> None:
 
 
 async def test_key_opens_its_scopes_models_and_tenant(tmp_path: Path) -> None:
-    """Its scopes, its models, its time and its tenant decide; that it was used is told to the minute."""
+    """The key's scopes, models, expiry and tenant decide. The time of its last use is reported to the minute."""
 
     async with world(tmp_path) as here:
         before_s = int(time.time()) // 60 * 60
@@ -113,7 +113,7 @@ async def test_key_opens_its_scopes_models_and_tenant(tmp_path: Path) -> None:
 
 
 async def test_revocation_does_not_cut_a_running_response(tmp_path: Path) -> None:
-    """What was under way ends as if nothing had been; the next request is 401."""
+    """A stream that runs when its key is revoked ends normally. The next request is 401."""
 
     async with world(tmp_path) as here:
         half, rest = asyncio.Event(), asyncio.Event()
@@ -139,14 +139,16 @@ async def test_revocation_does_not_cut_a_running_response(tmp_path: Path) -> Non
 
 
 async def test_key_guessing_slows_only_the_guesser(tmp_path: Path) -> None:
-    """A burst is 401, what follows waits and is 429 with its time; a good key of the same address is served at once."""
+    """A burst of wrong keys gets 401; later ones are delayed and get 429 with a time. A valid key of the same address
+    is served at once.
+    """
 
     async with world(tmp_path) as here:
         assert [(await here.get("/v1/models", WRONG)).status for _ in range(20)] == [401] * 20
         began = time.monotonic()
-        while (got := await here.get("/v1/models", WRONG)).status == 401:  # some were forgotten meanwhile
+        while (got := await here.get("/v1/models", WRONG)).status == 401:  # some failures leaked meanwhile
             began = time.monotonic()
-        assert time.monotonic() - began >= 0.09  # held back; a failure within the burst is not
+        assert time.monotonic() - began >= 0.09  # delayed; a failure within the burst is not
         assert (got.status, got.code) == (429, "too_many_failures")
         assert int(got.headers["retry-after"]) >= 1
         waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
@@ -154,7 +156,7 @@ async def test_key_guessing_slows_only_the_guesser(tmp_path: Path) -> None:
         assert (await here.get("/v1/models")).status == 200
         assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
         async with here.client.get(here.url + "/v1/models") as keyless:
-            assert keyless.status == 401  # no key is no guess
+            assert keyless.status == 401  # a request without a key is not a guess
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""An operator's firewall behind a real socket: what it is told, what its word does, and what holds without one."""
+"""An operator's firewall behind a real socket: what it receives, what its verdict does, and its absence."""
 
 import asyncio
 import json
@@ -18,16 +18,16 @@ SECRET = "sesame-open-4711"
 
 
 def said(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
-    """An HTTP answer."""
+    """Return an HTTP response."""
     return b"HTTP/1.1 " + status + b"\r\ncontent-length: %d\r\n" % len(body) + extra + b"\r\n" + body
 
 
 ALLOW, REFUSE = said(b'{"verdict":"allow"}'), said(b'{"verdict":"refuse"}')
-Script = Callable[[dict[str, Any]], bytes | None]  # None: nothing is ever said
+Script = Callable[[dict[str, Any]], bytes | None]  # None: never answer
 
 
 class FakeFirewall:
-    """Reads questions off its socket, one after another on each connection, and answers with the script's bytes."""
+    """Read questions on each connection, one after another, and answer with the bytes of the script."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -37,7 +37,7 @@ class FakeFirewall:
         self.writers: set[asyncio.StreamWriter] = set()
 
     def hang_up(self) -> None:
-        """Every connection ends."""
+        """Close every connection."""
         for writer in self.writers:
             writer.close()
 
@@ -68,7 +68,7 @@ class FakeFirewall:
 async def guarded(
     tmp_path: Path, script: Script, **settings: object
 ) -> AsyncIterator[tuple[ActivatorWorld, FakeFirewall]]:
-    """An activator that asks one, with a replica behind it."""
+    """Start an activator with a firewall and a replica."""
     wall = FakeFirewall(script)
     path = tmp_path / "waf.sock"
     server = await asyncio.start_unix_server(wall.serve, path)
@@ -84,7 +84,7 @@ async def guarded(
 
 
 async def test_firewall_receives_only_names_and_sizes(tmp_path: Path) -> None:
-    """Before any key is looked at; no value of a header, no query, no byte of the body is in what it reads."""
+    """The firewall is asked before the key is checked. It gets no header value, query or body byte."""
     async with guarded(tmp_path, lambda _: ALLOW) as (here, wall):
         body = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
         got = await here.post(f"/v1/chat/completions?x={SECRET}", body, X_Mine=SECRET)
@@ -103,7 +103,7 @@ async def test_firewall_receives_only_names_and_sizes(tmp_path: Path) -> None:
 
 
 async def test_firewall_verdict_is_applied(tmp_path: Path) -> None:
-    """Allowed, a request is served as without it; refused, it is 403 in the path's form, with whatever key."""
+    """An allowed request is served as usual. A refused one gets 403 in the format of its path, whatever its key."""
 
     def script(question: dict[str, Any]) -> bytes:
         return REFUSE if dict(question["headers"]).get("x-bad") else ALLOW
@@ -119,14 +119,14 @@ async def test_firewall_verdict_is_applied(tmp_path: Path) -> None:
         assert (inner.status, inner.json["code"]) == (403, "firewall_refused")
         for _ in range(8):
             assert (await here.post()).status == 200
-        assert wall.connections == 1, "it is kept"
+        assert wall.connections == 1, "the connection is reused"
         assert await here.metric_value("kelvin_firewall_total", verdict="refuse") == 3
         assert await here.metric_value("kelvin_firewall_total", verdict="allow") >= 9
         assert await here.metric_value("kelvin_refusals_total", outcome="firewall_refused", status="403") == 3
 
 
 async def test_refusal_has_the_request_id_the_firewall_saw(tmp_path: Path) -> None:
-    """Also by the edge, of a body that does not come: the log of a firewall is found by what its caller has."""
+    """Also the edge's refusal of an incomplete body has that id, so the firewall's log can be searched by it."""
     async with guarded(tmp_path, lambda _: ALLOW, head_s=0.3) as (here, wall):
         reader, writer = await here.raw(http(b"x" * 100)[:-50])
         async with asyncio.timeout(30):
@@ -152,7 +152,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
 async def test_missing_verdict_follows_the_setting(tmp_path: Path, unanswered: str, status: int) -> None:
-    """Whatever it says that is no verdict, or that it says nothing and ends: as the setting has it, and counted."""
+    """An invalid answer, or a connection that ends without one, follows KELVIN_WAF_UNANSWERED and is counted."""
     answers = [*GARBAGE.values()]
 
     def check(got: ReceivedResponse) -> None:
@@ -172,7 +172,7 @@ async def test_missing_verdict_follows_the_setting(tmp_path: Path, unanswered: s
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
 async def test_silent_firewall_times_out(tmp_path: Path, unanswered: str, status: int) -> None:
-    """Its time is over: a request waits no longer, and the next one is asked anew."""
+    """The request waits for KELVIN_WAF_MS only."""
     wall = FakeFirewall(lambda _: None)
     path = tmp_path / "silent.sock"
     server = await asyncio.start_unix_server(wall.serve, path)
@@ -186,7 +186,7 @@ async def test_silent_firewall_times_out(tmp_path: Path, unanswered: str, status
 
 
 async def test_firewall_outage_ends_when_it_returns(tmp_path: Path) -> None:
-    """Refused at once while nobody listens, however much time it has; served again once somebody does."""
+    """Requests are refused at once while nothing listens, and served again once a firewall does."""
     path = tmp_path / "waf.sock"
     async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
         got = await here.get("/v1/models")
@@ -203,7 +203,7 @@ async def test_firewall_outage_ends_when_it_returns(tmp_path: Path) -> None:
 
 
 async def test_a_caller_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
-    """The question's connection ends with it: nothing of it is left."""
+    """The connection to the firewall is closed when the client disconnects."""
     left = asyncio.Event()
     wall = FakeFirewall(lambda _: None)
 

@@ -1,6 +1,5 @@
-"""A hundred thousand guessed keys: none is good, what is kept of who guessed is bounded, and each costs little.
-
-No time passes here: nothing leaks, and who is held back is so until the end.
+"""A hundred thousand guessed keys: none is accepted, memory is bounded, and each guess costs little. Limits don't leak
+during these tests, so a delayed guess stays delayed.
 """
 
 import re
@@ -25,12 +24,12 @@ from tests.activator.exchanges import exchange
 
 GUESSES = 100_000
 LIMITS = FailedAuthLimits(leak_s=1e9, first_s=1e9, longest_s=1e9)
-TIMES = 10  # what a guess may cost at the most, in what a good key costs; some 1.5 as measured
+TIMES = 10  # the most that a guess may cost relative to a valid key; about 1.5 as measured
 
 
 @dataclass
 class Flood:
-    """What came of them."""
+    """Requests with guessed keys, and their outcomes."""
 
     authenticator: Authenticator
     failed_auth_limiter: FailedAuthLimiter
@@ -39,7 +38,7 @@ class Flood:
     cpu_s: float = 0.0
 
     async def ask(self, key: str, address: str) -> str:
-        """The code of what one request was told, and whether its connection ends with it."""
+        """Send one request. Return "in" or the failure's name, and whether its connection is closed."""
         asked = exchange(headers=[(b"authorization", b"Bearer " + key.encode())], address=address)
         try:
             await self.authenticator.authenticate(asked, Scope.INFER)
@@ -48,7 +47,7 @@ class Flood:
         return "in"
 
     def flood(self, count: int, addresses: int, *, key: str | None = None) -> None:
-        """So many, from so many addresses; those that are held back wait for the end."""
+        """Send `count` requests from `addresses` addresses. Keep the delayed ones pending until the end."""
         before_s = time.process_time()
         for number in range(count):
             asked = self.ask(key or f"kv-{number:056}", _address(number % addresses))
@@ -62,7 +61,7 @@ class Flood:
 
     @property
     def known(self) -> int:
-        """Sources of which anything is kept."""
+        """Return the number of addresses that the limiter remembers."""
         found = re.search(r"sources=(\d+)", repr(self.failed_auth_limiter))
         assert found is not None
         return int(found[1])
@@ -73,10 +72,10 @@ def _address(number: int) -> str:
 
 
 @asynccontextmanager
-async def _door(limits: FailedAuthLimits = LIMITS) -> AsyncIterator[Flood]:
+async def limiter_world(limits: FailedAuthLimits = LIMITS) -> AsyncIterator[Flood]:
     table, failed_auth_limiter = RoutingTable(), FailedAuthLimiter(limits)
     table.apply(snapshot())
-    uses = KeyUses(cast(ServiceClient, None))  # nothing is told while `run` is not
+    uses = KeyUses(cast(ServiceClient, None))  # reports nothing, because `run` is not started
     flood = Flood(Authenticator(table, uses, failed_auth_limiter=failed_auth_limiter), failed_auth_limiter)
     try:
         yield flood
@@ -88,9 +87,11 @@ async def _door(limits: FailedAuthLimits = LIMITS) -> AsyncIterator[Flood]:
 
 
 async def test_guesses_from_few_addresses_are_held_back() -> None:
-    """Of each the first are told at once, a few wait, and all others are sent away; a good key from there is let in."""
+    """The first guesses of each address are refused at once, a few are delayed, all others lose their connection. A
+    valid key is accepted.
+    """
 
-    async with _door() as door:
+    async with limiter_world() as door:
         door.flood(GUESSES, addresses=100)
         held = min(LIMITS.held, 100 * LIMITS.held_of_one)
         assert len(door.held) == door.failed_auth_limiter.total_held == held
@@ -104,9 +105,9 @@ async def test_guesses_from_few_addresses_are_held_back() -> None:
     pytest.param(replace(LIMITS, sources=1 << 20), False, id="control: no bound"),
 ])  # fmt: skip
 async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuthLimits, is_bounded: bool) -> None:
-    """Five from each of five thousand: all are told at once, and only as many addresses are remembered as may be."""
+    """Five guesses from each of 5,000 addresses are refused at once. LIMITS.sources addresses are remembered."""
 
-    async with _door(limits) as door:
+    async with limiter_world(limits) as door:
         door.flood(25_000, addresses=5000)
         assert door.codes == {"Unauthenticated": 25_000}
         assert (door.known == LIMITS.sources) == is_bounded
@@ -114,10 +115,10 @@ async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuth
 
 
 async def test_a_guess_costs_about_what_a_good_key_does() -> None:
-    """In processor time, side by side, before a body was looked at: less than what is served by far."""
+    """Measured in processor time, before any body is read."""
 
-    async with _door() as good, _door() as bad:
-        for _ in range(2):  # the first warms up
+    async with limiter_world() as good, limiter_world() as bad:
+        for _ in range(2):  # the first round warms up
             good.flood(10_000, addresses=20_000, key=KEY)
             bad.flood(10_000, addresses=20_000)
         assert good.codes == {"in": 20_000}

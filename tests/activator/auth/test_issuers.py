@@ -1,4 +1,4 @@
-"""The file of issuers: every field is held to its rule, and the text says which."""
+"""The issuers file: each field has a rule, and the error names it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def _read(path: Path, text: str) -> object:
 
 
 def test_valid_issuers_file_is_read(tmp_path: Path) -> None:
-    """What is not said has its default; no file trusts nobody."""
+    """Missing fields have defaults. Without a file no issuer is trusted."""
     path = tmp_path / "issuers.toml"
     path.write_text(GOOD)
     (trusted,) = read_settings({"KELVIN_DATA": "/x", "KELVIN_OIDC": str(path)}).issuers
@@ -46,7 +46,7 @@ def test_valid_issuers_file_is_read(tmp_path: Path) -> None:
         pytest.param('"RS256"', '"none"', "algorithms: none", id="no signature"),
         pytest.param('["RS256", "ES256"]', "[]", "algorithms", id="no algorithm"),
         pytest.param('"infer"', '"operator"', "scopes: operator", id="an operator"),
-        pytest.param('"infer"', '"root"', "scopes", id="a scope that there is not"),
+        pytest.param('"infer"', '"root"', "scopes", id="an unknown scope"),
         pytest.param("https://idp.example.com/keys", "http://idp.example.com/keys", "must be an https", id="no TLS"),
         pytest.param("https://idp.example.com/keys", "https:///keys", "must be an https", id="no host"),
         pytest.param("https://idp.example.com/keys", "/etc/keys", "must be an https", id="a file"),
@@ -55,11 +55,13 @@ def test_valid_issuers_file_is_read(tmp_path: Path) -> None:
         pytest.param('audience = "kelvin"\n', "", "audience", id="no audience"),
         pytest.param('"kelvin"', '""', "audience", id="an empty audience"),
         pytest.param("tenant_claim", "claim", "claim", id="a misspelt field"),
-        pytest.param("scopes", "leeway_s = 301\nscopes", "leeway_s", id="a leeway of hours"),
-        pytest.param("scopes", "one_time = true\nscopes", "one_time", id="tokens that are good once"),
-        pytest.param("scopes", "refresh_s = 1\nscopes", "refresh_s", id="too often"),
-        pytest.param("scopes", 'ca = "none.pem"\nscopes', "ca: ", id="no such root"),
-        pytest.param("scopes", 'ca = "issuers.toml"\nscopes', "holds no certificate", id="a root that is none"),
+        pytest.param("scopes", "leeway_s = 301\nscopes", "leeway_s", id="a leeway that is too long"),
+        pytest.param("scopes", "one_time = true\nscopes", "one_time", id="an unknown field"),
+        pytest.param("scopes", "refresh_s = 1\nscopes", "refresh_s", id="a refresh that is too frequent"),
+        pytest.param("scopes", 'ca = "none.pem"\nscopes', "ca: ", id="a missing root"),
+        pytest.param(
+            "scopes", 'ca = "issuers.toml"\nscopes', "holds no certificate", id="a root that is not a certificate"
+        ),
         pytest.param("[[issuer]]", "[[issuer", "line 2", id="not TOML"),
         pytest.param("[[issuer]]", "[issuer]", "array", id="a table for the list"),
         pytest.param(GOOD, GOOD + GOOD, "twice", id="an issuer twice"),
@@ -67,7 +69,7 @@ def test_valid_issuers_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_issuers_file_is_refused(tmp_path: Path, before: str, after: str, says: str) -> None:
-    """With the setting, the file and what is wrong."""
+    """The error names the setting, the file and the rule."""
     assert before in GOOD
     path = tmp_path / "issuers.toml"
     with pytest.raises(BadSetting) as caught:
@@ -77,6 +79,5 @@ def test_invalid_issuers_file_is_refused(tmp_path: Path, before: str, after: str
 
 
 def test_missing_issuers_file_is_named(tmp_path: Path) -> None:
-    """Is named."""
     with pytest.raises(BadSetting, match="No such file"):
         read_settings({"KELVIN_DATA": "/x", "KELVIN_OIDC": str(tmp_path / "no.toml")})

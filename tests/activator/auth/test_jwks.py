@@ -1,4 +1,4 @@
-"""An issuer's keys over HTTPS: rotation, an issuer that is away, and tokens that name keys which nobody has."""
+"""An issuer's key set over HTTPS: rotation, outages, and tokens that name unknown keys."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ NAME, OTHER = ("one", "ES256"), ("two", "ES256")
 async def fetching(
     scratch: Path, *, max_age_s: float = 3600.0, is_believed: bool = True
 ) -> AsyncIterator[tuple[KeyServer, KeySet]]:
-    """A server that publishes ONE, and its keys, fetched again only when one is missing."""
+    """Start a key server that publishes ONE, and a KeySet that fetches again only for an unknown key."""
     async with key_server(scratch, ONE) as server, aiohttp.ClientSession() as session:
         tls = server.tls if is_believed else ssl.create_default_context()
         keys = KeySet(session, KeySetSource(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
@@ -39,7 +39,7 @@ async def fetching(
 
 
 async def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token that names it has it fetched; a key that stays is the same object, one that is gone is nobody's."""
+    """An unknown key is fetched. A key that stays is the same object, a reissued one is new, a removed one is gone."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async with fetching(tmp_path) as (server, keys):
@@ -59,11 +59,11 @@ async def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatc
         assert keys.current(NAME) is None
 
 
-@pytest.mark.parametrize("pause_s", [pytest.param(3600.0, id="a pause"), pytest.param(0.0, id="none: the control")])
+@pytest.mark.parametrize("pause_s", [pytest.param(3600.0, id="a pause"), pytest.param(0.0, id="control: no pause")])
 async def test_unknown_keys_cost_one_fetch_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float
 ) -> None:
-    """Two hundred tokens that name keys which nobody has, at once and in turn."""
+    """Two hundred tokens name unknown keys, concurrently and one by one."""
     monkeypatch.setattr(jwks, "PAUSE_S", pause_s)
 
     async with fetching(tmp_path) as (server, keys):
@@ -78,19 +78,19 @@ async def test_unknown_keys_cost_one_fetch_a_pause(
 @pytest.mark.parametrize(
     ("status", "body"),
     [
-        pytest.param(503, None, id="away"),
-        pytest.param(302, None, id="it leads elsewhere"),
-        pytest.param(200, b"<html>", id="no JSON"),
-        pytest.param(200, b'{"keys": 1}', id="no key set"),
+        pytest.param(503, None, id="not available"),
+        pytest.param(302, None, id="a redirect"),
+        pytest.param(200, b"<html>", id="not JSON"),
+        pytest.param(200, b'{"keys": 1}', id="not a key set"),
         pytest.param(200, b'{"keys":' + b"[" * 100_000, id="nested too deeply"),
-        pytest.param(200, b'{"keys":"\xff"}', id="no UTF-8"),
+        pytest.param(200, b'{"keys":"\xff"}', id="not UTF-8"),
         pytest.param(200, b" " * (jwks.MAX_BYTES + 1), id="too much"),
     ],
 )
 async def test_last_keys_stay_valid_during_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None
 ) -> None:
-    """While the issuer does not say which are its own; once it does, its new keys are found."""
+    """While the issuer's answer is unusable, its last keys stay valid. Once it answers, its new keys are found."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async with fetching(tmp_path) as (server, keys):
@@ -108,7 +108,7 @@ async def test_last_keys_stay_valid_during_an_outage(
 
 
 async def test_cached_keys_expire_at_their_max_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing is known of any token: its bearer is told to come back, and is known when the issuer is there."""
+    """After their maximum age the keys verify nothing. Tokens get a retryable refusal until the issuer answers."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async def known(keys: KeySet) -> None:
@@ -116,7 +116,7 @@ async def test_cached_keys_expire_at_their_max_age(tmp_path: Path, monkeypatch: 
             try:
                 assert await keys.find(NAME) is not None
                 return
-            except Refused:  # it was a slow moment; and while the issuer is away
+            except Refused:  # a slow fetch, or the issuer is down
                 await asyncio.sleep(0.01)
 
     async with fetching(tmp_path, max_age_s=0.3) as (server, keys):
@@ -131,7 +131,7 @@ async def test_cached_keys_expire_at_their_max_age(tmp_path: Path, monkeypatch: 
 
 
 async def test_unreachable_issuer_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token of it is called wrong; nor is a server believed that can't show who it is."""
+    """Tokens get a retryable 503. A server without a trusted certificate is not asked for keys."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async with fetching(tmp_path, is_believed=False) as (server, keys):
@@ -141,8 +141,7 @@ async def test_unreachable_issuer_is_unavailable(tmp_path: Path, monkeypatch: py
         assert server.asked == 0
 
 
-async def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> None:
-    """It is left out."""
+async def test_malformed_key_does_not_hide_the_others(tmp_path: Path) -> None:
     async with fetching(tmp_path) as (server, keys):
         bad = {"kid": "bad", "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}
         server.body = json.dumps({"keys": [bad, ONE.jwk]}).encode()

@@ -1,4 +1,4 @@
-"""Signed tokens at the door: forged ones one by one, and through a real activator what a good one opens."""
+"""Signed tokens: each kind of forged token is refused, and what a valid one opens at a real activator."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ from tests.activator.control import key_row
 from tests.activator.world import ActivatorWorld, world
 
 ONE, TWO = Signer("one"), Signer("two", ed25519.Ed25519PrivateKey.generate())
-STRANGER = Signer("one")  # another key of that name
+STRANGER = Signer("one")  # another key with the same kid
 RSA = Signer("one", rsa.generate_private_key(65537, 2048))
 ANY = {"alg": "ES256", "kid": "one", "typ": "JWT"}
 INFER = 'scopes = ["infer", "push"]\n'
@@ -30,7 +30,7 @@ INFER = 'scopes = ["infer", "push"]\n'
 
 @asynccontextmanager
 async def verifying(scratch: Path) -> AsyncIterator[tuple[KeyServer, TokenVerifier]]:
-    """An issuer's server, and what verifies its tokens."""
+    """Start an issuer's key server and a verifier of its tokens."""
     async with key_server(scratch, ONE, TWO) as server:
         trusted = read_issuers(server.file(scratch / "issuers.toml", INFER))
         async with open_token_verifier(trusted, MetricsPage("activator")) as tokens:
@@ -51,14 +51,14 @@ def _tampered(token: str, part: int) -> str:
 
 
 def _bad_tokens() -> dict[str, str]:
-    """Each with the claims of a good one, but for what the name says."""
+    """Return tokens that differ from a valid one in one thing, by name."""
     good = claims(time.time())
     return {
         "no signature at all": forged(ANY | {"alg": "none"}, good, lambda _: b"x"),
         "HS256 over the public key": forged(ANY | {"alg": "HS256"}, good, hmac_of(ONE.pem)),
         "ES256 over the public key's HMAC": forged(ANY, good, hmac_of(ONE.pem)),
         "an empty ECDSA signature": forged(ANY, good, lambda _: bytes(64)),
-        "a signature of no length": forged(ANY, good, lambda _: b"x"),
+        "a signature of one byte": forged(ANY, good, lambda _: b"x"),
         "a stranger's key": STRANGER.token(good),
         "an algorithm that is not the issuer's": RSA.token(good),
         "one key's token under another's name": ONE.token(good, kid="two"),
@@ -73,13 +73,13 @@ def _bad_tokens() -> dict[str, str]:
         "another audience": ONE.token(good | {"aud": "other"}),
         "another issuer": ONE.token(good | {"iss": "https://evil.example.com/"}),
         "expired": ONE.token(good | {"exp": time.time() - 31}),
-        "not yet": ONE.token(good | {"nbf": time.time() + 90}),
+        "not valid yet": ONE.token(good | {"nbf": time.time() + 90}),
         "another issuer's tenant": ONE.token(good | {"tenant": "stranger"}),
     }
 
 
 async def test_invalid_tokens_are_refused(tmp_path: Path) -> None:
-    """Everything that is not signed by a key of the issuer's for what its file says; a good one beside them is."""
+    """Tokens of the issuer's keys are accepted. Every other token is refused."""
     async with verifying(tmp_path) as (_, tokens):
         for signer in (ONE, TWO):
             principal = await tokens.principal(signer.token(claims(time.time())))
@@ -90,7 +90,7 @@ async def test_invalid_tokens_are_refused(tmp_path: Path) -> None:
 
 
 async def test_control_unsigned_token_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without it a stranger's token is good."""
+    """Negative control: without the signature check a stranger's token is accepted."""
     monkeypatch.setattr(oidc, "_is_signed", lambda *_: True)
 
     async with verifying(tmp_path) as (_, tokens):
@@ -98,7 +98,7 @@ async def test_control_unsigned_token_would_pass(tmp_path: Path, monkeypatch: py
 
 
 async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And until it expires; as many are kept as may be, the latest."""
+    """A verified token is remembered until it expires. At most MAX_VERIFIED_TOKENS are, the latest ones."""
     verified: list[str] = []
     is_signed = oidc._is_signed
 
@@ -125,21 +125,22 @@ async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were verified with it as well; the other key's stay good."""
+    """Tokens that were verified with a removed key end too. Tokens of the other key stay valid."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
     async with verifying(tmp_path) as (server, tokens):
         first, second = (signer.token(claims(time.time())) for signer in (ONE, TWO))
         assert None not in [await tokens.principal(token) for token in (first, second)]
         server.signers.remove(ONE)
-        while await tokens.principal(first) is not None:  # the issuer is asked when a token names what is not there
+        # a token with an unknown kid makes the activator fetch the keys
+        while await tokens.principal(first) is not None:
             await tokens.principal(ONE.token(claims(time.time()), kid="none"))
             await asyncio.sleep(0.01)
         assert await tokens.principal(second) is not None
 
 
 async def _opens(here: ActivatorWorld, signer: Signer) -> None:
-    """A replica's answer, the models, what is behind `/push`; not what is behind `/admin`."""
+    """Check that a token opens inference, the models and `/push`, but not `/admin`."""
     token = signer.token(claims(time.time()))
     answered = await here.post(key=token)
     assert answered.status == 200
@@ -149,21 +150,21 @@ async def _opens(here: ActivatorWorld, signer: Signer) -> None:
     timeline = await here.get(f"/v1/requests/{answered.headers['x-request-id']}/timeline", token)
     assert timeline.status == 200
     doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
-    assert [(await here.get(door, token)).status for door in doors] == [200, 503, 403]  # nobody listens behind /push
+    assert [(await here.get(door, token)).status for door in doors] == [200, 503, 403]  # nothing listens behind /push
     await here.control.wait_for_used("k4")
-    assert record.key_id not in here.control.used_at_s, "what is no key has no last use"
+    assert record.key_id not in here.control.used_at_s, "only API keys have a last use"
 
 
 async def _refuses(here: ActivatorWorld) -> None:
-    """As a bad key: the same answer for each, and none of it says why."""
-    gone = ONE.token(claims(time.time(), tenant="gone"))  # the issuer may name it, and there is none
+    """Check that every bad token gets the same 401 without a reason."""
+    gone = ONE.token(claims(time.time(), tenant="gone"))  # the issuer may name this tenant, but it does not exist
     answers = []
     for token in (gone, *_bad_tokens().values()):
         got = await here.get("/v1/models", token)
         request_id = got.headers.pop("x-request-id")
         got.headers.pop("retry-after", None)
         answers.append((got.status, got.body.replace(request_id.encode(), b"")))
-        if len(answers) == 18:  # within what an address may do wrong
+        if len(answers) == 18:  # fewer than the failures that delay an address
             break
     assert {status for status, _ in answers} == {401}
     assert len(set(answers)) == 1
@@ -179,7 +180,7 @@ async def _counts(here: ActivatorWorld) -> None:
 
 
 async def test_token_opens_its_scopes_and_tenant(tmp_path: Path) -> None:
-    """Inference and push as keys with those scopes do, in its tenant; keys go on beside it."""
+    """The token opens inference and push in its tenant. API keys keep working."""
     async with key_server(tmp_path / "idp", ONE, TWO) as server:
         file = server.file(tmp_path / "issuers.toml", INFER)
         async with world(tmp_path, oidc=file) as here:
@@ -193,19 +194,19 @@ async def test_token_opens_its_scopes_and_tenant(tmp_path: Path) -> None:
             assert ONE.token(claims(0)).split(".")[0] not in log
 
 
-async def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
-    """Negative control: what opens is the file."""
+async def test_control_without_issuers_no_token_is_accepted(tmp_path: Path) -> None:
+    """Negative control: without KELVIN_OIDC the same token is refused."""
     async with key_server(tmp_path / "idp", ONE) as server, world(tmp_path) as here:
         assert (await here.get("/v1/models", ONE.token(claims(time.time())))).status == 401
         assert server.asked == 0
 
 
-async def test_an_issuer_that_is_away_at_the_start(tmp_path: Path) -> None:
-    """Costs only its own tokens: they are told to come back, keys are served."""
+async def test_issuer_outage_at_start_affects_its_tokens_only(tmp_path: Path) -> None:
+    """Its tokens get 503. API keys work."""
     async with key_server(tmp_path / "idp", ONE) as server:
         server.status = 503
         async with world(tmp_path, oidc=server.file(tmp_path / "issuers.toml", INFER)) as here:
             got = await here.get("/v1/models", ONE.token(claims(time.time())))
             assert (got.status, got.code) == (503, "unavailable")
-            assert "keys_age_seconds{" not in await here.page()  # there is none yet
+            assert "keys_age_seconds{" not in await here.page()  # no key set was fetched yet
             assert (await here.get("/v1/models")).status == 200

@@ -1,4 +1,4 @@
-"""An issuer of tokens: its keys, what it signs, what others forge, and its key set over HTTPS."""
+"""An issuer of tokens for tests: its signing keys, valid and forged tokens, and its key set over HTTPS."""
 
 import base64
 import hashlib
@@ -28,38 +28,38 @@ PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPri
 
 @dataclass(frozen=True)
 class Signer:
-    """A key with its name."""
+    """A private key and its kid."""
 
     kid: str
     key: PrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
 
     @property
     def algorithm(self) -> str:
-        """That it signs by."""
+        """Return the JWT algorithm that the key signs with."""
         return next(name for kind, name in _ALGORITHMS.items() if isinstance(self.key, kind))
 
     @property
     def jwk(self) -> dict[str, Any]:
-        """Its public half, as the issuer publishes it."""
+        """Return the public key as the issuer publishes it."""
         algorithm = jwt.PyJWS().get_algorithm_by_name(self.algorithm)
         made: dict[str, Any] = algorithm.to_jwk(self.key.public_key(), as_dict=True)
         return made | {"kid": self.kid, "use": "sig", "key_ops": ["verify"]}
 
     @property
     def pem(self) -> bytes:
-        """Likewise in PEM: what everybody may have."""
+        """Return the public key in PEM. It is public, so a forger may know it."""
         public = self.key.public_key()
         return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
     def token(self, claims: Mapping[str, object], **header: object) -> str:
-        """Signed."""
+        """Return a signed token."""
         algorithm = jwt.PyJWS().get_algorithm_by_name(self.algorithm)
         return forged({"alg": self.algorithm, "kid": self.kid, "typ": "JWT"} | header, claims,
                       lambda message: algorithm.sign(message, algorithm.prepare_key(self.key)))  # fmt: skip
 
 
 def claims(now_s: float, **others: object) -> dict[str, object]:
-    """A good token's, with other values; None takes a claim away."""
+    """Return the claims of a valid token, with other values. None removes a claim."""
     made: dict[str, object] = {
         "iss": ISSUER, "aud": AUDIENCE, "sub": "build-1", "iat": now_s, "nbf": now_s, "exp": now_s + 300,
         "tenant": "default", "jti": "1",
@@ -68,13 +68,13 @@ def claims(now_s: float, **others: object) -> dict[str, object]:
 
 
 def forged(header: Mapping[str, object], claims: Mapping[str, object], sign: Callable[[bytes], bytes]) -> str:
-    """Any header over any claims."""
+    """Return a token of any header and claims."""
     message = b".".join(_base64(json.dumps(part).encode()) for part in (header, claims))
     return b".".join((message, _base64(sign(message)))).decode()
 
 
 def hmac_of(secret: bytes) -> Callable[[bytes], bytes]:
-    """HS256."""
+    """Return a function that signs with HS256."""
     return lambda message: hmac.digest(secret, message, hashlib.sha256)
 
 
@@ -84,27 +84,27 @@ def _base64(raw: bytes) -> bytes:
 
 @dataclass
 class KeyServer:
-    """Publishes these signers' keys."""
+    """A server that publishes the public keys of its signers."""
 
     port: int
     ca: Path
     signers: list[Signer]
     status: int = 200
     asked: int = 0
-    body: bytes | None = None  # instead of the keys
+    body: bytes | None = None  # replaces the key set
 
     @property
     def url(self) -> str:
-        """Of the key set."""
+        """The URL of the key set."""
         return f"https://localhost:{self.port}/keys"
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """A client's, that believes it."""
+        """Return a client context that trusts this server."""
         return ssl.create_default_context(cafile=str(self.ca))
 
     def file(self, path: Path, more: str = "", tenants: str = '["default", "gone"]') -> Path:
-        """A file of this one issuer."""
+        """Write an issuers file with this issuer."""
         path.write_text(
             f'[[issuer]]\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"\njwks = "{self.url}"\nca = "{self.ca}"\n'
             f'algorithms = ["ES256", "EdDSA"]\ntenant_claim = "tenant"\ntenants = {tenants}\n{more}'
@@ -112,7 +112,7 @@ class KeyServer:
         return path
 
     async def answer(self, _: web.Request) -> web.Response:
-        """What it says now."""
+        """Answer as `status` and `body` say."""
         self.asked += 1
         if self.status in (301, 302):
             raise web.HTTPFound("/elsewhere")
@@ -122,7 +122,7 @@ class KeyServer:
 
 @asynccontextmanager
 async def key_server(scratch: Path, *signers: Signer) -> AsyncIterator[KeyServer]:
-    """Over TLS, on a port of this machine."""
+    """Start a key server over TLS on a local port."""
     scratch.mkdir(parents=True, exist_ok=True)
     authority = CertificateAuthority.load_or_make(scratch / "idp.pem", scratch / "idp.key")
     server = KeyServer(0, scratch / "idp.pem", list(signers))

@@ -1,4 +1,4 @@
-"""The ladder over TLS: what a request gets instead of a refusal or a long wait, what it is told, what is recorded."""
+"""Degradation over TLS: what a request gets instead of a refusal or a long wait, its header, and its usage record."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,17 +20,17 @@ from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 CAP = CapOutput(tokens=16)
 SMALL = Fallback(model="small")
 NEVER = {"x-kelvin-degrade": "never"}
-TOLD = "x-kelvin-degraded"
+DEGRADED = "x-kelvin-degraded"
 
 
 def row(model: str, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> ModelRow:
-    """A model of the default tenant's."""
+    """Return the row of a model of the default tenant with these degradation steps."""
     aliases = {"prod": VERSION} | ({"next": OTHER} if model == "m" else {})
     return ModelRow(tenant="default", model=model, aliases=aliases, created_at_s=7, ladder=steps, grantees=grantees)
 
 
 async def small(here: ActivatorWorld, *steps: DegradationStep, name: str = "small") -> FakeReplica:
-    """Another model, and a replica of it."""
+    """Publish another model, with one replica."""
     replica = await here.replica(name, model=name, settles=False)
     here.control.publish(
         models=(row(name, *steps),),
@@ -39,14 +39,14 @@ async def small(here: ActivatorWorld, *steps: DegradationStep, name: str = "smal
     return replica
 
 
-async def set_ladder(here: ActivatorWorld, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> None:
-    """Of the model `m`."""
+async def set_degradation(here: ActivatorWorld, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> None:
+    """Set the degradation steps of model `m`."""
     await here.publish(models=(row("m", *steps, grantees=grantees),))
 
 
 @asynccontextmanager
 async def full(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, asyncio.Task[ReceivedResponse]]]:
-    """One waits for `m`, which is at zero: there is room for no other."""
+    """Start an activator where one request waits for `m`, which has no replica. The queue has no room for another."""
     async with world(tmp_path, queue_requests=1) as here:
         waiting = asyncio.create_task(here.post())
         await here.wait_for_queued(1)
@@ -59,17 +59,21 @@ async def full(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, asyncio.Ta
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_another_model_answers_instead_of_a_refusal(tmp_path: Path, stream: bool) -> None:
-    """Said so; recorded and charged as that model's, with the one that was asked; counted. The body is as it was."""
+    """The response names the step. The usage record charges the fallback model and names the requested one. The body is
+    forwarded unchanged.
+    """
 
     async with full(tmp_path) as (here, _):
         body = CHAT | {"stream": stream}
-        assert (await here.post(body=body)).status == 503, "without a ladder"
+        assert (await here.post(body=body)).status == 503, "without a degradation step"
         replica = await small(here)
-        await set_ladder(here, SMALL)
+        await set_degradation(here, SMALL)
         got = await here.post(body=body)
-        assert (got.status, got.headers[TOLD]) == (200, "fallback=small")
+        assert (got.status, got.headers[DEGRADED]) == (200, "fallback=small")
         assert replica.calls[0].wanted == body
-        assert replica.calls[0].headers["x-kelvin-gave-up"] == "fallback-of=m", "for the record of an orphan"
+        assert replica.calls[0].headers["x-kelvin-gave-up"] == "fallback-of=m", (
+            "for the record that the replica may write"
+        )
         found = {each.request_id: each for each in await here.control.wait_for_records(2)}
         record = found[got.headers["x-request-id"]]
         assert (record.model, record.runtime_id, record.outcome) == ("small", "small", "ok")
@@ -78,14 +82,14 @@ async def test_another_model_answers_instead_of_a_refusal(tmp_path: Path, stream
 
 
 async def test_caller_can_forbid_degradation(tmp_path: Path) -> None:
-    """By a header, which can say nothing else; nor does a ladder hold for another alias, or a version."""
+    """`x-kelvin-degrade: never` is the only valid value. The steps hold for the default alias only."""
 
     async with full(tmp_path) as (here, _):
         replica = await small(here)
-        await set_ladder(here, SMALL)
+        await set_degradation(here, SMALL)
         got = await here.post(**NEVER)
         assert (got.status, got.code) == (503, "overloaded")
-        assert TOLD not in got.headers
+        assert DEGRADED not in got.headers
         bad = await here.post(**{"x-kelvin-degrade": "maybe"})
         assert (bad.status, bad.code) == (400, "invalid_request")
         assert b"must be never" in bad.body
@@ -96,11 +100,11 @@ async def test_caller_can_forbid_degradation(tmp_path: Path) -> None:
 
 
 async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) -> None:
-    """The replica is told the cap. Who finds a free slot is not degraded."""
+    """The replica is told the cap. A request that finds a free slot is not degraded."""
 
     async with world(tmp_path, queue_tokens=100) as here:
         replica = await here.replica("a", silent, max_streams=1)
-        await set_ladder(here, CAP)
+        await set_degradation(here, CAP)
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         refused = await here.post(**NEVER)
@@ -110,10 +114,10 @@ async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) 
         replica.script = hello
         holder.cancel()
         got = await waiting
-        assert (got.status, got.headers[TOLD]) == (200, "cap-output=16")
+        assert (got.status, got.headers[DEGRADED]) == (200, "cap-output=16")
         assert replica.calls[1].headers["x-kelvin-cap-tokens"] == "16"
         free = await here.post()
-        assert TOLD not in free.headers
+        assert DEGRADED not in free.headers
         assert not {"x-kelvin-cap-tokens", "x-kelvin-gave-up"} & set(replica.calls[2].headers)
         records = {each.request_id: each for each in await here.control.wait_for_records(4)}
         record = records[got.headers["x-request-id"]]
@@ -122,52 +126,52 @@ async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) 
 
 
 async def test_cold_model_falls_back_while_it_starts(tmp_path: Path) -> None:
-    """By what was said of it: 9 s are more than 5. The model is woken all the same; whose step asks for more waits."""
+    """The expected 9 s exceed the step's 5 s. The model starts all the same. A step of 10 s does not apply."""
 
     async with world(tmp_path) as here:
         await small(here)
         start = StartRow(tenant="default", model="m", version=VERSION, start_ms=9000)
         here.control.publish(starts=(start,))
-        await set_ladder(here, Fallback(model="small", wait_s=5))
+        await set_degradation(here, Fallback(model="small", wait_s=5))
         got = await here.post()
-        assert (got.status, got.headers[TOLD]) == (200, "fallback=small")
+        assert (got.status, got.headers[DEGRADED]) == (200, "fallback=small")
         async with asyncio.timeout(30):
-            # Without its request the decider might take it for what is left of before a stop.
+            # A stat without the request could be one from before it arrived.
             while not [each for each in here.control.stats if each.model == "m" and each.requests == 1]:
                 await here.control.wait_for_stat(count=len(here.control.stats) + 1)
-        await set_ladder(here, Fallback(model="small", wait_s=10))
+        await set_degradation(here, Fallback(model="small", wait_s=10))
         waiting = asyncio.create_task(here.post())
         await here.wait_for_queued(1)
         await here.replica("a")
-        assert TOLD not in (await waiting).headers
+        assert DEGRADED not in (await waiting).headers
 
 
 async def test_long_queue_triggers_a_degradation_step(tmp_path: Path) -> None:
-    """Once it is known how fast the model serves: any wait is more than a microsecond. With no queue nobody does."""
+    """Once the throughput is known, any wait exceeds the step's microsecond. Without a queue no step applies."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", max_streams=1)
         await small(here)
-        await set_ladder(here, Fallback(model="small", wait_s=1e-6))
+        await set_degradation(here, Fallback(model="small", wait_s=1e-6))
         for _ in range(8):
-            assert TOLD not in (await here.post()).headers
+            assert DEGRADED not in (await here.post()).headers
         replica.script = silent
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post())
         await here.wait_for_queued(1)
-        assert (await here.post()).headers[TOLD] == "fallback=small"
+        assert (await here.post()).headers[DEGRADED] == "fallback=small"
         replica.script = hello
         holder.cancel()
-        assert TOLD not in (await waiting).headers
+        assert DEGRADED not in (await waiting).headers
 
 
 async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> None:
-    """Without a grant of the other model it is refused as if there were no ladder; with one it is charged for that."""
+    """Without a grant of the fallback model the caller gets the refusal. With a grant it is charged for that model."""
 
     async with full(tmp_path) as (here, _):
         replica = await small(here)
-        await set_ladder(here, SMALL, grantees=("stranger",))
+        await set_degradation(here, SMALL, grantees=("stranger",))
         body = CHAT | {"model": "default/m"}
         got = await here.post(body=body, key=STRANGER)
         assert (got.status, got.code) == (503, "overloaded")
@@ -175,9 +179,9 @@ async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> No
         await here.publish(models=(row("small", grantees=("stranger",)),))
         narrow = key_row("k9", NARROW, "stranger", Scope.INFER)
         await here.publish(keys=(msgspec.structs.replace(narrow, models=("default/m",)),))
-        assert (await here.post(body=body, key=NARROW)).code == "overloaded", "a key that is not for the other one"
+        assert (await here.post(body=body, key=NARROW)).code == "overloaded", "the key may not call the fallback"
         got = await here.post(body=body, key=STRANGER)
-        assert (got.status, got.headers[TOLD]) == (200, "fallback=default/small")
+        assert (got.status, got.headers[DEGRADED]) == (200, "fallback=default/small")
         assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
         records = {each.request_id: each for each in await here.control.wait_for_records(3)}
         record = records[got.headers["x-request-id"]]
@@ -189,14 +193,14 @@ async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> No
 
 
 async def test_useless_degradation_step_is_skipped(tmp_path: Path) -> None:
-    """The other model is full, too: its own ladder is not gone down. The refusal, and its record, are of the first."""
+    """The fallback is full too, and its own steps are not applied. The refusal and record name the first model."""
 
     async with full(tmp_path) as (here, _):
         third = await small(here, name="third")
         other = await small(here, Fallback(model="third"))
         other.script = silent
         here.control.publish(replica_row("small", 1, model="small"))
-        await set_ladder(here, SMALL)
+        await set_degradation(here, SMALL)
         holding = asyncio.create_task(here.post(body=CHAT | {"model": "small"}))
         await other.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post(body=CHAT | {"model": "small"}, **NEVER))
@@ -206,42 +210,43 @@ async def test_useless_degradation_step_is_skipped(tmp_path: Path) -> None:
         (record,) = await here.control.wait_for_records(1)
         assert (record.model, record.degraded) == ("m", msgspec.UNSET)
         assert not third.calls
-        await set_ladder(here, SMALL, Fallback(model="third"))
-        assert (await here.post()).headers[TOLD] == "fallback=third"
+        await set_degradation(here, SMALL, Fallback(model="third"))
+        assert (await here.post()).headers[DEGRADED] == "fallback=third"
         for each in (holding, waiting):
             each.cancel()
         await asyncio.wait((holding, waiting))
 
 
 async def test_failed_start_falls_back(tmp_path: Path) -> None:
-    """Who waited for it, and who finds its breaker open, are answered by the other model; a stream whose head has left
-    has no way to say so, and is told the failure.
+    """A request that waited, and one that finds the circuit breaker open, get the fallback. A stream whose head was
+    sent can't name the step, so it gets the failure.
     """
 
     async with world(tmp_path) as here:
         replica = await small(here)
-        await set_ladder(here, SMALL)
+        await set_degradation(here, SMALL)
         waiting = asyncio.create_task(here.post())
         url, key = here.url + "/v1/chat/completions", {"authorization": f"Bearer {KEY}"}
         async with here.client.post(url, json=CHAT | {"stream": True}, headers=key) as stream:
             await here.wait_for_queued(2)
             here.control.publish(failures=(failure("chunk_corrupt"),))
-            assert (await waiting).headers[TOLD] == "fallback=small"
+            assert (await waiting).headers[DEGRADED] == "fallback=small"
             assert b"chunk_corrupt" in await stream.read()
         assert len(replica.calls) == 1
-        async with asyncio.timeout(60):  # on a slow machine it may be tried again by then; each time it rests longer
+        # On a slow machine the model may be tried again by then. Each failure opens the breaker for longer.
+        async with asyncio.timeout(60):
             while (got := await here.post(x_kelvin_deadline_ms="500")).status != 200:
                 assert got.code == "deadline_exceeded"
                 await here.publish(failures=(failure("chunk_corrupt"),))
-        assert got.headers[TOLD] == "fallback=small"
+        assert got.headers[DEGRADED] == "fallback=small"
 
 
 @pytest.mark.parametrize(("tokens", "want"), [(1024, 200), (1025, 503)])
 async def test_fallback_respects_the_other_models_limits(tmp_path: Path, tokens: int, want: int) -> None:
-    """More than it may answer is not asked of it."""
+    """A request above the fallback model's limit is not sent to it."""
 
     async with full(tmp_path) as (here, _):
         replica = await small(here)
-        await set_ladder(here, SMALL)
+        await set_degradation(here, SMALL)
         assert (await here.post(body=CHAT | {"max_tokens": tokens})).status == want
         assert len(replica.calls) == (want == 200)

@@ -1,4 +1,4 @@
-"""Clients on connections that are kept alive, who notice when one ends without having been told."""
+"""Clients on kept-alive connections that record every connection that ends without an announcement."""
 
 import asyncio
 import ssl
@@ -8,7 +8,9 @@ Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class KeepAliveClients:
-    """Each client asks, waits a little, and asks again on the same connection; it opens another once told to."""
+    """Clients that send a request, wait a little, and send it again on the same connection. After `Connection: close` a
+    client opens another connection.
+    """
 
     def __init__(self, connect: Callable[[], Awaitable[Connected]], requests: Sequence[bytes]) -> None:
         self._connect = connect
@@ -18,15 +20,15 @@ class KeepAliveClients:
         self.failures: list[str] = []
 
     async def run_during(self, clients: int, work: Callable[[], Awaitable[None]]) -> None:
-        """Ask while `work` is done, and for some answers before and after it."""
-        asking = [asyncio.create_task(self._client(number)) for number in range(clients)]
+        """Send requests while `work` runs, and for some responses before and after it."""
+        client_tasks = [asyncio.create_task(self._client(number)) for number in range(clients)]
         try:
             await self._more(4 * clients)
             await work()
             await self._more(4 * clients)
         finally:
             self._stop.set()
-            await asyncio.gather(*asking)
+            await asyncio.gather(*client_tasks)
 
     async def _more(self, answers: int) -> None:
         wanted = self.answered + answers
@@ -47,7 +49,7 @@ class KeepAliveClients:
                 await asyncio.sleep(0.02)
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, raw: bytes) -> bool:
-        """Whether another may follow on this connection."""
+        """Send one request. Return whether the connection may be used again."""
         writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))

@@ -18,9 +18,7 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 
 
 class MemorySocket(asyncio.Transport):
-    """A transport that accepts every write at once and keeps what was written. `waiting`: bytes that the client has not
-    taken.
-    """
+    """A transport that accepts and keeps every write. `waiting` is the number of bytes that the client has not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +50,7 @@ class MemorySocket(asyncio.Transport):
 
 @dataclass(slots=True)
 class DeliveredRequest:
-    """One request as the application saw it. `body` is what came of the body so far."""
+    """One request as the application received it. `body` is the part received so far."""
 
     method: str
     target: bytes
@@ -64,17 +62,15 @@ class DeliveredRequest:
 
 @dataclass(slots=True)
 class Application:
-    """Reads each request to its end and answers 200 without a body. Requests are in `delivered`, in order.
-
-    With `answers_early` it does not wait for the end of the body. As the door does, it refuses a request that does not
-    have exactly one Host.
+    """An application that reads each request to its end and answers 200 without a body. Requests are in `delivered`, in
+    order. With `answers_early` it does not wait for the end of the body. Like the front door, it refuses a request
+    without exactly one Host.
     """
 
     answers_early: bool = False
     delivered: list[DeliveredRequest] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         answer = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
         if isinstance(host_of([value for name, value in scope["headers"] if name == b"host"]), Failure):
             refused = [(b"content-length", b"0"), (b"connection", b"close")]
@@ -97,7 +93,7 @@ class Application:
 
 
 class MemoryServer:
-    """The edge before one application, without a port. Use inside a running event loop."""
+    """The edge in front of one application, without a port. Use inside a running event loop."""
 
     def __init__(self, application: ASGIApp) -> None:
         limits = read_settings({"KELVIN_DATA": "/unused"}).edge
@@ -110,14 +106,14 @@ class MemoryServer:
         self.state = ServerState()
 
     def http1(self, protocol: type[Http1Protocol] = Http1Protocol) -> tuple[Http1Protocol, MemorySocket]:
-        """Return a new HTTP/1.1 connection, and its socket."""
+        """Return a new HTTP/1.1 connection and its socket."""
         here, socket = protocol(self._listener_state, self._config, self.state, {}), MemorySocket()
         here.raw, here.source = socket, None
         here.connection_made(socket)
         return here, socket
 
     async def run_tasks_to_end(self) -> None:
-        """Run the application until nothing of it runs any more."""
+        """Run the application until none of its tasks is left."""
         while self.state.tasks:
             await asyncio.sleep(0)
 

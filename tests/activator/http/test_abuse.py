@@ -1,6 +1,5 @@
-"""Abuse, one by one: each is refused, reaches nobody behind the door, is cheap, and costs the client beside nothing.
-
-Those who abuse come from 127.0.0.2 with a good key, so that nothing but its form refuses a request.
+"""Abusive requests, one by one: each is refused, reaches no replica, costs little CPU and disturbs no other client.
+They come from 127.0.0.2 with a valid key, so that only their form can refuse them.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ HEAD, _, _ = GOOD.partition(b"Content-Length")
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-# What a smuggler wants to be read as a second request: nothing may answer it.
+# The second request that a smuggler hides. It must not be answered.
 SECOND = http(BODY, "/v1/completions")
 
-# Wrong before a body is looked for: 400, and nothing reaches a replica.
+# Malformed before the body is read: 400, and nothing reaches a replica.
 MALFORMED = {
     "a length together with chunks": HEAD + LENGTH + CHUNKED + b"\r\n" + CHUNKS,
     "chunks together with a length": HEAD + CHUNKED + LENGTH + b"\r\n" + CHUNKS,
@@ -37,9 +36,9 @@ MALFORMED = {
     "a negative length": HEAD + b"Content-Length: -1\r\n\r\n" + BODY,
     "a length in hex": HEAD + b"Content-Length: 0x1a\r\n\r\n" + BODY,
     "a length beyond 64 bits": HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n" + BODY,
-    "a coding that is none": HEAD + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKS,
+    "an unknown coding": HEAD + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKS,
     "chunked is not the last coding": HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n" + CHUNKS,
-    "two codings, the second none": HEAD + CHUNKED + b"Transfer-Encoding: x\r\n\r\n" + CHUNKS,
+    "two codings, the second unknown": HEAD + CHUNKED + b"Transfer-Encoding: x\r\n\r\n" + CHUNKS,
     "a space before the colon": HEAD + b"Transfer-Encoding : chunked\r\n\r\n" + CHUNKS,
     "a folded header": HEAD + b"X: a\r\n b\r\n" + LENGTH + b"\r\n" + BODY,
     "a folded coding": HEAD + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + CHUNKS,
@@ -48,7 +47,7 @@ MALFORMED = {
     "a NUL in a value": HEAD + b"X: a\x00b\r\n" + LENGTH + b"\r\n" + BODY,
     "a NUL in a name": HEAD + b"X\x00: a\r\n" + LENGTH + b"\r\n" + BODY,
     "a NUL in the target": GOOD.replace(b"completions", b"comple\x00tions", 1),
-    "a name of no token": HEAD + b"X(y): a\r\n" + LENGTH + b"\r\n" + BODY,
+    "a header name that is not a token": HEAD + b"X(y): a\r\n" + LENGTH + b"\r\n" + BODY,
     "another host in the target": GOOD.replace(b" /v1", b" http://elsewhere/v1", 1),
     "a target without a path": GOOD.replace(b"POST /v1/completions", b"CONNECT localhost:443", 1),
     "two hosts": HEAD + b"Host: elsewhere\r\n" + LENGTH + b"\r\n" + BODY,
@@ -56,7 +55,7 @@ MALFORMED = {
     "chunks in HTTP/1.0": HEAD.replace(b"1.1", b"1.0", 1) + CHUNKED + b"\r\n" + CHUNKS,
     "no version": b"GET /v1/models\r\n\r\n",
     "another protocol's greeting": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "a chunk of a size that is none": HEAD + CHUNKED + b"\r\nzz\r\n",
+    "a chunk size that is not a number": HEAD + CHUNKED + b"\r\nzz\r\n",
     "a chunk of a negative size": HEAD + CHUNKED + b"\r\n-1\r\n",
     "a chunk beyond 64 bits": HEAD + CHUNKED + b"\r\nfffffffffffffffff\r\n",
     "a chunk that is longer than it says": HEAD + CHUNKED + b"\r\n1\r\nabc\r\n0\r\n\r\n",
@@ -64,9 +63,9 @@ MALFORMED = {
     "an endless extension": HEAD + CHUNKED + b"\r\n1;" + b"x" * 500_000,
     "an extension of NULs": HEAD + CHUNKED + b"\r\n1;\x00\x00\r\nx\r\n0\r\n\r\n",
 }
-# 413 by what is said or by what comes, 431 by the head.
+# Too large: 413 for a body, 431 for a head.
 TOO_LARGE = {
-    "a body that says it is too large": HEAD + b"Content-Length: 9000000\r\n\r\n" + BODY,
+    "a length above the limit": HEAD + b"Content-Length: 9000000\r\n\r\n" + BODY,
     "a head of 40 kB": HEAD + b"X: " + b"a" * 40_000 + b"\r\n\r\n",
     "a head without end": HEAD + b"X: " + b"a" * 400_000,
     "a thousand headers": HEAD + b"x: a\r\n" * 1000 + b"\r\n",
@@ -74,7 +73,7 @@ TOO_LARGE = {
     "trailers without end": HEAD + CHUNKED + b"\r\n1\r\n{\r\n0\r\n" + b"x: a\r\n" * 100_000,
 }
 REPEATS = 40
-CPU_S = 0.02  # of one abuse, its TLS handshake with it; some 2 ms here
+CPU_S = 0.02  # of one abusive request with its TLS handshake; about 2 ms as measured
 
 
 def _cpu_s(pid: int) -> float:
@@ -82,8 +81,8 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def _say(here: ActivatorWorld, raw: bytes) -> bytes:
-    """Send, behind it a second request, and read until the end: there has to be one."""
+async def _send(here: ActivatorWorld, raw: bytes) -> bytes:
+    """Send the bytes and a second request behind them. Read until the connection ends."""
     got = b""
     reader, writer = await here.raw(source=ABUSER)
     with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -96,16 +95,16 @@ async def _say(here: ActivatorWorld, raw: bytes) -> bytes:
 
 
 @dataclass
-class Beside:
-    """A client of ours: how often it was served, and what it had instead."""
+class NormalClient:
+    """A normal client: how often it was served, and how often not."""
 
     served: int = 0
     wrong: int = 0
 
 
 @contextlib.asynccontextmanager
-async def _beside(here: ActivatorWorld) -> AsyncIterator[Beside]:
-    seen, stop = Beside(), asyncio.Event()
+async def _normal_client(here: ActivatorWorld) -> AsyncIterator[NormalClient]:
+    seen, stop = NormalClient(), asyncio.Event()
 
     async def ask() -> None:
         while not stop.is_set():
@@ -129,7 +128,7 @@ async def _beside(here: ActivatorWorld) -> AsyncIterator[Beside]:
 async def _abused(
     tmp_path: Path, of_one: int = 1024, in_all: int = 8192, head_s: int = 5
 ) -> AsyncIterator[ActivatorWorld]:
-    """A world in which every request that is let through is known by its replica."""
+    """Start an activator and a normal client. At the end, check that no abusive request reached the replica."""
     async with world(
         tmp_path,
         trusted_addresses=OURS,
@@ -140,30 +139,30 @@ async def _abused(
     ) as here:
         replica = await here.replica("a")
         assert (await here.post("/v1/completions", BODY)).status == 200
-        async with _beside(here):
+        async with _normal_client(here):
             yield here
         assert (await here.post("/v1/completions", BODY)).status == 200
         assert len(replica.calls) == 2, "an abuse has reached a replica"
 
 
 async def test_no_form_of_smuggling_passes(tmp_path: Path) -> None:
-    """Each is 400 and the end of its connection; what is behind it is not answered, nothing reaches a replica."""
+    """Each gets 400 and its connection ends. The hidden request is not answered, and nothing reaches a replica."""
 
     async with _abused(tmp_path) as here:
         for name, raw in MALFORMED.items():
-            got = await _say(here, raw)
-            is_reset = got == b"" and len(raw) > 100_000  # closed while more was on its way
+            got = await _send(here, raw)
+            is_reset = got == b"" and len(raw) > 100_000  # closed while more was being sent
             assert is_reset or got.startswith(b"HTTP/1.1 400"), (name, got[:100])
             assert is_reset or b"\r\nx-request-id: req_" in got, name
             assert got.count(b"HTTP/1.1 ") <= 1, (name, got)
 
 
 async def test_what_is_too_large_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
-    """413, 431 or 400, or the end where more is sent; what is behind it is not answered."""
+    """The response is 413, 431 or 400, or a reset while more is being sent. The hidden request is not answered."""
 
     async with _abused(tmp_path) as here:
         for name, raw in TOO_LARGE.items():
-            got = await _say(here, raw)
+            got = await _send(here, raw)
             is_reset = got == b"" and len(raw) > 100_000
             refused = (b"HTTP/1.1 413", b"HTTP/1.1 431", b"HTTP/1.1 400")
             assert is_reset or got.startswith(refused), (name, got[:90])
@@ -171,12 +170,12 @@ async def test_what_is_too_large_is_refused_by_its_first_bytes(tmp_path: Path) -
 
 
 async def test_control_a_good_request_passes_and_is_seen(tmp_path: Path) -> None:
-    """The same way of sending: one answer, 200, and the replica knows of it; the second is not answered either."""
+    """A valid request sent in the same way gets one 200 and reaches the replica. The one behind it is not answered."""
 
     async with world(tmp_path, trusted_addresses=OURS) as here:
         replica = await here.replica("a")
         for raw in (GOOD, HEAD + CHUNKED + b"\r\n" + CHUNKS):
-            got = await _say(here, raw)
+            got = await _send(here, raw)
             assert got.startswith(b"HTTP/1.1 200"), got[:100]
             assert got.count(b"HTTP/1.1 ") == 1
         assert len(replica.calls) == 2
@@ -184,20 +183,22 @@ async def test_control_a_good_request_passes_and_is_seen(tmp_path: Path) -> None
 
 @pytest.mark.deep
 async def test_abusive_request_costs_little_cpu(tmp_path: Path) -> None:
-    """Processor time of the door for each abuse, a handshake included, over many of them."""
+    """Measured is the activator's CPU time per request with its handshake, averaged over many."""
 
     async with _abused(tmp_path) as here:
         for name, raw in (MALFORMED | TOO_LARGE).items():
             before_s = _cpu_s(here.process.pid)
             for _ in range(REPEATS):
-                await _say(here, raw)
+                await _send(here, raw)
             assert (_cpu_s(here.process.pid) - before_s) / REPEATS < CPU_S, name
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bound", [pytest.param(50, id="bounded"), pytest.param(1000, id="control: no bound")])
 async def test_slowloris_is_limited_to_its_own_connections(tmp_path: Path, bound: int) -> None:
-    """300 heads without end of one address, with room for 200 connections: only without a bound all of it is theirs."""
+    """One address opens 300 connections with endless heads; there is room for 200. Without the bound per address no
+    other client connects.
+    """
 
     async def try_open(here: ActivatorWorld, source: str) -> asyncio.StreamWriter | None:
         try:
@@ -222,7 +223,7 @@ async def test_slowloris_is_limited_to_its_own_connections(tmp_path: Path, bound
 
 @pytest.mark.deep
 async def test_bulk_key_guessing_delays_no_other_caller(tmp_path: Path) -> None:
-    """200 connections of 20 addresses guess for some seconds: no guess is good, and none costs the one beside."""
+    """200 connections from 20 addresses guess keys. No guess is accepted, and the normal client is served."""
 
     async with _abused(tmp_path) as here:
         statuses: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What one address may cost, as tables and as a property: never more than rate and burst, in bounded memory."""
+"""Connection and request limits per address: never more than rate plus burst, in bounded memory."""
 
 import ipaddress
 
@@ -15,16 +15,16 @@ LIMITS = AddressLimits(connections=2, rate=10.0, trusted=networks("10.0.0.0/8,::
     ("gaps_s", "want"),
     [
         pytest.param([0.0] * 5, None, id="a burst passes"),
-        pytest.param([0.0] * 6, 0.1, id="the one beyond waits for one place"),
-        pytest.param([0.0] * 60, 0.1, id="who is refused does not wait the longer"),
-        pytest.param([0.0] * 6 + [0.1], None, id="and passes after what it was told"),
-        pytest.param([0.0] * 6 + [0.06], 0.04, id="not before"),
-        pytest.param([0.1] * 200, None, id="at the rate for ever"),
+        pytest.param([0.0] * 6, 0.1, id="the next one waits for one interval"),
+        pytest.param([0.0] * 60, 0.1, id="a refusal does not lengthen the wait"),
+        pytest.param([0.0] * 6 + [0.1], None, id="it passes after the wait"),
+        pytest.param([0.0] * 6 + [0.06], 0.04, id="it does not pass before"),
+        pytest.param([0.1] * 200, None, id="requests at the rate always pass"),
         pytest.param([*[0.0] * 5, 99.0, *[0.0] * 5], 0.1, id="a long pause is worth one burst"),
     ],
 )
 def test_request_rate_of_a_source_is_limited(gaps_s: list[float], want: float | None) -> None:
-    """What the last of requests with these gaps before them is told."""
+    """Return the wait of the last request, when requests arrive with these gaps."""
     addresses, now_s, wait_s = AddressLimiter(LIMITS), 1000.0, None
     for gap_s in gaps_s:
         now_s += gap_s
@@ -33,7 +33,7 @@ def test_request_rate_of_a_source_is_limited(gaps_s: list[float], want: float | 
 
 
 def test_sources_are_independent_and_bounded() -> None:
-    """One's flood costs another nothing; a flood of addresses costs a bounded memory, and frees nobody who asks on."""
+    """A flood from one address costs another nothing. A flood of addresses evicts no address that keeps sending."""
     addresses = AddressLimiter(LIMITS)
     for _ in range(6):
         addresses.check_request_rate("loud", 0.0)
@@ -41,13 +41,13 @@ def test_sources_are_independent_and_bounded() -> None:
     assert addresses.check_request_rate("quiet", 0.0) is None
     for number in range(100):
         addresses.check_request_rate(f"other {number}", 1.0 + number / 10)
-        assert addresses.check_request_rate("loud", 1.0 + number / 10) is None  # one in 0.1 s is its rate
+        assert addresses.check_request_rate("loud", 1.0 + number / 10) is None  # its rate is one request per 0.1 s
         addresses.check_integrity()
     assert repr(addresses) == "<AddressLimiter connected=0 known=4>"
 
 
 def test_connections_are_bounded_and_charged_as_requests() -> None:
-    """The third of two is refused until one is over; opening and closing again and again meets the rate."""
+    """A third connection is refused until one ends. Connections that open and close again meet the request rate."""
     addresses = AddressLimiter(LIMITS)
     assert [addresses.try_open("a", 0.0) for _ in range(3)] == [True, True, False]
     addresses.closed("a")
@@ -58,14 +58,14 @@ def test_connections_are_bounded_and_charged_as_requests() -> None:
         addresses.closed("a")
         opened += 1
         addresses.check_integrity()
-    assert opened == 2  # of five, three were used above
+    assert opened == 2  # of the burst of five, three were used above
     addresses.closed("a")
     assert repr(addresses) == "<AddressLimiter connected=0 known=1>"
 
 
 @given(st.lists(st.floats(0, 0.3), max_size=200))
 def test_source_never_exceeds_burst_plus_rate(gaps_s: list[float]) -> None:
-    """In any stretch of any history: at most a burst, and the rate times its length."""
+    """In any interval: at most the burst plus the rate times the length."""
     addresses, now_s, passed = AddressLimiter(LIMITS), 0.0, []
     for gap_s in gaps_s:
         now_s += gap_s
@@ -79,22 +79,21 @@ def test_source_never_exceeds_burst_plus_rate(gaps_s: list[float]) -> None:
 @pytest.mark.parametrize(
     ("address", "want"),
     [
-        pytest.param("192.0.2.7", "192.0.2.7", id="a stranger"),
-        pytest.param("10.1.2.3", None, id="our load balancer"),
+        pytest.param("192.0.2.7", "192.0.2.7", id="an untrusted address"),
+        pytest.param("10.1.2.3", None, id="a trusted load balancer"),
         pytest.param("::ffff:10.1.2.3", None, id="the same over IPv6"),
-        pytest.param("::1", None, id="ourselves"),
-        pytest.param("2001:db8:1:2:3::4", "2001:db8:1:2::/64", id="a subscriber's network"),
-        pytest.param("fe80::1%eth0", "fe80::/64", id="with a zone"),
-        pytest.param("", "", id="one that is gone"),
+        pytest.param("::1", None, id="this machine"),
+        pytest.param("2001:db8:1:2:3::4", "2001:db8:1:2::/64", id="an IPv6 address counts as its /64"),
+        pytest.param("fe80::1%eth0", "fe80::/64", id="an address with a zone"),
+        pytest.param("", "", id="a closed connection"),
     ],
 )
 def test_trusted_addresses_are_not_counted(address: str, want: str | None) -> None:
-    """None: not at all."""
+    """None: the address is not counted."""
     assert AddressLimiter(LIMITS).source(address) == want
 
 
 def test_networks_setting_is_parsed() -> None:
-    """What the setting may say."""
     assert networks("none") == ()
     assert networks("10.0.0.0/8, ::1") == (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1/128"))
     for wrong in ("", "10.0.0.1/8", "loopback", "10.0.0.0/8,"):
@@ -107,11 +106,11 @@ def test_networks_setting_is_parsed() -> None:
     [
         pytest.param(0, True, id="nothing"),
         pytest.param(499, True, id="too little"),
-        pytest.param(500, False, id="just"),
+        pytest.param(500, False, id="exactly the minimum"),
     ],
 )
 def test_body_below_the_minimum_rate_is_slow(nbytes: int, want: bool) -> None:
-    """At 100 bytes/s over 5 s."""
+    """The minimum is 100 bytes/s over 5 s."""
     assert is_slow(nbytes, 5.0, 100.0) is want
     assert not is_slow(nbytes, 5.0, 0.0)
 
@@ -126,5 +125,5 @@ def test_body_below_the_minimum_rate_is_slow(nbytes: int, want: bool) -> None:
     ],
 )
 def test_oversized_body_framing_is_padded(raw: int, body: int, want: bool) -> None:
-    """With heads of 1 KiB."""
+    """Heads are limited to 1 KiB here."""
     assert is_padded(raw, body, 1024) is want

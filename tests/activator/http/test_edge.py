@@ -11,17 +11,18 @@ from tests.activator.replica import ReceivedRequest, endless, hello
 from tests.activator.world import ActivatorWorld, http, world
 
 HOST = b"Host: localhost\r\n"
-SHORT_S = 4.0  # what ends after 0.3 s is given as much on a busy machine; by default it has 5 s or more
+# A connection that ends after 0.3 s may take this long on a busy machine. The default limit is 5 s or more.
+SHORT_S = 4.0
 
 
 async def _slowly(call: ReceivedRequest) -> None:
-    """What comes behind the request is read before its answer."""
+    """Answer so late that the bytes behind the request are read first."""
     await asyncio.sleep(0.2)
     await hello(call)
 
 
-async def _say(here: ActivatorWorld, raw: bytes) -> bytes:
-    """Send bytes, return all that comes until the end, or for two seconds after the head."""
+async def _send(here: ActivatorWorld, raw: bytes) -> bytes:
+    """Send the bytes. Return everything until the end, or for two seconds after the head."""
     reader, writer = await here.raw(raw)
     got = b""
     try:
@@ -45,7 +46,7 @@ GET, POST = (
     b"GET /v1/models HTTP/1.1\r\n" + HOST,
     b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\n",
 )
-# Beside what tests/activator/http/test_abuse.py sends.
+# In addition to the requests in tests/activator/http/test_abuse.py.
 REFUSED = {
     "bare line feeds": (400, GET.replace(b"\r\n", b"\n") + b"\n"),
     "a head of 40 kB": (431, GET + b"X: " + b"a" * 40_000 + b"\r\n\r\n"),
@@ -60,28 +61,28 @@ REFUSED = {
 
 
 async def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None:
-    """Each is answered with its status and the connection closed; the control is a request that is fine."""
+    """Each gets its status and the connection is closed. Control: a valid request is accepted."""
 
     async with world(tmp_path) as here:
         for name, (status, raw) in REFUSED.items():
-            got = await _say(here, raw)
+            got = await _send(here, raw)
             assert got.startswith(b"HTTP/1.1 %d" % status), (name, got[:200])
             assert b"\r\nx-request-id: req_" in got, name
             assert got.endswith((b"<end>", b"<reset>")) or b"connection: close" in got, name
-        fine = await _say(here, GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
+        fine = await _send(here, GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n")
         assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
         assert fine.endswith(b"<open>")
         for head in (b"x: a\r\n" * 99, b"", b"Content-Encoding: identity\r\nAccept: a\r\nAccept: b\r\n"):
             target = b"/v1/models" if head else b"http://localhost/v1/models"
-            fine = await _say(here, b"GET " + target + b" HTTP/1.1\r\n" + HOST + head + b"\r\n")
+            fine = await _send(here, b"GET " + target + b" HTTP/1.1\r\n" + HOST + head + b"\r\n")
             assert fine.startswith(b"HTTP/1.1 401"), fine[:100]
         counted = await here.series("kelvin_refusals_total")
         assert {labels["status"] for labels, _ in counted if labels["outcome"] == "http"} == {"400", "431"}
-        assert "Invalid HTTP request" not in (here.data / "log").read_text(), "a stranger fills no log"
+        assert "Invalid HTTP request" not in (here.data / "log").read_text(), "bad requests don't fill the log"
 
 
 async def test_trailers_are_not_read_as_headers(tmp_path: Path) -> None:
-    """What comes behind a body changes nothing of its request, as in the head it does; extensions are bounded."""
+    """A trailer does not change its request, though the same header in the head does. Chunk extensions are bounded."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -93,26 +94,28 @@ async def test_trailers_are_not_read_as_headers(tmp_path: Path) -> None:
         reader, writer = await here.raw(trailed)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.transport.abort()
-        assert (await _say(here, trailed.replace(b"\r\n\r\n", b"\r\n" + late + b"\r\n", 1))).startswith(b"HTTP/1.1 400")
-        assert (await _say(here, padded.replace(b"x" * 390_000, b""))).startswith(b"HTTP/1.1 200")
-        assert (await _say(here, padded)).startswith(b"HTTP/1.1 400"), "an extension of 400 kB"
+        assert (await _send(here, trailed.replace(b"\r\n\r\n", b"\r\n" + late + b"\r\n", 1))).startswith(
+            b"HTTP/1.1 400"
+        )
+        assert (await _send(here, padded.replace(b"x" * 390_000, b""))).startswith(b"HTTP/1.1 200")
+        assert (await _send(here, padded)).startswith(b"HTTP/1.1 400"), "an extension of 400 kB"
 
 
 async def test_garbage_after_a_request_does_not_change_its_response(tmp_path: Path) -> None:
-    """The first is answered whole, and alone; the connection closes."""
+    """The first request gets its whole response and no other. The connection closes."""
 
     async with world(tmp_path) as here:
         await here.replica("a", _slowly)
         body = b'{"model":"m","prompt":"x"}'
         for behind in (b"\x00\x01\x02", b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000):
-            got = await _say(here, http(body, "/v1/completions") + behind)
+            got = await _send(here, http(body, "/v1/completions") + behind)
             assert got.startswith(b"HTTP/1.1 200"), got[:80]
             assert got.count(b"HTTP/1.1") == 1
             assert got.endswith(b"<end>")
 
 
 async def test_the_certificate_is_chosen_by_name(tmp_path: Path) -> None:
-    """MODEL.TENANT.DOMAIN gets the tenant's leaf; every other name the default, which is good for localhost."""
+    """MODEL.TENANT.DOMAIN gets the tenant's certificate. Other names get the default, which is valid for localhost."""
 
     def names(tls: ssl.SSLObject) -> set[str]:
         certificate = tls.getpeercert()
@@ -129,7 +132,7 @@ async def test_the_certificate_is_chosen_by_name(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         default = {"localhost", "127.0.0.1", "0:0:0:0:0:0:0:1"}
-        async with asyncio.timeout(30):  # leaves are made beside the loop
+        async with asyncio.timeout(30):  # leaves are made in the background
             while await shown(here, "m.default.kelvin.localhost") == default:
                 await asyncio.sleep(0.01)
         assert await shown(here, "m.default.kelvin.localhost") == {"*.default.kelvin.localhost"}
@@ -162,7 +165,7 @@ async def test_the_host_names_model_and_tenant(tmp_path: Path) -> None:
 
 
 async def test_slow_or_idle_connection_is_closed(tmp_path: Path) -> None:
-    """No handshake, no head, half a head, half a body: each has its time; an idle connection that asked has longer."""
+    """Handshake, head and body each have a time limit. An idle connection that was used has a longer one."""
 
     async def until_closed(reader: asyncio.StreamReader) -> float:
         began = time.monotonic()
@@ -195,13 +198,13 @@ async def test_slow_or_idle_connection_is_closed(tmp_path: Path) -> None:
         writer.transport.abort()
 
 
-async def test_a_pipelined_request_is_not_answered_and_hides_no_disconnect(tmp_path: Path) -> None:
-    """The first is answered, then the connection closes; leaving with a second one behind is noticed all the same."""
+async def test_pipelined_request_is_not_answered(tmp_path: Path) -> None:
+    """The first request is answered, then the connection closes. A disconnect is noticed despite the second one."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", _slowly)
         body = b'{"model":"m","prompt":"x"}'
-        got = await _say(here, http(body, "/v1/completions") + http(body, "/v1/completions"))
+        got = await _send(here, http(body, "/v1/completions") + http(body, "/v1/completions"))
         assert got.count(b"HTTP/1.1 200") == 1
         assert got.endswith(b"<end>")
         replica.script = endless
@@ -215,7 +218,7 @@ async def test_a_pipelined_request_is_not_answered_and_hides_no_disconnect(tmp_p
 
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:
-    """The third of two is cut at once; a place is free again when one ends."""
+    """The third of two connections is cut at once. A closed connection makes room."""
 
     async with world(tmp_path, connections=2) as here:
         kept = [await here.raw() for _ in range(2)]
@@ -234,7 +237,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_head_and_100_continue_are_answered(tmp_path: Path) -> None:
-    """HEAD is answered without a body; `Expect: 100-continue` is invited before the body, and not by a bad key."""
+    """HEAD is answered without a body. `Expect: 100-continue` gets 100, except with a bad key."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -254,12 +257,12 @@ async def test_head_and_100_continue_are_answered(tmp_path: Path) -> None:
 
 
 async def test_http_1_0_response_is_not_chunked(tmp_path: Path) -> None:
-    """A stream comes without chunks and ends with its connection; `Expect` is not heard (RFC 9110, 10.1.1)."""
+    """A stream has no chunks and ends with its connection. `Expect` is ignored (RFC 9110, 10.1.1)."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
         stream = http(b'{"model":"m","prompt":"x","stream":true}', "/v1/completions")
-        got = await _say(here, stream.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        got = await _send(here, stream.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         head, _, body = got.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         assert b"transfer-encoding" not in head
@@ -268,14 +271,14 @@ async def test_http_1_0_response_is_not_chunked(tmp_path: Path) -> None:
         assert all(event.startswith((b"data: ", b": ")) for event in events), body
         assert (events[-1], last) == (b"data: [DONE]", b"<end>")
         expecting = http(b'{"model":"m","prompt":"x"}', "/v1/completions", extra="Expect: 100-continue\r\n")
-        invited = await _say(here, expecting)
+        invited = await _send(here, expecting)
         assert invited.startswith(b"HTTP/1.1 100 Continue"), "the control"
-        got = await _say(here, expecting.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        got = await _send(here, expecting.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         assert got.startswith(b"HTTP/1.1 200"), got[:100]
 
 
 async def test_plain_http_is_not_spoken(tmp_path: Path) -> None:
-    """A client without TLS gets nothing, and the door stays open for others."""
+    """A client without TLS gets no HTTP. Others are still served."""
 
     async with world(tmp_path) as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)

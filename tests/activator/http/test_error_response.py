@@ -1,4 +1,4 @@
-"""A refusal has the form of its path, also where nothing but bytes is there to send it."""
+"""An error response has the format of its path, even when it is sent as raw bytes."""
 
 import asyncio
 import json
@@ -22,14 +22,15 @@ from tests.activator.exchanges import FakeConnection
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
-        pytest.param(b"/v1/models?x=/admin/", b"application/json", ("error", "code"), id="OpenAI's"),
-        pytest.param(b"/nothing", b"application/json", ("error", "code"), id="also of no route"),
-        pytest.param(b"/admin/v1/models", b"application/problem+json", ("code",), id="problem details"),
-        pytest.param(b"/v2/models/m", b"application/json", ("code",), id="the Open Inference Protocol's"),
+        pytest.param(b"/v1/models?x=/admin/", b"application/json", ("error", "code"), id="OpenAI format"),
+        pytest.param(b"/nothing", b"application/json", ("error", "code"), id="OpenAI format for an unknown route"),
+        pytest.param(
+            b"/admin/v1/models", b"application/problem+json", ("code",), id="problem details of the admin API"
+        ),
+        pytest.param(b"/v2/models/m", b"application/json", ("code",), id="Open Inference Protocol format"),
     ],
 )
 def test_raw_error_response_closes_its_connection(path: bytes, kind: bytes, said: tuple[str, ...]) -> None:
-    """A whole answer that ends its connection."""
     head, _, body = closing_response(AddressBusy(2.5), path, "req_1").partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     assert first == b"HTTP/1.1 429 Too Many Requests"
@@ -44,7 +45,7 @@ def test_raw_error_response_closes_its_connection(path: bytes, kind: bytes, said
 
 
 class Broken:
-    """A handler that fails, or that a drain cancels."""
+    """A handler that raises `error`."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -56,13 +57,13 @@ class Broken:
 @pytest.mark.parametrize(
     ("error", "want"),
     [
-        pytest.param(Refused(Unauthenticated()), ("invalid_api_key", "401"), id="a refusal: the control"),
+        pytest.param(Refused(Unauthenticated()), ("invalid_api_key", "401"), id="control: a refusal"),
         pytest.param(KeyError("x"), ("internal", "500"), id="a defect"),
         pytest.param(asyncio.CancelledError(), ("unavailable", "503"), id="a drain"),
     ],
 )
 async def test_every_refusal_at_the_door_is_counted(error: BaseException, want: tuple[str, str]) -> None:
-    """By its code and its status."""
+    """The metric has the code and the status."""
     page, said = MetricsPage("test"), list[Message]()
     limits = RequestLimits(1, 1, 1, 1.0, 1.0, 1.0, requests=1)
     none = cast(Any, None)

@@ -1,4 +1,4 @@
-"""What ends a block that waits for a client and a time, and that nothing of it is left behind."""
+"""ClientCancelScope ends a block on disconnect, timeout or cancellation, and leaves no timer or watcher behind."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from activator.http.exchange import ClientCancelScope, ClientGone
 from tests.activator.exchanges import FakeConnection
 
 
-class Watched(FakeConnection):
-    """Knows who watches it."""
+class WatchedConnection(FakeConnection):
+    """A connection that shows its watcher."""
 
     watch, unwatch = ClientConnection.watch, ClientConnection.unwatch
     _client_left = ClientConnection._client_left
@@ -31,9 +31,11 @@ class Watched(FakeConnection):
         self._gone()
 
 
-async def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
-    """How a block ended that would wait for ever; what it leaves of itself fails here."""
-    client = Watched()
+async def _end_of(
+    within_s: float | None, end: Callable[[WatchedConnection, "asyncio.Task[None]"], None]
+) -> BaseException | None:
+    """Return how a block that waits for ever ended. Fails if the block left a watcher or a cancellation."""
+    client = WatchedConnection()
 
     async def stay() -> None:
         with ClientCancelScope(client, within_s):
@@ -46,29 +48,28 @@ async def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[
     assert client.gone is None
     if task.cancelled():
         return asyncio.CancelledError()
-    assert not task.cancelling(), "a cancellation of ours is taken back"
+    assert not task.cancelling(), "the scope's own cancellation is undone"
     return task.exception()
 
 
 @pytest.mark.parametrize(("within_s", "end", "want"), [
     pytest.param(None, lambda client, task: client.leave(), ClientGone, id="a client that leaves"),
-    pytest.param(0.0, lambda client, task: None, TimeoutError, id="its time"),
-    pytest.param(60.0, lambda client, task: client.leave(), ClientGone, id="a client that leaves before its time"),
-    pytest.param(60.0, lambda client, task: task.cancel(), asyncio.CancelledError, id="somebody else: that goes on"),
+    pytest.param(0.0, lambda client, task: None, TimeoutError, id="its timeout"),
+    pytest.param(60.0, lambda client, task: client.leave(), ClientGone, id="a client that leaves before the timeout"),
+    pytest.param(60.0, lambda client, task: task.cancel(), asyncio.CancelledError, id="another cancellation"),
     pytest.param(60.0, lambda client, task: (client.leave(), task.cancel()), asyncio.CancelledError,
-                 id="somebody else beside a client that leaves"),
+                 id="another cancellation and a client that leaves"),
 ])  # fmt: skip
 async def test_scope_ends_on_disconnect_timeout_or_cancellation(
-    within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None], want: type[BaseException]
+    within_s: float | None, end: Callable[[WatchedConnection, "asyncio.Task[None]"], None], want: type[BaseException]
 ) -> None:
-    """Each with its own exception."""
     assert type(await _end_of(within_s, end)) is want
 
 
 async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
-    """Neither its timer nor its watcher outlives it; what it raises goes through."""
+    """Its timer and its watcher end with it. Its own exception is raised."""
 
-    client = Watched()
+    client = WatchedConnection()
     with ClientCancelScope(client, 0.0):
         pass
     with pytest.raises(KeyError), ClientCancelScope(client, 0.0):
@@ -78,9 +79,9 @@ async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
 
 
 @pytest.mark.parametrize("ends", ["its time", "its client"])
-async def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str) -> None:
-    """A request's task may end after the next request has come: that one's time, and its client, still end it."""
-    client = Watched()
+async def test_scope_exit_does_not_affect_the_next_request(ends: str) -> None:
+    """A request's task may end after the next one has begun. Timeout and disconnect still end the next one."""
+    client = WatchedConnection()
     before = ClientCancelScope(client, 60.0)
     before.__enter__()
 
@@ -99,8 +100,8 @@ async def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str)
 
 
 async def test_a_client_that_has_gone_already_ends_a_block() -> None:
-    """It may have left while something else was waited for. A block that waits for nothing is not ended."""
-    client = Watched()
+    """The client may have left during an earlier wait. A block that doesn't wait is not cancelled."""
+    client = WatchedConnection()
     client._is_open = False
     with ClientCancelScope(client, None):
         pass

@@ -1,4 +1,4 @@
-"""What wrong keys cost, as tables: a burst is free, then each is held twice as long, bounded in all directions."""
+"""FailedAuthLimiter: a burst of wrong keys is free, then each is held twice as long. Memory and delays are bounded."""
 
 import pytest
 from hypothesis import given
@@ -13,18 +13,18 @@ LIMITS = FailedAuthLimits(burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, beyo
     ("gaps_s", "want"),
     [
         pytest.param([0, 0, 0], None, id="the burst is free"),
-        pytest.param([0, 0, 0, 0], Penalty(0.1, 20.0, True), id="the first beyond is held"),
-        pytest.param([0, 0, 0, 0, 0], Penalty(0.2, 30.0, False), id="the next twice as long"),
-        pytest.param([0] * 7, Penalty(0.8, 50.0, False), id="and so on"),
-        pytest.param([0] * 30, Penalty(1.0, 90.0, False), id="up to a limit, however many"),
-        pytest.param([0, 0, 0, 10], None, id="one is forgotten after its time"),
-        pytest.param([0] * 30 + [80], Penalty(0.1, 20.0, True), id="after a flood the source recovers as told"),
-        pytest.param([0] * 30 + [90], None, id="wholly"),
+        pytest.param([0, 0, 0, 0], Penalty(0.1, 20.0, True), id="the next failure is held"),
+        pytest.param([0, 0, 0, 0, 0], Penalty(0.2, 30.0, False), id="the one after is held twice as long"),
+        pytest.param([0] * 7, Penalty(0.8, 50.0, False), id="the time doubles with each failure"),
+        pytest.param([0] * 30, Penalty(1.0, 90.0, False), id="the time has a limit"),
+        pytest.param([0, 0, 0, 10], None, id="one failure leaks after leak_s"),
+        pytest.param([0] * 30 + [80], Penalty(0.1, 20.0, True), id="a source recovers after the time it was told"),
+        pytest.param([0] * 30 + [90], None, id="a source recovers fully"),
         pytest.param([20] * 100, None, id="a slow trickle costs nothing"),
     ],
 )
 def test_repeated_failures_double_the_hold_time(gaps_s: list[float], want: Penalty | None) -> None:
-    """The penalty of the last of failures with these gaps before them."""
+    """Return the penalty of the last failure, when failures arrive with these gaps."""
     guesses, now_s, penalty = FailedAuthLimiter(LIMITS), 0.0, None
     for gap_s in gaps_s:
         now_s += gap_s
@@ -34,7 +34,6 @@ def test_repeated_failures_double_the_hold_time(gaps_s: list[float], want: Penal
 
 
 def test_sources_are_penalized_independently() -> None:
-    """One's failures cost another nothing."""
     guesses = FailedAuthLimiter(LIMITS)
     for _ in range(10):
         guesses.failed("a", 0.0)
@@ -43,7 +42,7 @@ def test_sources_are_penalized_independently() -> None:
 
 
 def test_least_recent_source_is_forgotten() -> None:
-    """The memory is bounded; who fails again stays."""
+    """Memory is bounded. A source that keeps failing is not forgotten."""
     guesses = FailedAuthLimiter(LIMITS)
     for _ in range(4):
         guesses.failed("loud", 0.0)
@@ -54,7 +53,7 @@ def test_least_recent_source_is_forgotten() -> None:
 
 
 def test_places_for_held_answers_are_bounded() -> None:
-    """Of one source, and of all."""
+    """Places are bounded per source and in total."""
     guesses = FailedAuthLimiter(LIMITS)
     assert [guesses.try_hold("a") for _ in range(3)] == [True, True, False]
     assert [guesses.try_hold("b"), guesses.try_hold("c")] == [True, False]
@@ -70,7 +69,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None:
-    """Memory, places and delays; a failure never makes a source's next one cheaper at the same moment."""
+    """Memory, places and delays stay bounded. A second failure at the same time is never held for less."""
     guesses, now_s, held = FailedAuthLimiter(LIMITS), 0.0, []
     for step, source, gap_s in steps:
         now_s += gap_s
@@ -90,12 +89,11 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None
     [
         pytest.param("192.0.2.7", "192.0.2.7", id="IPv4 by itself"),
         pytest.param("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64", id="IPv6 by its subscriber's network"),
-        pytest.param("2001:db8:1:2::99", "2001:db8:1:2::/64", id="the same one"),
+        pytest.param("2001:db8:1:2::99", "2001:db8:1:2::/64", id="another address of the same network"),
         pytest.param("::ffff:192.0.2.7", "192.0.2.7", id="IPv4 in IPv6"),
-        pytest.param("fe80::1%eth0", "fe80::/64", id="with a zone"),
+        pytest.param("fe80::1%eth0", "fe80::/64", id="an address with a zone"),
         pytest.param("", "", id="unknown"),
     ],
 )
 def test_ipv6_addresses_are_grouped_by_64_bits(address: str, want: str) -> None:
-    """Who counts as one."""
     assert source_of(address) == want

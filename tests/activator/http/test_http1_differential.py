@@ -1,8 +1,8 @@
 """The edge against h11, which parses HTTP/1.1 independently: the edge delivers what h11 sees, or refuses it.
 
-Connections of one to three requests are generated, damaged, and cut into reads at any byte. What the application behind
-the edge receives must be a prefix of what h11 sees in the same bytes: method, target, headers, body, order of requests.
-Where the prefix is shorter, one of the differences in STRICTER must explain it.
+Connections of one to three requests are generated, damaged, and cut into reads at any byte. The application behind the
+edge must receive a prefix of what h11 sees in the same bytes: method, target, headers, body, order of requests. Where
+the prefix is shorter, one of the differences in STRICTER must explain it.
 
 The edge is laxer in two things: it skips carriage returns and line feeds between two requests (RFC 9112, 2.2), and it
 drops a trailer that h11 refuses, because trailers say nothing about the request or its end (RFC 9110, 6.5.1).
@@ -109,7 +109,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def connections(draw: st.DrawFn) -> Sent:
-    """Up to three requests, at most one place damaged, cut into reads. Most reads begin where a request begins."""
+    """Up to three requests with at most one damaged place, cut into reads. Most reads begin where a request begins."""
     parts = draw(st.lists(requests(), min_size=1, max_size=3))
     between = draw(st.sampled_from([b""] * 8 + [b"\r\n", b"\r\n\r\n", b"\n"]))
     raw = between.join(parts)
@@ -125,7 +125,7 @@ def connections(draw: st.DrawFn) -> Sent:
 
 
 def seen_by_h11(raw: bytes) -> list[Seen]:
-    """Every request that h11 sees, until an error or the end of the connection."""
+    """Return every request that h11 sees, until an error or the end of the connection."""
     found: list[Seen] = []
     rest = raw
     while rest := rest.lstrip(b"\r\n") if found else rest.removeprefix(b"\r\n"):
@@ -189,7 +189,7 @@ def _in_body(pattern: bytes) -> Rule:
 
 
 def _is_elsewhere(rest: bytes, head: bytes) -> bool:
-    """Whether the target is neither a path nor a URL of the one host that is named."""
+    """Return whether the target is neither a path nor a URL of the named host."""
     target = head.split(b" ")[1]
     hosts = [each.strip(b" \t") for each in re.findall(rb"\nhost:([^\r]*)", head, re.IGNORECASE)]
     return not target.startswith((b"/", *(b"http://%b/" % host for host in hosts[:1])))
@@ -236,7 +236,7 @@ async def _delivered(sent: Sent, protocol: type[Http1Protocol]) -> tuple[list[De
 
 
 def _comparable(headers: Headers) -> Headers:
-    """Without Upgrade, which the edge ignores; h11 gives transfer codings in lower case."""
+    """Return the headers without Upgrade, which the edge ignores. h11 gives transfer codings in lower case."""
     stripped = [(name.lower(), value.strip(b" \t")) for name, value in headers if name.lower() != b"upgrade"]
     return [(name, value.lower() if name == b"transfer-encoding" else value) for name, value in stripped]
 
@@ -246,7 +246,7 @@ def _path(target: bytes) -> bytes:
 
 
 def check(sent: Sent, protocol: type[Http1Protocol] = Http1Protocol) -> None:
-    """Raise AssertionError where the edge delivers what h11 does not see, or refuses without a named difference."""
+    """Raise AssertionError if the edge delivers what h11 does not see, or refuses without a named difference."""
     seen = seen_by_h11(sent.raw)
     delivered, is_closed = run_virtually(_delivered(sent, protocol))
     assert len(delivered) <= len(seen), "more requests than h11 sees"
@@ -266,7 +266,7 @@ def check(sent: Sent, protocol: type[Http1Protocol] = Http1Protocol) -> None:
         head = re.split(rb"(?<=\n)\r?\n", rest, maxsplit=1)[0]
         named = [name for name, rule in STRICTER.items() if rule(rest, head + b"\r\n")]
         end = (seen[complete - 1].end or 0) if complete else 0
-        if complete:  # the connection ends with the answer to a request whose trailer says so
+        if complete:  # a trailer may close the connection after the answer to its request
             before = sent.raw[seen[complete - 1].begin : first.begin]
             head_before = re.split(rb"(?<=\n)\r?\n", before, maxsplit=1)[0]
             named += ["a close in the trailer before"] if CLOSE_IN_TRAILER(before, head_before) else []
@@ -275,7 +275,7 @@ def check(sent: Sent, protocol: type[Http1Protocol] = Http1Protocol) -> None:
 
 
 def _is_pipelined(sent: Sent, end: int) -> bool:
-    """Whether the read that holds the end of a request also holds bytes of the next."""
+    """Return whether the read that holds the end of a request also holds bytes of the next."""
     if end == 0:
         return False
     read_end, position = 0, 0
@@ -296,7 +296,7 @@ def smuggled() -> Sent:
 
 
 def closed_by_a_trailer() -> Sent:
-    """A request whose trailer closes the connection, and another one after its answer."""
+    """A request whose trailer closes the connection, and another request after its answer."""
     first = b"GET /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: a\r\n\r\n0\r\nConnection: close\r\n\r\n"
     return Sent(first + b"GET /x HTTP/1.1\r\nContent-Length: 0\r\nHost: a\r\n\r\n", (len(first),))
 
@@ -306,7 +306,7 @@ def closed_by_a_trailer() -> Sent:
 @example(closed_by_a_trailer())
 @settings(max_examples=400)
 def test_edge_delivers_what_h11_sees(sent: Sent) -> None:
-    """400 connections: a smoke of the same check that runs for long below."""
+    """400 connections: a quick version of the long check below."""
     check(sent)
 
 
@@ -316,12 +316,11 @@ def test_edge_delivers_what_h11_sees(sent: Sent) -> None:
 @given(connections())
 @settings(max_examples=8_000)
 def test_edge_delivers_what_h11_sees_at_length(sent: Sent) -> None:
-    """8,000 connections."""
     check(sent)
 
 
 class _BlindParser(httptools.HttpRequestParser):
-    """Does not tell that a head asks for an upgrade."""
+    """A parser that does not report an upgrade."""
 
     def should_upgrade(self) -> bool:
         return False
@@ -348,6 +347,6 @@ def _is_wrong(sent: Sent) -> bool:
 
 
 def test_control_smuggling_is_found() -> None:
-    """An edge without the repair of Upgrade is found from generated connections alone."""
+    """An edge without the repair of Upgrade is found by generated connections alone."""
     found = find(connections(), _is_wrong, settings=settings(max_examples=5_000))
     assert b"pgrade" in found.raw

@@ -1,4 +1,4 @@
-"""Where a request ends: a body is never read as the next request, whatever its head says and however it is cut."""
+"""Request framing: a body is never read as the next request, whatever its head says and however reads cut it."""
 
 import asyncio
 
@@ -20,14 +20,14 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 WEBSOCKET = b"Connection: keep-alive\r\nUpgrade: websocket\r\nConnection: UPGRADE\r\nUpgrade: y\r\n"
 EXPECT = b"Expect: 100-continue\r\n"
 
-# Each has a body that is a request in itself.
+# Each has a body that is itself a request.
 DELIVERED = {
     "no upgrade": POST + LENGTH + b"\r\n" + SECOND,
     "an unknown upgrade": POST + UPGRADE + LENGTH + b"\r\n" + SECOND,
     "an upgrade to h2c": POST + H2C + LENGTH + b"\r\n" + SECOND,
     "an upgrade to websocket, in several headers": POST + WEBSOCKET + LENGTH + b"\r\n" + SECOND,
     "an upgrade with chunks": POST + UPGRADE + CHUNKED + b"\r\n" + CHUNKS + b"\r\n",
-    "an upgrade that expects": POST + EXPECT + UPGRADE + LENGTH + b"\r\n" + SECOND,
+    "an upgrade with Expect": POST + EXPECT + UPGRADE + LENGTH + b"\r\n" + SECOND,
     "a length in the trailers": POST + CHUNKED + b"\r\n" + CHUNKS + b"Content-Length: 5\r\n\r\n",
     "a coding in the trailers": POST + CHUNKED + b"\r\n" + CHUNKS + CHUNKED + b"\r\n",
     "another coding in the trailers": POST + CHUNKED + b"\r\n" + CHUNKS + b"Transfer-Encoding: gzip\r\n\r\n",
@@ -36,7 +36,7 @@ DELIVERED = {
     "a chunk extension": POST + CHUNKED + b"\r\n" + CHUNKS.replace(b"\r\n", b';a="b"\r\n', 1) + b"\r\n",
 }
 
-# Nothing of these reaches the application.
+# None of these reaches the application.
 REFUSED = {
     "gzip, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS + b"\r\n",
     "gzip and chunked in two headers": POST + b"Transfer-Encoding: gzip\r\n" + CHUNKED + b"\r\n" + CHUNKS + b"\r\n",
@@ -83,7 +83,7 @@ async def _feed(raw: bytes, size: int, behind: bytes = b"") -> MemoryConnection:
 @pytest.mark.parametrize("size", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("raw", DELIVERED.values(), ids=DELIVERED.keys())
 def test_body_is_delivered_as_one_request(raw: bytes, size: int) -> None:
-    """One request is delivered, with all of its body, and one answer is written."""
+    """One request is delivered with its whole body, and one answer is written."""
     edge = run_virtually(_feed(raw, size))
     (only,) = edge.delivered
     assert (only.method, only.target, only.body, only.is_complete) == ("POST", b"/x", SECOND, True)
@@ -93,7 +93,7 @@ def test_body_is_delivered_as_one_request(raw: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("raw", DELIVERED.values(), ids=DELIVERED.keys())
 def test_next_request_starts_after_the_body(raw: bytes, size: int) -> None:
-    """A connection goes on to serve: the request behind is the one that was sent behind."""
+    """The connection goes on: the next request is the one that was sent after the body."""
     edge = run_virtually(_feed(raw, size, b"GET /third HTTP/1.1\r\n" + HOST + b"\r\n"))
     assert [each.target for each in edge.delivered] == [b"/x", b"/third"]
 
@@ -101,7 +101,7 @@ def test_next_request_starts_after_the_body(raw: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("raw", REFUSED.values(), ids=REFUSED.keys())
 def test_ambiguous_head_is_refused(raw: bytes, size: int) -> None:
-    """Status 400, the connection ends, and the application receives nothing."""
+    """The status is 400, the connection ends, and the application receives nothing."""
     edge = run_virtually(_feed(raw, size))
     assert edge.delivered == []
     assert edge.socket.written.startswith(b"HTTP/1.1 400")
@@ -110,7 +110,7 @@ def test_ambiguous_head_is_refused(raw: bytes, size: int) -> None:
 
 @pytest.mark.parametrize("answers_early", [False, True])
 async def test_close_in_a_trailer_ends_the_connection(answers_early: bool) -> None:
-    """The parser ignores all bytes behind it, so that a client on an open connection would wait for ever."""
+    """The parser ignores all bytes after such a trailer, so a client on an open connection would wait for ever."""
     edge = MemoryConnection(answers_early=answers_early)
     await edge.feed(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
     await edge.feed(b"0\r\nConnection: close\r\n\r\n")
@@ -120,7 +120,7 @@ async def test_close_in_a_trailer_ends_the_connection(answers_early: bool) -> No
 
 
 async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
-    """An application may answer before the body has ended. What is pipelined behind that end is not served."""
+    """An application may answer before the body has ended. A request pipelined behind that body is not served."""
     edge = MemoryConnection(answers_early=True)
     await edge.feed(POST + b"Content-Length: 3\r\n\r\na")
     await edge.feed(b"bc" + SECOND)
@@ -129,9 +129,11 @@ async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
     assert edge.socket.closing
 
 
-@pytest.mark.parametrize("behind", [pytest.param(b"\r\n", id="one"), pytest.param(b"\r\n" * 20_000, id="a flood")])
+@pytest.mark.parametrize(
+    "behind", [pytest.param(b"\r\n", id="one empty line"), pytest.param(b"\r\n" * 20_000, id="a flood of empty lines")]
+)
 def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> None:
-    """Some clients send one after a body (RFC 9112, 2.2). Neither the time nor the size limit of a head applies."""
+    """Some clients send an empty line after a body (RFC 9112, 2.2). The limits of a head don't apply to it."""
 
     async def ticks(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -161,7 +163,7 @@ def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> No
 
 
 async def test_carriage_returns_behind_a_request_are_not_kept() -> None:
-    """However many come while it is answered. The next request is not taken for a part of them."""
+    """They are dropped while a request is answered. The next request is parsed without them."""
 
     async def waits(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

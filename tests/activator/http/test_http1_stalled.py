@@ -1,4 +1,4 @@
-"""A client that reads no responses holds no request inside the door."""
+"""A client that reads no responses keeps no request running in the activator."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ import pytest
 from tests.activator.http.memory_connections import Application, MemoryServer
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-STALL_S = 20.0  # KELVIN_STALL_S by default
+STALL_S = 20.0  # the default of KELVIN_STALL_S
 
 
-@pytest.mark.parametrize("reads", [pytest.param(False, id="never"), pytest.param(True, id="late: the control")])
+@pytest.mark.parametrize("reads", [pytest.param(False, id="never reads"), pytest.param(True, id="control: reads late")])
 @pytest.mark.virtual_time
 async def test_client_that_does_not_read_is_cut(reads: bool) -> None:
-    """Its next request ends after KELVIN_STALL_S, with the connection. Of a client that reads late it is answered."""
+    """Its next request ends after KELVIN_STALL_S, with the connection. Control: a late reader gets its response."""
 
     server = MemoryServer(Application())
     protocol, socket = server.http1()

@@ -1,4 +1,6 @@
-"""A restart of the door under load: clients on kept-alive connections see answers, and connections that end as told."""
+"""A restart of the activator under load: clients on kept-alive connections get answers, and every end of a connection
+was announced.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,7 @@ GET = POST.partition(b"\r\n")[2].partition(b"Content-Length")[0]
 GET = b"GET /v1/models HTTP/1.1\r\n" + GET + b"\r\n"
 
 
-async def _failures(tmp_path: Path, number: signal.Signals, rounds: int) -> list[str]:
+async def _run_load(tmp_path: Path, number: signal.Signals, rounds: int) -> list[str]:
     listener = listen("127.0.0.1", 0)
     try:
         async with world(tmp_path, listener=listener, lame_duck_s=4) as here:
@@ -41,24 +43,24 @@ async def _failures(tmp_path: Path, number: signal.Signals, rounds: int) -> list
 
 @pytest.mark.deep
 async def test_no_request_fails_during_a_hot_restart(tmp_path: Path) -> None:
-    """16 connections, kept alive; each learns from an answer that its connection ends, or finds it open."""
-    assert await _failures(tmp_path, signal.SIGUSR1, 1) == []
+    """16 kept-alive connections: each response announces the end of its connection, or the connection stays open."""
+    assert await _run_load(tmp_path, signal.SIGUSR1, 1) == []
 
 
 @pytest.mark.deep
 async def test_no_request_fails_over_many_hot_restarts(tmp_path: Path) -> None:
-    """The same, over 4 of them."""
-    assert await _failures(tmp_path, signal.SIGUSR1, 4) == []
+    """Four restarts in a row."""
+    assert await _run_load(tmp_path, signal.SIGUSR1, 4) == []
 
 
 @pytest.mark.deep
 async def test_control_requests_fail_without_lame_duck(tmp_path: Path) -> None:
-    """A door that is stopped as ever cuts what is idle: the same load sees it."""
-    assert await _failures(tmp_path, signal.SIGTERM, 2)
+    """Negative control: an activator stopped by SIGTERM cuts idle connections, and the same load sees failures."""
+    assert await _run_load(tmp_path, signal.SIGTERM, 2)
 
 
 async def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path) -> None:
-    """The old door does not wait for a client that never asks again; without another request nothing is announced."""
+    """The old activator does not wait for a client that sends no further request."""
 
     async with world(tmp_path, lame_duck_s=1) as here:
         reader, writer = await here.raw(GET)
@@ -72,7 +74,7 @@ async def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path)
 
 
 async def test_invalid_listener_fd_is_refused(tmp_path: Path) -> None:
-    """By the setting's name."""
+    """The error names the setting."""
 
     with (tmp_path / "file").open("wb") as file:
         environment = os.environ | {"KELVIN_DATA": str(tmp_path / "d"), "KELVIN_LISTENER_FD": str(file.fileno())}

@@ -1,6 +1,5 @@
-"""What an address may cost before it has shown a key: places, requests, and bodies that hardly come.
-
-Those who ask too much come from 127.0.0.2; a client beside, from an address that is trusted, is served all the while.
+"""What an address may cost before authentication: connections, requests, and slow bodies. Abuse comes from 127.0.0.2.
+Meanwhile a client from a trusted address is served.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ OURS = "127.0.0.1"
 ASK = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def _is_let_in(here: ActivatorWorld, source: str) -> asyncio.StreamWriter | None:
+async def _connect(here: ActivatorWorld, source: str) -> asyncio.StreamWriter | None:
     try:
         _, writer = await here.raw(source=source)
     except (ConnectionError, ssl.SSLError):
@@ -26,7 +25,7 @@ async def _is_let_in(here: ActivatorWorld, source: str) -> asyncio.StreamWriter 
 
 
 async def _until_busy(here: ActivatorWorld, path: bytes) -> bytes:
-    """Ask on one connection until the answer is 429; all of that answer."""
+    """Send requests until the answer is 429. Return that answer."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -40,28 +39,28 @@ async def _until_busy(here: ActivatorWorld, path: bytes) -> bytes:
                 got = await reader.readuntil(b"\r\n\r\n")
                 length = int(got.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
                 got += await reader.readexactly(length)
-            assert await reader.read() == b"", "the connection ends with it"
+            assert await reader.read() == b"", "the connection is closed"
             writer.transport.abort()
             return got
 
 
 async def test_connections_per_address_are_bounded(tmp_path: Path) -> None:
-    """The third connection of two is cut, another address' and a trusted one are not; a place comes back."""
+    """The third of two connections is cut, but not of another or a trusted address. A closed one makes room."""
 
     async with world(tmp_path, trusted_addresses=OURS, address_connections=2) as here:
-        kept = [await _is_let_in(here, ABUSER) for _ in range(3)]
+        kept = [await _connect(here, ABUSER) for _ in range(3)]
         assert [writer is not None for writer in kept] == [True, True, False]
         for _ in range(4):
-            kept.append(await _is_let_in(here, OURS))
-            assert kept[-1] is not None, "a load balancer of ours stands for many"
-        kept.append(await _is_let_in(here, OTHER))
+            kept.append(await _connect(here, OURS))
+            assert kept[-1] is not None, "a trusted load balancer has many clients"
+        kept.append(await _connect(here, OTHER))
         assert kept[-1] is not None
         assert (await here.get("/v1/models")).status == 200
         assert await here.metric_value("kelvin_connections_refused_total", limit="address") == 1
         assert kept[0] is not None
         kept[0].transport.abort()
         async with asyncio.timeout(10):
-            while (again := await _is_let_in(here, ABUSER)) is None:
+            while (again := await _connect(here, ABUSER)) is None:
                 await asyncio.sleep(0.01)
         for writer in [*kept, again]:
             if writer is not None:
@@ -69,7 +68,7 @@ async def test_connections_per_address_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_requests_per_address_are_rate_limited(tmp_path: Path) -> None:
-    """Beyond its rate it is 429 `address_busy`, and the one beside notices nothing."""
+    """A request above the rate gets 429 `address_busy`. Other clients are not limited."""
 
     async with world(tmp_path, trusted_addresses=OURS, address_rate=1) as here:
         head, _, body = (await _until_busy(here, b"/v1/models")).partition(b"\r\n\r\n")
@@ -84,12 +83,12 @@ async def test_requests_per_address_are_rate_limited(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 async def test_opening_connections_counts_as_requests(tmp_path: Path) -> None:
-    """Who only shakes hands, again and again, is cut before the next; without the bound the same is let in."""
+    """A client that only performs handshakes is cut too. Without the limit the same client is let in."""
 
     async def opened(here: ActivatorWorld) -> int:
         count = 0
         for _ in range(40):
-            if (writer := await _is_let_in(here, ABUSER)) is not None:
+            if (writer := await _connect(here, ABUSER)) is not None:
                 count += 1
                 writer.transport.abort()
         return count
@@ -107,7 +106,7 @@ async def test_opening_connections_counts_as_requests(tmp_path: Path) -> None:
     "rate", [pytest.param(200, id="bounded"), pytest.param(0, id="control: no bound", marks=pytest.mark.deep)]
 )
 async def test_slow_body_is_cut(tmp_path: Path, rate: int) -> None:
-    """A byte now and then keeps a place for one window, not for the whole time of a body; a quick one is served."""
+    """A body that sends a byte now and then is cut after one window. A normal one is served."""
 
     async with world(tmp_path, head_s=0.5, body_rate=rate) as here:
         await here.replica("a")
@@ -130,7 +129,7 @@ async def test_slow_body_is_cut(tmp_path: Path, rate: int) -> None:
 
 @pytest.mark.deep
 async def test_uninvited_body_is_not_late(tmp_path: Path) -> None:
-    """Who waits to be invited while a guesser's answer is held back sends nothing, and is told why it was refused."""
+    """A client with `Expect: 100-continue` waits while its refusal is delayed. It gets the refusal, not a timeout."""
 
     async with world(tmp_path, head_s=0.2, body_rate=1e6) as here:
         wrong = http(b"x" * 100, key="wrong", extra="Expect: 100-continue\r\n")[:-100]

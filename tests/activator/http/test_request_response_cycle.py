@@ -1,4 +1,4 @@
-"""One request on a wire: what of an answer is sent with what, and what is refused to be sent."""
+"""RequestResponseCycle: how a response is written, and which responses are not sent."""
 
 import asyncio
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class FakeWire:
-    """Takes everything, and writes down what happened."""
+    """A wire that accepts everything and records the events."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -57,7 +57,7 @@ def _body(data: bytes, more_body: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more_body}
 
 
-def _says(messages: Iterable[Message]) -> ASGIApp:
+def _sends(messages: Iterable[Message]) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
@@ -69,7 +69,7 @@ def _scope(method: str, version: str = "1.1") -> Scope:
     return {"type": "http", "method": method, "http_version": version, REQUEST_ID_KEY: "req_1"}
 
 
-async def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
+async def _serve(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
     cycle = RequestResponseCycle(wire, _scope(method, version), keep_alive=keep_alive, expects_continue=False)
     await cycle.run(app)
@@ -81,20 +81,20 @@ LENGTH = (b"content-length", b"2")
 
 @pytest.mark.parametrize(("method", "messages", "want"), [
     pytest.param("GET", [_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n\r\nhi"],
-                 id="a whole answer leaves at once"),
+                 id="a whole answer is one write"),
     pytest.param("GET", [_start(), _body(b"hi", True), _body(b"ho")],
                  [OK + CHUNKED + b"\r\n2\r\nhi\r\n", b"2\r\nho\r\n0\r\n\r\n"], id="without a length it is chunked"),
     pytest.param("GET", [_start(), _body(b"", True), _body(b"")], [OK + CHUNKED + b"\r\n", b"0\r\n\r\n"],
                  id="an empty piece ends nothing, and the head does not wait for the next"),
     pytest.param("HEAD", [_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n\r\n"],
                  id="HEAD has a length and no body"),
-    pytest.param("GET", [_start(204), _body(b"")], [b"HTTP/1.1 204 No Content\r\n\r\n"], id="204 has neither"),
+    pytest.param("GET", [_start(204), _body(b"")], [b"HTTP/1.1 204 No Content\r\n\r\n"], id="204 has no body"),
     pytest.param("GET", [_start(599), _body(b"")], [b"HTTP/1.1 599 \r\n" + CHUNKED + b"\r\n0\r\n\r\n"],
                  id="a status without a name"),
 ])  # fmt: skip
 async def test_response_is_written_in_few_writes(method: str, messages: list[Message], want: list[bytes]) -> None:
-    """In as few writes as can be; the connection stays."""
-    wire = await _served(_says(messages), method)
+    """The connection stays open."""
+    wire = await _serve(_sends(messages), method)
     assert wire.written == want
     assert wire.said == ["answered", "left"]
 
@@ -103,22 +103,22 @@ async def test_response_is_written_in_few_writes(method: str, messages: list[Mes
     pytest.param([_start(), _body(b"hi", True), _body(b"ho")], [OK + CLOSE + b"\r\nhi", b"ho"],
                  ["end", "answered", "left"], id="the body ends with its connection"),
     pytest.param([_start(), _body(b"hi", True)], [OK + CLOSE + b"\r\nhi"], ["abort", "left"],
-                 id="half of one does not end in good order"),
+                 id="an incomplete body aborts the connection"),
     pytest.param([_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n" + CLOSE + b"\r\nhi"],
-                 ["end", "answered", "left"], id="a length is known of old"),
+                 ["end", "answered", "left"], id="a length works as in HTTP/1.1"),
 ])  # fmt: skip
-async def test_http_1_0_is_told_no_chunks(messages: list[Message], want: list[bytes], said: list[str]) -> None:
-    """RFC 9112, 6.1: it does not know them."""
-    wire = await _served(_says(messages), version="1.0", keep_alive=False)
+async def test_http_1_0_response_has_no_chunks(messages: list[Message], want: list[bytes], said: list[str]) -> None:
+    """HTTP/1.0 does not know chunks (RFC 9112, 6.1)."""
+    wire = await _serve(_sends(messages), version="1.0", keep_alive=False)
     assert (wire.written, wire.said) == (want, said)
 
 
-async def test_a_connection_that_may_not_stay_says_so_once() -> None:
-    """Whether the application said so, or the connection did."""
+async def test_connection_close_is_sent_once() -> None:
+    """The header appears once, whether the application or the connection asked for it."""
     for wire in (
-        await _served(_says([_start(200, LENGTH), _body(b"hi")]), keep_alive=False),
-        await _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")])),
-        await _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")]), keep_alive=False),
+        await _serve(_sends([_start(200, LENGTH), _body(b"hi")]), keep_alive=False),
+        await _serve(_sends([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")])),
+        await _serve(_sends([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")]), keep_alive=False),
     ):
         assert wire.written[0].count(b"connection: close\r\n") == 1
         assert wire.said == ["end", "answered", "left"]
@@ -126,18 +126,20 @@ async def test_a_connection_that_may_not_stay_says_so_once() -> None:
 
 @pytest.mark.parametrize(("messages", "begins"), [
     pytest.param([_start(200, (b"x", b"a\r\nset-cookie: b")), _body(b"")], b"HTTP/1.1 500 ",
-                 id="a header that holds another one"),
-    pytest.param([_start(200, (b"x", b"a\nb")), _body(b"")], b"HTTP/1.1 500 ", id="the end of a line alone"),
-    pytest.param([_start(200, (b"x", b"a\rb")), _body(b"")], b"HTTP/1.1 500 ", id="half of one"),
-    pytest.param([_start(200, LENGTH), _body(b"hi", True), _body(b"ho")], OK, id="more than was promised"),
-    pytest.param([_start(200, LENGTH), _body(b"h", True), _body(b"")], OK, id="less than was promised"),
+                 id="a header with CR LF in it"),
+    pytest.param([_start(200, (b"x", b"a\nb")), _body(b"")], b"HTTP/1.1 500 ", id="a header with LF in it"),
+    pytest.param([_start(200, (b"x", b"a\rb")), _body(b"")], b"HTTP/1.1 500 ", id="a header with CR in it"),
+    pytest.param([_start(200, LENGTH), _body(b"hi", True), _body(b"ho")], OK, id="more bytes than the length"),
+    pytest.param([_start(200, LENGTH), _body(b"h", True), _body(b"")], OK, id="fewer bytes than the length"),
     pytest.param([_start(200, LENGTH), _body(b"h", True)], OK, id="an answer without an end"),
-    pytest.param([_start(200, LENGTH)], b"HTTP/1.1 500 ", id="a head without a body, which was not sent"),
+    pytest.param([_start(200, LENGTH)], b"HTTP/1.1 500 ", id="a head without a body"),
     pytest.param([], b"HTTP/1.1 500 ", id="no answer"),
 ])  # fmt: skip
 async def test_application_failure_ends_the_connection(messages: list[Message], begins: bytes) -> None:
-    """With a 500 where nothing was sent, else cut: nobody takes half an answer for a whole one."""
-    wire = await _served(_says(messages))
+    """If nothing was sent, the client gets 500. Otherwise the connection is cut, so half an answer is not taken for a
+    whole one.
+    """
+    wire = await _serve(_sends(messages))
     assert wire.written[0].startswith(begins)
     assert begins == OK or b"\r\nx-request-id: req_1\r\n" in wire.written[0]
     assert b"set-cookie" not in b"".join(wire.written)
@@ -150,7 +152,7 @@ def _posted(*, expects_continue: bool = False) -> tuple[RequestResponseCycle, Fa
 
 
 async def test_a_body_is_received_as_it_comes() -> None:
-    """What has come at once, and its end once; then only that the client has gone."""
+    """All received bytes are delivered at once, and the end once. After that only a disconnect follows."""
     cycle, wire = _posted()
     cycle.add_body(b"a")
     cycle.add_body(b"b")
@@ -166,12 +168,12 @@ async def test_a_body_is_received_as_it_comes() -> None:
     cycle.mark_disconnected()
     assert await waiting == {"type": "http.disconnect"}
     await cycle.send(_start())
-    assert not wire.written, "nobody is there"
+    assert not wire.written, "the client has gone"
     assert wire.said == []
 
 
-async def test_a_body_that_nobody_takes_is_read_no_further() -> None:
-    """Until it is taken."""
+async def test_unread_body_pauses_reading() -> None:
+    """Reading pauses at READ_AHEAD bytes, and resumes once the body is taken."""
     cycle, wire = _posted()
     cycle.add_body(b"x" * READ_AHEAD)
     assert wire.said == []
@@ -181,8 +183,8 @@ async def test_a_body_that_nobody_takes_is_read_no_further() -> None:
     assert wire.said == ["pause", "resume"]
 
 
-async def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
-    """An answer instead of an invitation takes it back."""
+async def test_100_continue_is_sent_once_when_the_body_is_wanted() -> None:
+    """100 Continue is sent once, when the body is first wanted. A response instead of it is final."""
     cycle, wire = _posted(expects_continue=True)
     cycle.add_body(b"a")
     await cycle.receive()
@@ -197,7 +199,7 @@ async def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
 
 
 async def test_full_connection_delays_the_next_write() -> None:
-    """Before anything more is written."""
+    """The cycle waits until the connection has drained."""
     cycle, wire = _posted()
     await cycle.send(_start())
     await cycle.send(_body(b"a", True))
@@ -207,17 +209,17 @@ async def test_full_connection_delays_the_next_write() -> None:
 
 
 @pytest.mark.parametrize(("parts", "ended", "expects_continue", "is_gone", "want"), [
-    pytest.param([b"a"], True, False, False, b"a", id="all of it has come"),
-    pytest.param([b"a" * READ_AHEAD, b"b"], True, False, False, b"a" * READ_AHEAD + b"b", id="in parts"),
-    pytest.param([], True, False, False, b"", id="it is empty"),
-    pytest.param([b"a"], False, False, False, None, id="more is to come"),
-    pytest.param([b"a"], True, True, False, None, id="its sender is to be told first that it may"),
-    pytest.param([b"a"], True, False, True, None, id="its sender has gone"),
+    pytest.param([b"a"], True, False, False, b"a", id="a complete body"),
+    pytest.param([b"a" * READ_AHEAD, b"b"], True, False, False, b"a" * READ_AHEAD + b"b", id="a body in parts"),
+    pytest.param([], True, False, False, b"", id="an empty body"),
+    pytest.param([b"a"], False, False, False, None, id="an incomplete body"),
+    pytest.param([b"a"], True, True, False, None, id="a client that expects 100"),
+    pytest.param([b"a"], True, False, True, None, id="a client that has gone"),
 ])  # fmt: skip
 def test_complete_body_is_returned_at_once(
     parts: list[bytes], ended: bool, expects_continue: bool, is_gone: bool, want: bytes | None
 ) -> None:
-    """And once; a socket that was paused for it is read again. What is not had so is waited for."""
+    """The body is returned once, and a paused socket is read again. An incomplete body is not returned."""
     cycle, wire = _posted(expects_continue=expects_continue)
     for part in parts:
         cycle.add_body(part)

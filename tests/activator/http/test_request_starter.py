@@ -1,4 +1,4 @@
-"""Requests that come at once begin a few in each round of the loop; what is under way goes on between them."""
+"""RequestStarter: of requests that arrive together a few start per loop iteration, so running ones are not delayed."""
 
 import asyncio
 import ssl
@@ -17,79 +17,81 @@ from activator.http.listener_state import STARTS_PER_TICK, ListenerState, Reques
 from kelvin.telemetry.policy.instruments import MetricsPage
 from tests.activator.http.memory_connections import MemorySocket
 
-CAME = 20
+ARRIVING = 20
 
 
 async def _never(scope: Scope, receive: Receive, send: Send) -> None:
-    raise AssertionError("its turn never comes")
+    raise AssertionError("it must not start")
 
 
-class Caller:
-    """One who tells that it began, or was refused."""
+class FakeRequest:
+    """A pending request that reports when it starts or is refused."""
 
-    def __init__(self, tell: Callable[[str], None], name: str, source: str | None = None, whose: bytes = b"") -> None:
+    def __init__(
+        self, record: Callable[[str], None], name: str, source: str | None = None, credential: bytes = b""
+    ) -> None:
         self.source = source
         self.has_left = False
         self.looks = 0
-        self._tell, self._name, self._whose = tell, name, whose
+        self._record, self._name, self._credential = record, name, credential
 
     def credential(self) -> bytes:
         self.looks += 1
-        return self._whose
+        return self._credential
 
     def try_begin(self) -> bool:
         if not self.has_left:
-            self._tell(self._name)
+            self._record(self._name)
         return not self.has_left
 
     def refuse(self) -> None:
-        self._tell(f"no {self._name}")
+        self._record(f"no {self._name}")
 
 
-async def _begun(request_starter: RequestStarter) -> list[list[str]]:
-    """Of twenty that come at once, and one that comes a round later: who begins in which round."""
+async def _count_starts(request_starter: RequestStarter) -> list[list[str]]:
+    """Let 20 requests arrive at once and one later. Return which started in each loop iteration."""
     rounds: list[list[str]] = [[]]
 
-    def tell(name: str) -> None:
+    def record_start(name: str) -> None:
         rounds[-1].append(name)
 
-    for number in range(CAME):
-        request_starter.enter(Caller(tell, str(number)))
+    for number in range(ARRIVING):
+        request_starter.enter(FakeRequest(record_start, str(number)))
     late = False
-    while sum(map(len, rounds)) <= CAME:
+    while sum(map(len, rounds)) <= ARRIVING:
         rounds.append([])
         await asyncio.sleep(0)
         if not late:
             late = True
-            request_starter.enter(Caller(tell, str(CAME)))
+            request_starter.enter(FakeRequest(record_start, str(ARRIVING)))
     return rounds
 
 
 @pytest.mark.parametrize(("most", "want"), [
-    pytest.param(8, [8, 8, 5], id="eight in a round, and who comes late behind those that wait"),
-    pytest.param(1000, [CAME, 1], id="the control: all at once"),
+    pytest.param(8, [8, 8, 5], id="eight per iteration, a late one last"),
+    pytest.param(1000, [ARRIVING, 1], id="control: all at once"),
 ])  # fmt: skip
 async def test_few_requests_start_per_tick(most: int, want: list[int]) -> None:
-    """In the order in which they came; none is lost, and nothing goes on when all have begun."""
+    """Requests start in order of arrival, none is lost, and the starter is idle afterwards."""
 
     request_starter = RequestStarter(most)
-    for _ in range(3):  # it is as it was
-        rounds = await _begun(request_starter)
+    for _ in range(3):  # the starter can be used again
+        rounds = await _count_starts(request_starter)
         assert [len(each) for each in rounds] == want
-        assert [number for each in rounds for number in each] == [str(number) for number in range(CAME + 1)]
+        assert [number for each in rounds for number in each] == [str(number) for number in range(ARRIVING + 1)]
         for _ in range(2):
             await asyncio.sleep(0)
     assert repr(request_starter) == "<RequestStarter waiting=0>"
 
 
 async def test_requests_start_round_robin_by_credential() -> None:
-    """Whose twenty came first is not ahead of another's three; each one's begin in their order."""
+    """Twenty requests of one credential arrive before three of another. They take turns, each in its own order."""
 
     request_starter, begun = RequestStarter(2), list[str]()
     for number in range(20):
-        request_starter.enter(Caller(begun.append, f"a{number}", whose=b"a"))
+        request_starter.enter(FakeRequest(begun.append, f"a{number}", credential=b"a"))
     for number in range(3):
-        request_starter.enter(Caller(begun.append, f"b{number}", whose=b"b"))
+        request_starter.enter(FakeRequest(begun.append, f"b{number}", credential=b"b"))
     while len(begun) < 23:
         await asyncio.sleep(0)
     assert begun[:9] == ["a0", "a1", "a2", "b0", "a3", "b1", "a4", "b2", "a5"]
@@ -97,24 +99,24 @@ async def test_requests_start_round_robin_by_credential() -> None:
 
 
 async def test_requests_start_round_robin_by_address_first() -> None:
-    """A stranger with a credential of its own for each request has no more turns than who has one for all."""
+    """A client that uses a new credential for each request gets no more turns than one with a single credential."""
 
     request_starter, begun = RequestStarter(1), list[str]()
     for number in range(6):
-        request_starter.enter(Caller(begun.append, f"many{number}", "203.0.113.1", b"%d" % (number % 3)))
+        request_starter.enter(FakeRequest(begun.append, f"many{number}", "203.0.113.1", b"%d" % (number % 3)))
     for number in range(3):
-        request_starter.enter(Caller(begun.append, f"one{number}", "203.0.113.2", b"one"))
-    request_starter.enter(Caller(begun.append, "ours"))
+        request_starter.enter(FakeRequest(begun.append, f"one{number}", "203.0.113.2", b"one"))
+    request_starter.enter(FakeRequest(begun.append, "ours"))
     while len(begun) < 10:
         await asyncio.sleep(0)
     assert begun == ["many0", "many1", "one0", "ours", "many2", "one1", "many3", "one2", "many4", "many5"]
 
 
 async def test_unqueued_request_is_not_inspected() -> None:
-    """A head is looked through for its credential where there is a queue, and once."""
+    """The credential is read only for a request that has to wait, and only once."""
 
     request_starter, begun = RequestStarter(2), list[str]()
-    callers = [Caller(begun.append, str(number)) for number in range(5)]
+    callers = [FakeRequest(begun.append, str(number)) for number in range(5)]
     for caller in callers:
         request_starter.enter(caller)
     while len(begun) < 5:
@@ -123,10 +125,10 @@ async def test_unqueued_request_is_not_inspected() -> None:
 
 
 async def test_disconnected_request_uses_no_start() -> None:
-    """Of twelve that wait, eight leave: the four others begin in the next two rounds, two in each."""
+    """Eight of twelve waiting requests disconnect. The other four start in the next two iterations, two in each."""
 
     request_starter, begun = RequestStarter(2), list[str]()
-    callers = [Caller(begun.append, str(number)) for number in range(14)]
+    callers = [FakeRequest(begun.append, str(number)) for number in range(14)]
     for caller in callers:
         request_starter.enter(caller)
     for caller in callers[2:10]:
@@ -140,33 +142,33 @@ async def test_disconnected_request_uses_no_start() -> None:
 
 
 async def test_closed_starter_refuses_requests() -> None:
-    """Who waits is refused at once, and so is whoever comes later."""
+    """Waiting requests are refused at once, and so are later ones."""
 
-    request_starter, told = RequestStarter(2), list[str]()
+    request_starter, events = RequestStarter(2), list[str]()
     for number in range(4):
-        request_starter.enter(Caller(told.append, str(number)))
+        request_starter.enter(FakeRequest(events.append, str(number)))
     request_starter.close()
-    request_starter.enter(Caller(told.append, "late"))
+    request_starter.enter(FakeRequest(events.append, "late"))
     for _ in range(3):
         await asyncio.sleep(0)
-    assert told == ["0", "1", "no 2", "no 3", "no late"]
+    assert events == ["0", "1", "no 2", "no 3", "no late"]
     assert repr(request_starter) == "<RequestStarter waiting=0 closed>"
 
 
 @pytest.mark.parametrize(("most", "want", "gone"), [
-    pytest.param(STARTS_PER_TICK, STARTS_PER_TICK, 1, id="as it is"),
-    pytest.param(1000, CAME, 0, id="the control: all at once"),
+    pytest.param(STARTS_PER_TICK, STARTS_PER_TICK, 1, id="the real limit"),
+    pytest.param(1000, ARRIVING, 0, id="control: all at once"),
 ])  # fmt: skip
 async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: int, gone: int) -> None:
-    """Twenty connections' requests were read in one go: what is due then is done when no more than eight have begun.
-    All are answered, but for one whose client has gone meanwhile; their time runs from when they came.
+    """Twenty requests are read at once. A callback that is due then runs after eight starts. All are answered except
+    the one that disconnected. Their arrival time is when they were read.
     """
     begun: list[str] = []
-    came_us: list[int] = []
+    arrived_us: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         begun.append(scope["path"])
-        came_us.append(scope[ARRIVAL_KEY][0])
+        arrived_us.append(scope[ARRIVAL_KEY][0])
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -178,7 +180,7 @@ async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: i
         request_starter=RequestStarter(most),
     )
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-    server, sockets = ServerState(), [MemorySocket() for _ in range(CAME)]
+    server, sockets = ServerState(), [MemorySocket() for _ in range(ARRIVING)]
     lines = [Http1Protocol(listener_state, config, server, {}) for _ in sockets]
     for number, (here, socket) in enumerate(zip(lines, sockets, strict=True)):
         here.raw, here.source = socket, None
@@ -189,20 +191,20 @@ async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: i
     await asyncio.sleep(0)
     assert len(begun) == want
     async with asyncio.timeout(30):
-        while len(begun) < CAME - gone or server.tasks:
+        while len(begun) < ARRIVING - gone or server.tasks:
             await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
-    assert begun == [f"/{number}" for number in range(CAME - gone)]
-    assert max(came_us) <= read_us
-    assert [socket.written[:12] for socket in sockets[:-1]] == [b"HTTP/1.1 204"] * (CAME - 1)
+    assert begun == [f"/{number}" for number in range(ARRIVING - gone)]
+    assert max(arrived_us) <= read_us
+    assert [socket.written[:12] for socket in sockets[:-1]] == [b"HTTP/1.1 204"] * (ARRIVING - 1)
     assert not sockets[-1].written
     for here in lines[:-1]:
         here.connection_lost(None)
 
 
-async def test_requests_that_wait_are_forgotten_or_told() -> None:
-    """The client of one leaves while it waits: it gets nothing. The other is told that time is over, and is closed."""
+async def test_closed_starter_refuses_connected_clients_only() -> None:
+    """The first client disconnects while it waits and gets nothing. The second gets 503 on close."""
 
     edge = read_settings({"KELVIN_DATA": "/x"}).edge
     listener_state = ListenerState(
@@ -214,7 +216,7 @@ async def test_requests_that_wait_are_forgotten_or_told() -> None:
     config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
     server, sockets = ServerState(), [MemorySocket() for _ in range(2)]
     lines = [Http1Protocol(listener_state, config, server, {}) for _ in sockets]
-    listener_state.request_starter.enter(Caller(lambda _: None, "first in this round"))
+    listener_state.request_starter.enter(FakeRequest(lambda _: None, "first in this round"))
     for here, socket in zip(lines, sockets, strict=True):
         here.raw, here.source = socket, None
         here.connection_made(socket)

@@ -1,4 +1,4 @@
-"""The end of a listener, over real sockets: whoever it let in hears something, also who stood in the porch."""
+"""Shutdown of a listener over real sockets: every accepted request gets a response, even one that has not started."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from tests.eventually import eventually
 
 CALLERS = 30
 FOREVER = 30.0
-ASKED = b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n"
+REQUEST = b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-class Ended:
-    """An application that counts who enters. Its answers wait for `release`, and end with the drain's time."""
+class HeldApplication:
+    """An application that counts its requests. Answers wait for `release`, or end with 503 after the drain's time."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -39,8 +39,8 @@ class Ended:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Stuck(RequestStarter):
-    """Of a loop that is so far behind that nobody's turn comes after the first ones'; until it is freed."""
+class StuckStarter(RequestStarter):
+    """A starter whose loop is so slow that nothing starts after the first iteration, until `is_stuck` is cleared."""
 
     def __init__(self, first: int) -> None:
         super().__init__(first)
@@ -53,25 +53,25 @@ class Stuck(RequestStarter):
             super()._next_tick()
 
 
-async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
-    """What each of the callers heard, and how many entered the application: a drain begins as most of them wait. With
-    `frees` their turn comes then, and the answers with it.
+async def drain(first: int, *, frees: bool) -> tuple[list[bytes], int]:
+    """Drain while most clients wait to start. Return each client's response and how many requests started. With `frees`
+    the waiting ones start during the drain.
     """
     edge = read_settings({"KELVIN_DATA": "/x"}).edge
-    request_starter = Stuck(first)
+    request_starter = StuckStarter(first)
     listener_state = ListenerState(
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
         edge,
         RequestMetrics(MetricsPage("activator")),
         request_starter=request_starter,
     )
-    app, stop, listener = Ended(), Stop(), listen("127.0.0.1", 0)
+    app, stop, listener = HeldApplication(), Stop(), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     async with asyncio.timeout(FOREVER):
         serving = asyncio.create_task(serve_plain(app, listener_state, listener, stop, 20 if frees else 1))
         lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CALLERS)]
         for number, (_, writer) in enumerate(lines):
-            writer.write(ASKED % number)
+            writer.write(REQUEST % number)
         await eventually(
             lambda: repr(request_starter) == f"<RequestStarter waiting={CALLERS - first}>" and app.begun >= first
         )
@@ -83,28 +83,28 @@ async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
             await eventually(lambda: app.begun >= CALLERS)
             app.release.set()
         await serving
-        heard = [await reader.read() for reader, _ in lines]
+        responses = [await reader.read() for reader, _ in lines]
         for _, writer in lines:
             writer.close()
-    return heard, app.begun
+    return responses, app.begun
 
 
 async def test_drain_serves_requests_that_wait_to_start() -> None:
-    """Their turn comes as ever: each of them is served, and its connection ends."""
-    heard, begun = await drained(3, frees=True)
-    assert [answer[:12] for answer in heard] == [b"HTTP/1.1 204"] * CALLERS
+    """Every waiting request starts and is served, and its connection closes."""
+    responses, begun = await drain(3, frees=True)
+    assert [answer[:12] for answer in responses] == [b"HTTP/1.1 204"] * CALLERS
     assert begun == CALLERS
 
 
 @pytest.mark.parametrize("first", [0, 3])
 async def test_drain_timeout_refuses_unstarted_requests(first: int) -> None:
-    """With the drain's time those who have begun are ended, and the others refused: a 503 that may be tried again, in
-    the API's form, of what nothing has seen.
+    """When the drain's time is over, running requests are ended and waiting ones refused. The refusal is a retryable
+    503 in the API's format.
     """
-    heard, begun = await drained(first, frees=False)
-    assert [answer[:12] for answer in heard] == [b"HTTP/1.1 503"] * CALLERS
+    responses, begun = await drain(first, frees=False)
+    assert [answer[:12] for answer in responses] == [b"HTTP/1.1 503"] * CALLERS
     assert begun == first
-    for answer in heard[first:]:
+    for answer in responses[first:]:
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"\r\nconnection: close" in head
         assert b"\r\nretry-after: 1" in head.lower()

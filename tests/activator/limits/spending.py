@@ -1,4 +1,4 @@
-"""Activators that spend of one tenant's budget, and the ledger that hears of it: a micro-unit is a token's price."""
+"""Activators that spend one tenant's budget, and the ledger that gets their records. A token costs a micro-unit."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ TENANT = "a"
 
 @dataclass
 class Ledger:
-    """Of one tenant."""
+    """The ledger's sum of one tenant."""
 
     month: str = "2026-11"
     ends_at_us: int = END_US
@@ -31,7 +31,7 @@ class Ledger:
     tenant: str = TENANT
 
     def row(self) -> SpendingRow:
-        """As it stands."""
+        """Return the current row."""
         return SpendingRow(
             tenant=self.tenant, month=self.month, ends_at_us=self.ends_at_us, spent_micros=self.spent, prices=PRICES,
             seen=dict(self.seen),
@@ -49,17 +49,17 @@ class BudgetActivator:
     shared: SharedBudgetLeases | None = None
     store: RedisStore | None = None
     held: list[tuple[BudgetReservation, int]] = field(default_factory=list)
-    records: list[int] = field(default_factory=list)  # durable, and not shipped
+    records: list[int] = field(default_factory=list)  # costs of durable records that were not shipped
     written: int = 0
-    tenant: str = TENANT  # of whom it was told
+    tenant: str = TENANT  # the tenant of the last row
 
     def tell(self, row: SpendingRow) -> None:
-        """What the ledger says."""
+        """Apply a row of the ledger."""
         self.tenant = row.tenant
         self.budgets.apply(Feed(revision=1, spending=(row,)))
 
     async def try_hold(self, budget: int, most: int) -> Failure | None:
-        """A request that may cost so much; why it may not."""
+        """Start a request that may cost `most`. Return why it was refused, or None."""
         try:
             hold = await self.budgets.hold(self.tenant, budget, most, 0)
         except Refused as refused:
@@ -68,7 +68,7 @@ class BudgetActivator:
         return None
 
     def end(self, which: int, cost: int) -> None:
-        """A request of those under way; its record is durable."""
+        """End a running request. Its record is durable."""
         hold, _ = self.held.pop(which)
         self.written += 1
         hold.settle(
@@ -77,13 +77,13 @@ class BudgetActivator:
         self.records.append(cost)
 
     def ship(self, ledger: Ledger) -> None:
-        """The ledger takes all records."""
+        """Ship all records to the ledger."""
         ledger.spent += sum(self.records)
         ledger.seen[self.name] = self.written
         self.records.clear()
 
     async def use(self, budget: int, most: int, cost: int) -> Failure | None:
-        """A whole request."""
+        """Start and end a request."""
         if (why := await self.try_hold(budget, most)) is None:
             self.end(-1, cost)
         return why
@@ -100,9 +100,11 @@ class BudgetActivator:
 
 
 @asynccontextmanager
-async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[BudgetActivator]:
+async def budget_activator(
+    server: RedisServer, name: str = "one", answer_s: float = 20.0
+) -> AsyncIterator[BudgetActivator]:
     """Yield one of several activators. `answer_s` is long, since a busy machine may answer late: only a paused Redis
-    should count as away.
+    should count as down.
     """
     wall, clock = Clock(), Clock()
     async with open_store(server.url, name, answer_s) as store:
@@ -120,7 +122,7 @@ async def alone() -> AsyncIterator[BudgetActivator]:
 
 @asynccontextmanager
 async def over_redis() -> AsyncIterator[BudgetActivator]:
-    """Yield an activator that alone uses a Redis."""
+    """Yield the only activator of a Redis."""
     with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as here:
+        async with asyncio.timeout(60), budget_activator(server) as here:
             yield here

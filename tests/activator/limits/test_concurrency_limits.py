@@ -1,6 +1,5 @@
-"""A tenant's requests are counted while they last, and refused beyond its limit; others' are not its matter.
-
-One suite for the count of one activator, and for one that several share over a real Redis.
+"""A tenant's running requests are counted and refused beyond its limit, independently of other tenants. The same tests
+run for a local counter and for one that activators share over a real Redis.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from tests.activator.redis_server import RedisServer
 
 @asynccontextmanager
 async def over(server: RedisServer, name: str = "one") -> AsyncIterator[SharedConcurrencyLimiter]:
-    """One activator's; its Redis answers, however busy the machine is."""
+    """Yield the limiter of one activator. A busy machine may answer late, so its Redis timeout is long."""
     async with asyncio.timeout(60), open_store(server.url, name, 20.0) as store:
         places = SharedConcurrencyLimiter(store)
         yield places
@@ -43,7 +42,7 @@ Opened = Callable[[], AbstractAsyncContextManager[ConcurrencyLimiter]]
 
 
 async def refused(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> TenantBusy | None:
-    """Why nobody more comes in; None, and nobody is inside more than before, where one could."""
+    """Return the refusal of one more request, or None if it would be admitted. It is not kept."""
     try:
         with await concurrency_limiter.enter(tenant, limit):
             return None
@@ -53,7 +52,7 @@ async def refused(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: i
 
 @EACH
 async def test_concurrent_requests_are_limited_per_tenant(opened: Opened) -> None:
-    """Each tenant its own; a place that is left is free again, however it was left."""
+    """Each tenant has its own limit. A permit is released however its request ends."""
     async with opened() as concurrency_limiter:
         with await concurrency_limiter.enter("a", 2):
             with await concurrency_limiter.enter("a", 2), await concurrency_limiter.enter("b", 1):
@@ -69,7 +68,7 @@ async def test_concurrent_requests_are_limited_per_tenant(opened: Opened) -> Non
 
 
 async def settled(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> None:
-    """One more may come in: over Redis a moment after a refusal, since it is not asked again at once."""
+    """Wait until one more request is admitted. Over Redis that takes a moment after a refusal."""
     async with asyncio.timeout(30):
         while await refused(concurrency_limiter, tenant, limit) is not None:
             await asyncio.sleep(0.01)
@@ -77,25 +76,25 @@ async def settled(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: i
 
 @EACH
 async def test_lowered_limit_admits_nobody_until_free(opened: Opened) -> None:
-    """Who is inside stays; nobody comes in until fewer are."""
+    """Running requests continue. None is admitted until fewer run than the new limit."""
     async with opened() as concurrency_limiter:
         with await concurrency_limiter.enter("a", 3), await concurrency_limiter.enter("a", 3):
             if isinstance(concurrency_limiter, SharedConcurrencyLimiter):
-                await concurrency_limiter.tend()  # what is not used of the old limit goes back with the next renewal
+                await concurrency_limiter.tend()  # unused permits of the old limit are returned with the next renewal
             assert await refused(concurrency_limiter, "a", 1) == TenantBusy(1, 1.0)
         await settled(concurrency_limiter, "a", 1)
 
 
 @EACH
 async def test_concurrent_arrivals_get_exactly_the_limit(opened: Opened) -> None:
-    """Ten at once have five places, five each are told; nothing is left of who gave up while it waited."""
+    """Five of ten concurrent requests are admitted. A cancelled one leaves no permit behind."""
     async with opened() as concurrency_limiter:
         got = await asyncio.gather(*(concurrency_limiter.enter("a", 5) for _ in range(5)))
         with ExitStack() as stack:
             for place in got:
                 stack.enter_context(place)
-            told = await asyncio.gather(*(refused(concurrency_limiter, "a", 5) for _ in range(5)))
-            assert told == [TenantBusy(5, 1.0)] * 5
+            refusals = await asyncio.gather(*(refused(concurrency_limiter, "a", 5) for _ in range(5)))
+            assert refusals == [TenantBusy(5, 1.0)] * 5
         leaving = asyncio.ensure_future(concurrency_limiter.enter("b", 1))
         await asyncio.sleep(0)
         leaving.cancel()

@@ -1,4 +1,4 @@
-"""A real Redis that is full of keys that are not ours, or refuses writes for another reason: what of it still works."""
+"""A real Redis that is full of foreign keys, or refuses writes for another reason: which scripts still work."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ CONTROL: Final = {
 
 
 def _fill(server: RedisServer) -> None:
-    """Have keys of somebody else take all the memory that it may have."""
+    """Fill the allowed memory with foreign keys."""
     used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
     server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
     server.ask("CONFIG", "SET", "maxmemory", str(used + (4 << 20)))
@@ -48,7 +48,7 @@ async def test_full_redis_runs_control_scripts(name: str, redis: RedisServer) ->
 
 
 async def test_full_redis_stays_connected_and_keeps_no_answers(redis: RedisServer) -> None:
-    """Beats go on, so limits stay shared; an answer is refused as too large for the room, which is no outage."""
+    """Beats continue, so limits stay shared. An answer is refused as too large, which does not count as an outage."""
     async with open_store(redis.url, "one") as store:
         _fill(redis)
         await store.beat()
@@ -64,7 +64,7 @@ def _state(store: RedisStore) -> tuple[bool, str | None]:
 
 
 async def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
-    """A Redis that answers and takes no write can't count: limits are shares, and log and metric name the reason."""
+    """A Redis that refuses writes can't count, so limits fall back to shares. Log and metric name the reason."""
     async with open_store(redis.url, "one") as store:
         redis.ask("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(StoreUnavailable):

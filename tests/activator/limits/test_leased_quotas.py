@@ -1,4 +1,4 @@
-"""Places of a tenant over several activators and one real Redis: never more than the limit, few questions."""
+"""Permits of a tenant over several activators and one real Redis: never more than the limit, with few queries."""
 
 import asyncio
 import random
@@ -21,10 +21,12 @@ from tests.activator.world import world
 LIMIT = 12
 
 
-@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
+@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="control: two")])
 @pytest.mark.parametrize("seed", range(4))
 async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shared: bool, seed: int) -> None:
-    """Whoever comes, leaves, renews, in whatever order; and what one does not use is the other's."""
+    """Requests come and leave and leases are renewed in random order. Permits that one activator does not use are
+    available to the other.
+    """
     draw = random.Random(seed)
     with RedisServer() as other:
         async with over(redis) as one, over(redis if shared else other, "two") as two:
@@ -64,15 +66,15 @@ async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shar
 
 
 async def test_few_requests_query_the_concurrency_store(redis: RedisServer) -> None:
-    """One after another: the first, and the renewals. Beyond the limit: once in a while. All at once: together."""
+    """Sequential requests query Redis for the first and for renewals only. Concurrent ones share a query."""
     async with over(redis) as one:
-        await refused(one, "c", LIMIT)  # from now on the script is known there
+        await refused(one, "c", LIMIT)  # from now on Redis has the script
         before = redis.count_scripts()
         for _ in range(300):
             assert await refused(one, "a", LIMIT) is None
         assert redis.count_scripts() - before == 1
         await one.tend()
-        assert redis.count_scripts() - before == 3  # of both tenants
+        assert redis.count_scripts() - before == 3  # renewals of both tenants
         with ExitStack() as stack:
             for place in await asyncio.gather(*(one.enter("b", LIMIT) for _ in range(LIMIT))):
                 stack.enter_context(place)
@@ -81,7 +83,7 @@ async def test_few_requests_query_the_concurrency_store(redis: RedisServer) -> N
 
 @pytest.mark.parametrize(("holder", "asks"), [("one", 0), ("two", 1)])
 async def test_store_is_not_queried_per_refusal(holder: str, asks: int, redis: RedisServer) -> None:
-    """By a clock that stands still: never where the requests inside are this activator's own."""
+    """The clock stands still. No query is sent if this activator holds the permits itself."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store, over(redis, "two") as two:
         one = SharedConcurrencyLimiter(store, Clock())
         with await {"one": one, "two": two}[holder].enter("a", 1):
@@ -93,7 +95,7 @@ async def test_store_is_not_queried_per_refusal(holder: str, asks: int, redis: R
 
 
 async def test_renewal_refuses_nobody_while_places_are_free(redis: RedisServer) -> None:
-    """By a clock that stands still: it renews what is used, and whoever comes then or meanwhile asks for more."""
+    """The clock stands still. A renewal returns unused permits, and a request that comes meanwhile leases more."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
         one = SharedConcurrencyLimiter(store, Clock())
         assert await refused(one, "a", LIMIT) is None
@@ -107,7 +109,7 @@ async def test_renewal_refuses_nobody_while_places_are_free(redis: RedisServer) 
 
 
 async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> None:
-    """Two that are busy give up the places that they leased of the old one, though they used them a moment ago."""
+    """Two busy activators return the permits leased of the old limit, though they used them a moment ago."""
     async with over(redis) as one, over(redis, "two") as two:
         with ExitStack() as stack:
             for concurrency_limiter in (one, two):
@@ -122,7 +124,7 @@ async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> Non
 
 
 async def test_silent_activator_loses_its_permits(redis: RedisServer) -> None:
-    """After its time, and not before; who ends gives them back at once."""
+    """Its permits are free after the lease's time, not before. An activator that shuts down returns them at once."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
         one = SharedConcurrencyLimiter(store, terms=replace(PERMITS, leased_s=0.5))
         with await one.enter("a", 1):
@@ -138,8 +140,8 @@ async def test_silent_activator_loses_its_permits(redis: RedisServer) -> None:
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
 async def test_concurrency_falls_back_to_a_share_without_redis(fault: str, redis: RedisServer) -> None:
-    """What is leased until its time is over, then this activator's share; nobody waits for it twice. When it is back it
-    is told who is inside.
+    """The lease is used until its time is over, then this activator's share. No request waits for Redis twice. When
+    Redis is back it learns which permits are in use.
     """
 
     clock = Clock()
@@ -170,7 +172,7 @@ async def test_concurrency_falls_back_to_a_share_without_redis(fault: str, redis
 
 
 async def test_places_of_a_dead_member_come_back_after_a_clock_step(redis: RedisServer) -> None:
-    """Leased until an hour from now, they are kept for as long as those of any that is silent."""
+    """A lease that seems to end in an hour is shortened to the usual time."""
     async with over(redis) as one:
         redis.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {redis.now_s() + 3600}'")
         with await one.enter("a", 5), await one.enter("a", 5):
@@ -180,7 +182,7 @@ async def test_places_of_a_dead_member_come_back_after_a_clock_step(redis: Redis
 
 
 async def test_an_activator_leases_its_places(tmp_path: Path, redis: RedisServer) -> None:
-    """Named by its setting: while another one has the only place it is 429, then it is served; and ends in peace."""
+    """While another activator has the only permit, requests get 429. The activator ends cleanly."""
     async with world(tmp_path, redis=redis.url) as here, over(redis, "other") as other:
         await here.replica("a")
         await here.limit(requests=1)

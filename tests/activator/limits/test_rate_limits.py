@@ -1,4 +1,4 @@
-"""Limits per minute and maxima of a tenant, on the wire: who is refused, what everybody is told, what it costs."""
+"""Limits per minute and maxima of a tenant over HTTP: which requests are refused, and the rate-limit headers."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from tests.activator.replica import Held, hello, refuses
 from tests.activator.world import CHAT, http, world
 
 SMALL = CHAT | {"max_tokens": 10}
-TOLD = ("limit", "remaining", "reset")
+HEADERS = ("limit", "remaining", "reset")
 
 
 async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
-    """Each answer says where the tenant stands; the one beyond is 429 before its body is read, with a time to come
-    back, and no record; another tenant, and this one without a limit, are told nothing.
+    """Each response has the tenant's rate-limit headers. A request beyond the limit gets 429 with a retry time before
+    its body is read, and no record. Tenants without a limit get no headers.
     """
 
     async with world(tmp_path) as here:
@@ -33,7 +33,7 @@ async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
         assert (got.status, got.headers["x-ratelimit-remaining-requests"]) == (404, "0")
         reader, writer = await here.raw()
         head = http(b"x" * 1000)
-        writer.write(head[:-1000])  # a head, of whose body nothing comes
+        writer.write(head[:-1000])  # a head without its body
         answer = await asyncio.wait_for(reader.read(), 30)
         assert answer.startswith(b"HTTP/1.1 429"), answer
         assert b"\r\nretry-after: " in answer
@@ -51,8 +51,8 @@ async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
 
 
 async def test_tokens_per_minute_are_limited(tmp_path: Path) -> None:
-    """An estimate is held while a request runs, the truth is charged when it ends: others may have the rest at once."""
-    held = Held()  # 3 tokens in, 2 out
+    """A running request holds its estimate. At its end the used tokens are charged and the rest is available."""
+    held = Held()  # 3 prompt and 2 completion tokens
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", held)
@@ -74,7 +74,7 @@ async def test_tokens_per_minute_are_limited(tmp_path: Path) -> None:
 
 
 async def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
-    """A client that leaves the queue, a refusal by the replica: all that was held is there again."""
+    """A client that leaves the queue, or a refusal by the replica, returns all held tokens."""
     async with world(tmp_path) as here:
         await here.limit(tpm=1000)
         leaving = asyncio.create_task(here.post(body=CHAT | {"max_tokens": 950}))
@@ -97,10 +97,10 @@ async def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
         pytest.param(0, 900, 1000, id="refused unencoded"),
     ],
 )
-async def test_prompt_that_the_replica_encoded_in_vain_counts(
+async def test_prompt_tokens_of_a_refused_request_are_charged(
     tmp_path: Path, encoded: int, low: int, high: int
 ) -> None:
-    """As many tokens as the replica says. The answer that never began costs nothing."""
+    """As many tokens are charged as the replica reports. The answer that never began costs nothing."""
     async with world(tmp_path) as here:
         await here.limit(tpm=1000)
         replica = await here.replica("a", refuses(LimitExceeded("messages", 200, 100, "tokens"), encoded))
@@ -114,12 +114,12 @@ async def test_prompt_that_the_replica_encoded_in_vain_counts(
 
 
 async def test_a_request_over_the_minute_is_refused_for_good(tmp_path: Path) -> None:
-    """No waiting helps: 400, which says of what it is made, and takes nothing."""
+    """Waiting would not help, so the answer is 400 with the reason. It uses no tokens."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
         await here.limit(tpm=100)
-        got = await here.post()  # an answer of up to what the version allows
+        got = await here.post()  # its answer may be as long as the version allows
         assert (got.status, got.code) == (400, "request_exceeds_rate")
         assert b"prompt and max_tokens together" in got.body
         assert "retry-after" not in got.headers
@@ -128,7 +128,7 @@ async def test_a_request_over_the_minute_is_refused_for_good(tmp_path: Path) -> 
 
 
 async def test_maxima_of_context_and_output(tmp_path: Path) -> None:
-    """What can't be within them is refused here; of the rest the replica is told, and what is reserved is less."""
+    """A request that can't be within the maxima is refused. The replica gets them, and fewer tokens are reserved."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
@@ -141,6 +141,6 @@ async def test_maxima_of_context_and_output(tmp_path: Path) -> None:
             assert f"{wanted} tokens; your tenant allows at most {largest}" in got.body.decode()
         assert len(replica.calls) == 1
         assert (await here.post()).status == 200
-        told = {name.lower(): value for name, value in replica.calls[1].headers.items()}
-        assert (told["x-kelvin-context-tokens"], told["x-kelvin-output-tokens"]) == ("50", "20")
+        sent_headers = {name.lower(): value for name, value in replica.calls[1].headers.items()}
+        assert (sent_headers["x-kelvin-context-tokens"], sent_headers["x-kelvin-output-tokens"]) == ("50", "20")
         assert json.loads(replica.calls[1].body) == CHAT

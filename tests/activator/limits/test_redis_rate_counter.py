@@ -1,4 +1,4 @@
-"""Several activators over one real Redis: how often it is asked, what all together use, and what holds without it."""
+"""Limits per minute of several activators over one real Redis: number of queries, the shared limit, and outages."""
 
 import asyncio
 import time
@@ -21,21 +21,21 @@ LIMIT = 600
 
 @dataclass
 class Member:
-    """One activator's view. Its clock stands still unless it is set; Redis has its own."""
+    """One activator's counter. Its clock stands still unless it is set; Redis has its own."""
 
     store: RedisStore
     shared: RedisRateCounter
     clock: Clock
 
     async def take(self, units: int = 1, limit: int = LIMIT) -> float | None:
-        """Use so many of tenant `a`'s; how long to wait where they are refused."""
+        """Use so many of tenant `a`'s units. Return the wait if they are refused."""
         found = await self.shared.hold("a", limit, units)
         if found.wait_s is None:
             self.shared.settle("a", limit, units, units)
         return found.wait_s
 
     async def take_all(self, most: int) -> int:
-        """How many can be used before the first is refused."""
+        """Return how many units can be used before the first refusal."""
         taken = 0
         while taken < most and await self.take() is None:
             taken += 1
@@ -44,7 +44,7 @@ class Member:
 
 @asynccontextmanager
 async def member(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[Member]:
-    """A busy machine may answer late: only who asks a paused Redis should find it away."""
+    """Yield one activator's counter. A busy machine may answer late, so only a paused Redis should count as down."""
     clock = Clock()
     async with asyncio.timeout(120), open_store(server.url, name, answer_s) as store:
         shared = RedisRateCounter(store, "requests", clock)
@@ -53,8 +53,8 @@ async def member(server: RedisServer, name: str = "one", answer_s: float = 20.0)
 
 
 async def test_one_request_in_ten_touches_redis(redis: RedisServer) -> None:
-    """Of a tenant that asks ten times a second, below its limit and beyond it; whose limit is small, or whose requests
-    are as large as a block, asks each time: the control.
+    """A tenant sends ten requests a second, below its limit and beyond it. Control: requests as large as a block query
+    Redis each time.
     """
     async with member(redis) as one:
         before = redis.count_scripts()
@@ -75,15 +75,15 @@ async def test_one_request_in_ten_touches_redis(redis: RedisServer) -> None:
         assert redis.count_scripts() - before >= 10
 
 
-@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
+@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="control: two")])
 async def test_two_activators_never_exceed_the_rate_limit(redis: RedisServer, shared: bool) -> None:
-    """Together, in whatever order: a minute's worth, what flowed in meanwhile, and nothing more, since a block is taken
-    before it is used. What one leaves is the other's when its time is over.
+    """In any order they use a minute's worth and the refill, no more, because a block is taken before it is used.
+    Unused units of a block are available to the other when its time is over.
     """
     with RedisServer() as other:
         async with member(redis) as one, member(redis if shared else other, "two") as two:
             began_s = time.monotonic()
-            assert await two.take() is None  # two holds a block, and uses one of it
+            assert await two.take() is None  # two takes a block, and uses one unit of it
             used = 1 + await one.take_all(2 * LIMIT)
             used += await two.take_all(2 * LIMIT)
             for each in (one, two):
@@ -101,7 +101,7 @@ async def test_two_activators_never_exceed_the_rate_limit(redis: RedisServer, sh
 
 
 async def test_actual_token_use_is_reported_to_redis(redis: RedisServer) -> None:
-    """More than it held is owed, and told when the time comes; less is used by the next one, here or elsewhere."""
+    """Units used beyond the held ones are owed to Redis. Unused ones are available here or at another activator."""
     async with member(redis) as one, member(redis, "two") as two:
         assert (await one.shared.hold("a", LIMIT, 500)).wait_s is None
         assert (await two.shared.hold("a", LIMIT, 200)).wait_s is not None
@@ -121,8 +121,8 @@ async def test_actual_token_use_is_reported_to_redis(redis: RedisServer) -> None
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
 async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis: RedisServer) -> None:
-    """The block until its time is over; then this activator's share of the limit, beginning with a block of it; who
-    asks waits a fraction of a second at most once. When Redis is back it is told what was used.
+    """The block is used until its time is over, then this activator's share, which begins with one block. A request
+    waits for Redis at most once. When Redis is back it learns what was used.
     """
     async with member(redis, answer_s=2.0) as one, member(redis, "two"):
         await one.store.beat()
@@ -131,13 +131,13 @@ async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis:
         redis.kill() if fault == "killed" else redis.pause()
         block = block_of(LIMIT)
         assert [await one.take() for _ in range(block)] == [None] * block
-        assert is_up(one.store)  # it was not asked
+        assert is_up(one.store)  # Redis was not queried
         alone = await one.take_all(LIMIT)
         assert not is_up(one.store)
         assert alone == block_of(LIMIT // 2)
         commands = one.store.commands
         assert await one.take() is not None
-        assert one.store.commands == commands  # nobody waits for it
+        assert one.store.commands == commands  # no request waits for Redis
         one.clock.now_s += 10.0
         assert await one.take_all(LIMIT) == LIMIT // 2 / 6
         redis.start() if fault == "killed" else redis.resume()
@@ -145,14 +145,14 @@ async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis:
         one.clock.now_s += QUIET_S
         assert await one.take() is None
         left = (await one.shared.hold("a", LIMIT, 1)).remaining
-        if fault == "killed":  # its data was gone, so only what was used meanwhile is known
+        if fault == "killed":  # its data was lost, so only what was used meanwhile is known
             assert LIMIT - 70 <= left <= LIMIT - 40
         else:
             assert left < LIMIT - 40
 
 
 async def test_rate_limit_works_if_redis_never_answers(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
-    """Alone, from the beginning, and the log says so once; it is found when it comes."""
+    """It counts alone from the start and logs that once. Redis is used when it comes up."""
     redis.kill()
     async with member(redis) as one:
         assert not is_up(one.store)
@@ -164,22 +164,22 @@ async def test_rate_limit_works_if_redis_never_answers(caplog: pytest.LogCapture
         assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
 
 
-async def test_who_leaves_leaves_nothing_held(redis: RedisServer) -> None:
-    """A request that ends while Redis is asked cuts no command: what comes is the next one's."""
+async def test_cancelled_request_leaves_nothing_held(redis: RedisServer) -> None:
+    """A cancellation does not cut the running Redis command. Its units are available to the next request."""
     async with member(redis) as one:
         redis.pause()
-        asking = asyncio.ensure_future(one.take(LIMIT))
+        cancelled_request = asyncio.ensure_future(one.take(LIMIT))
         await asyncio.sleep(0)
-        asking.cancel()
+        cancelled_request.cancel()
         redis.resume()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await cancelled_request
         assert await one.take(LIMIT) is None
         assert redis.ask("INFO", "clients").count(b"blocked_clients:0") == 1
 
 
-async def test_tenants_that_ask_for_nothing_are_forgotten(redis: RedisServer) -> None:
-    """Once their bucket is full again; a tenant that holds something is not."""
+async def test_idle_tenants_are_forgotten(redis: RedisServer) -> None:
+    """A tenant is forgotten once its bucket is full. A tenant with held units is kept."""
     async with member(redis) as one:
         assert await one.take() is None
         await one.shared.hold("b", LIMIT, 1)
@@ -193,9 +193,7 @@ async def test_tenants_that_ask_for_nothing_are_forgotten(redis: RedisServer) ->
 
 
 async def test_tenant_that_waits_is_not_forgotten(redis: RedisServer) -> None:
-    """Redis gives no answer, and blocks are tended before the request that waits for it goes on: what that holds can be
-    settled all the same.
-    """
+    """Redis does not answer, and blocks are tended before the waiting request continues. It can still settle."""
     async with member(redis, answer_s=0.1) as one:
         redis.pause()
         holding = asyncio.create_task(one.shared.hold("a", LIMIT, 3))
@@ -210,7 +208,7 @@ async def test_tenant_that_waits_is_not_forgotten(redis: RedisServer) -> None:
 
 
 async def test_keys_are_tagged_by_tenant_and_end_by_themselves(redis: RedisServer) -> None:
-    """A bucket lives until it is full, members for twice their silence; a cluster can hold them."""
+    """A bucket expires when it is full, members after twice their silence. A tenant's keys share a cluster slot."""
     async with member(redis) as one:
         await one.take(100)
         keys = redis.ask("KEYS", "*").decode().split("\r\n")[2::2]
@@ -219,14 +217,14 @@ async def test_keys_are_tagged_by_tenant_and_end_by_themselves(redis: RedisServe
 
 
 async def test_clock_of_redis_that_steps_back_locks_nobody_out(redis: RedisServer) -> None:
-    """What a bucket lacked an hour ahead of now it lacks now; it fills from here on."""
+    """A bucket that seems to fill from an hour ahead lacks the same now, and refills from here."""
     async with member(redis) as one:
         redis.ask("SET", "kelvin:{a}:requests", f"'30.0 {redis.now_s() + 3600}'")
         assert await one.take_all(LIMIT) in range(LIMIT // 2, LIMIT // 2 + LIMIT // 10)
 
 
 async def test_bucket_of_an_earlier_build_counts_as_full(redis: RedisServer) -> None:
-    """It was one number; a value that can't be read refuses nobody."""
+    """It was a single number. A value that can't be parsed refuses no request."""
     async with member(redis) as one:
         redis.ask("SET", "kelvin:{a}:requests", "1790000000.5")
         assert await one.take() is None
@@ -234,7 +232,7 @@ async def test_bucket_of_an_earlier_build_counts_as_full(redis: RedisServer) -> 
 
 
 async def test_member_that_died_before_a_clock_step_counts_no_more(redis: RedisServer) -> None:
-    """Said to have lived an hour from now, it counts for as long as any that is silent."""
+    """A member last seen an hour ahead of now is kept only as long as any silent one."""
     async with member(redis) as one:
         redis.ask("ZADD", "kelvin:members", str(redis.now_s() + 3600), "dead")
         await one.store.beat()
@@ -242,8 +240,8 @@ async def test_member_that_died_before_a_clock_step_counts_no_more(redis: RedisS
 
 
 async def test_an_activator_counts_in_redis(tmp_path: Path, redis: RedisServer) -> None:
-    """Named by its setting: what one activator counted the next one knows, and what the first had not used it gave
-    back. While Redis is away requests are served.
+    """The next activator continues the count of the first, which returned its unused units. While Redis is down
+    requests are served.
     """
     async with world(tmp_path, redis=redis.url) as here:
         await here.replica("a")

@@ -1,4 +1,4 @@
-"""A monthly budget on the wire: who is refused, when, and what a record changes before the ledger has it."""
+"""A monthly budget over HTTP: which requests are refused, and how records count before the ledger has them."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ from tests.eventually import eventually
 
 PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
 SMALL = CHAT | {"max_tokens": 5}
-ANSWER = 3 * 10 + 2 * 100  # what `hello` costs
-MOST = len(json.dumps(SMALL)) * 10 + 5 * 100  # what `SMALL` may: a token of its prompt may be one byte
+ANSWER = 3 * 10 + 2 * 100  # cost of the answer of `hello`
+MOST = len(json.dumps(SMALL)) * 10 + 5 * 100  # the most that `SMALL` may cost: a token of its prompt may be one byte
 FAR_US = 1 << 60
 
 
@@ -28,13 +28,13 @@ async def budget(here: ActivatorWorld, micros: int, spent: int, seen: dict[str, 
 
 
 async def test_spent_budget_refuses_before_the_body(tmp_path: Path) -> None:
-    """429, which says so and asks for no retry, before the body is read; for that tenant alone; until it is raised."""
+    """429 `insufficient_quota` without Retry-After comes before the body is read. Other tenants are served."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
         await budget(here, 1000, 1000)
         reader, writer = await here.raw()
-        writer.write(http(b"x" * 1000)[:-1000])  # a head, of whose body nothing comes
+        writer.write(http(b"x" * 1000)[:-1000])  # a head without its body
         answer = await asyncio.wait_for(reader.read(), 30)
         assert answer.startswith(b"HTTP/1.1 429"), answer
         assert b'"code":"insufficient_quota"' in answer
@@ -48,7 +48,7 @@ async def test_spent_budget_refuses_before_the_body(tmp_path: Path) -> None:
 
 
 async def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
-    """It is held at its most while it runs, charged at what it was, and given over to the ledger's sum."""
+    """A running request holds the most it may cost, and is charged its cost. The ledger's sum replaces its record."""
     held = Held()
 
     async with world(tmp_path) as here:
@@ -62,27 +62,28 @@ async def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
         assert b"a lower max_tokens" in got.body
         held.release()
         assert (await first).status == 200
-        assert (await here.post(body=SMALL)).status == 200  # its own, and what the first one was
+        assert (await here.post(body=SMALL)).status == 200  # fits beside the cost of the first one
         assert (await here.post(body=SMALL)).status == 429
         records = await here.control.wait_for_records(4)
         assert [record.outcome for record in records if record.status == 429] == ["insufficient_quota"] * 2
         seen = {records[-1].source: max(record.sequence for record in records)}
         await budget(here, MOST + ANSWER, 2 * ANSWER, seen)
-        assert (await here.post(body=SMALL)).status == 429  # counted once, wherever it is
+        # counted once, though both the record and the ledger have it
+        assert (await here.post(body=SMALL)).status == 429
         await budget(here, MOST + 2 * ANSWER, 2 * ANSWER, seen)
         assert (await here.post(body=SMALL)).status == 200
 
 
 async def dense(call: ReceivedRequest) -> None:
-    """The prompt is of token ids, two bytes each."""
+    """Answer as if the prompt were token ids of two bytes each."""
     prompt = len(call.body) // 2
     await call.write(FrameKind.DATA, whole("hello", chat=False), 2, prompt)
     await call.write(FrameKind.END, END, 2, prompt)
 
 
 async def test_short_token_ids_do_not_exceed_a_budget(tmp_path: Path) -> None:
-    """Not one of short token ids either, of which there are twice as many as a text of those bytes would have: it is
-    refused where it might, and what is let in costs no more than there was.
+    """A prompt of short token ids has twice as many tokens as a text of as many bytes would. It is refused where it
+    might exceed the budget, and costs no more than the budget if admitted.
     """
     body = b'{"model":"m","max_tokens":2,"prompt":[%s]}' % b",".join([b"1"] * 400)
     most = len(body) * 10 + 2 * 100
@@ -100,7 +101,7 @@ async def test_short_token_ids_do_not_exceed_a_budget(tmp_path: Path) -> None:
 
 
 async def test_a_budget_outlives_the_activator(tmp_path: Path) -> None:
-    """The feed that was kept has it: who starts while no control plane answers refuses as the one before it did."""
+    """The saved feed has the budget: an activator that starts without a control plane still refuses."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -115,8 +116,8 @@ async def test_a_budget_outlives_the_activator(tmp_path: Path) -> None:
 
 
 async def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
-    """A budget counts on from what was heard last, by each record, and so do limits per minute; every record arrives
-    once there is a control plane again.
+    """Budgets and limits per minute count on from the last feed row, record by record. Every record is shipped once a
+    control plane is back.
     """
 
     async with world(tmp_path) as here:
@@ -130,7 +131,7 @@ async def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
         await here.control.start(here.data / "run")
         records = await here.control.wait_for_records(4)
         assert [record.status for record in records] == [200, 200, 200, 429]
-        await here.settled()  # it follows the feed again: what is published from now on reaches it
+        await here.settled()  # it follows the feed again, so what is published from now on reaches it
         await here.limit(rpm=2)
         await here.control.stop()
         assert [(await here.post(body=SMALL)).status for _ in range(3)] == [200, 200, 429]
@@ -139,10 +140,10 @@ async def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
 
 
 async def test_two_activators_spend_one_budget(tmp_path: Path, redis: RedisServer) -> None:
-    """Named by its setting: what another one leases is not there to be spent, what that gives back is; while Redis is
-    away, what is leased is, and then 429 with a `Retry-After`. It ends in peace.
+    """An amount leased by another activator is not available until it is returned. While Redis is down the own lease is
+    used, then 429 with `Retry-After`. The activator ends cleanly.
     """
-    async with world(tmp_path, redis=redis.url) as here, spending.door(redis, "other") as other:
+    async with world(tmp_path, redis=redis.url) as here, spending.budget_activator(redis, "other") as other:
         await here.replica("a")
         await budget(here, 100_000, 0)
         other.tell(spending.Ledger("2026-11", FAR_US, tenant="default").row())

@@ -1,6 +1,5 @@
-"""A throttler in this process: a feed by hand, a waker that wakes nobody, and requests that take slots.
-
-Time is the event loop's, which passes at once in a test that is marked `virtual_time`, or that of a `Clock`.
+"""A throttler in this process, with a hand-fed feed, a recording waker, and requests that take slots. Time is the event
+loop's, which passes at once in a test marked `virtual_time`, or that of a `Clock`.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ FAILED = RestoreFailure(
 
 @dataclass
 class RecordingWaker(Waker):
-    """A waker that only notes what it was told."""
+    """A waker that only records its calls."""
 
     rung: list[VersionKey] = field(default_factory=list)
     ringing: set[VersionKey] = field(default_factory=set)
@@ -120,7 +119,7 @@ class SlotWorld:
         return task
 
     def release(self, replica: Replica, ask: QueuedRequest = ASK, tokens: int | None = None) -> None:
-        """Give a slot back, of a request that took so many tokens (None: as estimated)."""
+        """Release the slot of a request that used so many tokens (None: as estimated)."""
         self.throttler.slots.release(KEY, replica, ask, tokens)
 
     async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
@@ -132,7 +131,7 @@ class SlotWorld:
         assert self.throttler.loads.in_all.entries == 0
 
     async def measure(self, clock: Clock, ask: QueuedRequest = ASK) -> None:
-        """Serve as many requests as a pace needs, of two seconds each."""
+        """Serve enough requests of two seconds each that the throughput is known."""
         for _ in range(MIN_ANSWERS):
             replica = await self.take(ask, 1e6)
             clock.now_s += 2.0
@@ -146,7 +145,7 @@ class SlotWorld:
             await asyncio.sleep(answer_s)
 
     async def arrivals(self, ask: QueuedRequest, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
-        """Serve a request at each of these times of the loop, whether or not those before have ended."""
+        """Serve a request at each of these times of the loop, whether or not earlier ones have ended."""
         serving = []
         for time_s in at_s:
             await asyncio.sleep(time_s - self.clock())
@@ -155,6 +154,6 @@ class SlotWorld:
         self.throttler.check_integrity()
 
     def p95_s(self, tenant: str) -> float:
-        """The wait that 95 % of the tenant's requests do not exceed."""
+        """Return the wait that 95 % of the tenant's requests do not exceed."""
         waits = sorted(self.waits[tenant])
         return waits[int(len(waits) * 0.95)]

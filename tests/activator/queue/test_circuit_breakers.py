@@ -1,4 +1,4 @@
-"""Breakers on the wire: what a caller is told of a version that does not start, who may try, and what serves on."""
+"""Circuit breakers over HTTP: responses while a version does not start, the trial request, and other versions."""
 
 import asyncio
 import re
@@ -15,20 +15,20 @@ from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 
 def failure(code: str) -> RestoreFailure:
-    """Of a start."""
+    """Return a failed start with this code."""
     return RestoreFailure(tenant="default", version=VERSION, code=code, status=500, message="it is", retryable=False)
 
 
 async def fails(here: ActivatorWorld, code: str) -> ReceivedResponse:
-    """A request whose start fails so. Repeated while it is told that nothing is tried yet."""
+    """Send a request whose start fails with this code. Repeat it while the breaker is open."""
     async with asyncio.timeout(60):
         while True:
-            asked = asyncio.create_task(here.post())
-            while not (await here.metric_value("kelvin_requests_queued") or asked.done()):
+            request_task = asyncio.create_task(here.post())
+            while not (await here.metric_value("kelvin_requests_queued") or request_task.done()):
                 await asyncio.sleep(0.005)
-            if not asked.done():
+            if not request_task.done():
                 here.control.publish(failures=(failure(code),))
-            got = await asked
+            got = await request_task
             if got.code != "breaker_open":
                 return got
 
@@ -38,13 +38,13 @@ def _is_of(record: RequestRecord, got: ReceivedResponse) -> bool:
 
 
 async def openings(here: ActivatorWorld) -> dict[str, float]:
-    """Of versions, by why."""
+    """Return the number of openings of version breakers, by reason."""
     series = await here.series("kelvin_breaker_openings_total")
     return {labels["why"]: value for labels, value in series if labels["of"] == "version"}
 
 
 async def refused_after(here: ActivatorWorld, times: int) -> tuple[ReceivedResponse, int]:
-    """What one is told at once after so many failures, or more: a slow machine may need longer than it is open."""
+    """Return the refusal after so many failed starts or more, and their number. A slow machine may need more."""
     tried = 0
     while True:
         assert (await fails(here, "chunk_corrupt")).code == "chunk_corrupt"
@@ -56,14 +56,14 @@ async def refused_after(here: ActivatorWorld, times: int) -> tuple[ReceivedRespo
 
 
 async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
-    """Its caller is told the failure, the next one that nothing is tried and when to come again; others serve on."""
+    """Its caller gets the failure, the next one 503 with a retry time. Other versions and replicas are served."""
 
     async with world(tmp_path) as here:
         got, tried = await refused_after(here, 1)
         assert (got.status, got.code) == (503, "breaker_open")
         assert "chunk_corrupt" in got.body.decode()
         assert 1 <= int(got.headers["retry-after"]) <= 30
-        assert got.headers["x-should-retry"] == "false", "as the failure itself"
+        assert got.headers["x-should-retry"] == "false", "the failure is not retryable either"
         assert await openings(here) == {"chunk_corrupt": tried}
         count = 1
         while not (found := [each for each in await here.control.wait_for_records(count) if _is_of(each, got)]):
@@ -72,16 +72,16 @@ async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
         assert (record.outcome, record.status, record.runtime_id) == ("breaker_open", 503, None)
         await here.replica("b", version=OTHER)
         other = CHAT | {"model": f"m@{OTHER[:12]}"}
-        assert (await here.post(body=other)).status == 200, "another version is another matter"
+        assert (await here.post(body=other)).status == 200, "another version is not affected"
         await here.replica("a")
-        assert (await here.post()).status == 200, "a replica that is there is asked"
+        assert (await here.post()).status == 200, "an existing replica is used"
         assert [value for _, value in await here.series("kelvin_versions_failing")] == [0], (
-            "and closes it by its answer"
+            "its answer closes the breaker"
         )
 
 
 async def test_breaker_open_time_is_bounded(tmp_path: Path) -> None:
-    """By `KELVIN_BREAKER_S`: after three openings it would be 4 s."""
+    """KELVIN_BREAKER_S is the bound. After three openings it would be 4 s."""
 
     async with world(tmp_path, breaker_s=1) as here:
         got, _ = await refused_after(here, 3)
@@ -92,7 +92,7 @@ async def test_breaker_open_time_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_control_other_failures_open_only_in_a_row(tmp_path: Path) -> None:
-    """Two that are nobody's bytes' fault, and any number of a machine that is full, change nothing."""
+    """Overload never opens it. Two other failures don't, and the third in a row does."""
 
     async with world(tmp_path) as here:
         for _ in range(5):
@@ -105,11 +105,11 @@ async def test_control_other_failures_open_only_in_a_row(tmp_path: Path) -> None
 
 
 async def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
-    """The others are refused at once; the one that tries is answered when the start succeeds, and then all are."""
+    """Other requests are refused at once. When the start succeeds the trial is answered, and then all are."""
 
     async with world(tmp_path) as here:
         await fails(here, "chunk_corrupt")
-        trying = await _one_that_waits(here)
+        trying = await _waiting_trial(here)
         refused = await asyncio.gather(*(here.post() for _ in range(8)))
         assert {(got.status, got.code) for got in refused} == {(503, "breaker_open")}
         assert "is being tried" in refused[0].body.decode()
@@ -119,52 +119,52 @@ async def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
 
 
 async def test_abandoned_trial_makes_room_for_the_next(tmp_path: Path) -> None:
-    """Its deadline ends it without a verdict."""
+    """The trial's deadline ends it without a verdict."""
 
     async with world(tmp_path) as here:
         await fails(here, "probe_failed")
-        trying = await _one_that_waits(here, x_kelvin_deadline_ms="1500")
+        trying = await _waiting_trial(here, x_kelvin_deadline_ms="1500")
         assert (await trying).code == "deadline_exceeded"
-        again = await _one_that_waits(here)
+        again = await _waiting_trial(here)
         await here.replica("a")
         assert (await again).status == 200
 
 
-async def _one_that_waits(here: ActivatorWorld, **headers: str) -> "asyncio.Task[ReceivedResponse]":
-    """The first that is let in, once it waits."""
+async def _waiting_trial(here: ActivatorWorld, **headers: str) -> "asyncio.Task[ReceivedResponse]":
+    """Return the first request that is admitted, once it waits."""
     async with asyncio.timeout(60):
         while True:
-            asked = asyncio.create_task(here.post(**headers))
-            while not asked.done():
+            request_task = asyncio.create_task(here.post(**headers))
+            while not request_task.done():
                 if await here.metric_value("kelvin_requests_queued"):
-                    return asked
-            assert asked.result().code == "breaker_open", asked.result()
+                    return request_task
+            assert request_task.result().code == "breaker_open", request_task.result()
 
 
 @pytest.mark.parametrize(
-    ("said", "want"),
+    ("replica_failure", "want"),
     [
-        pytest.param(ProbeFailed(VERSION, "other logits"), {"probe_failed": 1}, id="answers that are not right"),
-        pytest.param(WeightsDamaged(VERSION), {}, id="memory that the next start mends"),
+        pytest.param(ProbeFailed(VERSION, "other logits"), {"probe_failed": 1}, id="a failed probe"),
+        pytest.param(WeightsDamaged(VERSION), {}, id="damaged memory"),
     ],
 )
 async def test_probe_failure_opens_the_version_breaker(
-    tmp_path: Path, said: ProbeFailed | WeightsDamaged, want: dict[str, int]
+    tmp_path: Path, replica_failure: ProbeFailed | WeightsDamaged, want: dict[str, int]
 ) -> None:
-    """A probe that fails opens the version's breaker at once; damaged memory is that replica's alone."""
+    """A failed probe opens the version's breaker at once. Damaged memory concerns that replica only."""
 
     async with world(tmp_path) as here:
 
         async def confess(call: ReceivedRequest) -> None:
-            await call.fail(said)
+            await call.fail(replica_failure)
             here.control.publish(removed=("a",))
 
         await here.replica("a", confess)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         if want:
-            assert (await asked).code == "probe_failed"
+            assert (await request_task).code == "probe_failed"
         else:
             await here.replicas[0].until(lambda replica: len(replica.calls) == 1)
             await here.replica("b")
-            assert (await asked).status == 200
+            assert (await request_task).status == 200
         assert await openings(here) == want

@@ -1,4 +1,4 @@
-"""A deadline that can't be met is refused at once, as far as that is known; who waits is told for how long."""
+"""Deadlines over HTTP: a deadline that can't be met is refused at once, and queued streams are told the wait."""
 
 import asyncio
 import json
@@ -19,16 +19,16 @@ SLOW = StartRow(start_ms=40_000, **NAMES)
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
 async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: Path, body: dict[str, object]) -> None:
-    """503 with the time in which it could be served; the decider is told, so that the next caller has an answer."""
+    """503 has the time after which it could be served. The start begins all the same, so the next caller is served."""
 
     async with world(tmp_path) as here:
         await here.publish(starts=(SLOW,))
         got = await here.post(body=body, x_kelvin_deadline_ms="30000")
         assert (got.status, got.code) == (503, "deadline_too_short")
         assert (got.headers["retry-after"], got.headers["x-kelvin-expected-wait-ms"]) == ("40", "40000")
-        said = json.loads(got.body)["error"]["message"]
+        message = json.loads(got.body)["error"]["message"]
         assert re.fullmatch(
-            r"no answer can begin within the (29\.\d|30) s that are left: the model's start takes 40 s", said
+            r"no answer can begin within the (29\.\d|30) s that are left: the model's start takes 40 s", message
         )
         await here.control.wait_for_stat(1.0)
         (record,) = await here.control.wait_for_records(1)
@@ -41,39 +41,39 @@ async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: 
     ("known", "deadline_ms"),
     [
         pytest.param((), "30000", id="nothing is known of the start"),
-        pytest.param((SLOW,), "50000", id="there is the time"),
+        pytest.param((SLOW,), "50000", id="the deadline is long enough"),
         pytest.param((SLOW,), None, id="the installation's own deadline is long"),
     ],
 )
 async def test_request_not_known_to_be_late_waits(
     tmp_path: Path, known: tuple[StartRow, ...], deadline_ms: str | None
 ) -> None:
-    """Negative control: the same request, and the answer of the replica that came in time."""
+    """Negative control: the same request waits and is served by the replica that comes in time."""
 
     async with world(tmp_path) as here:
         await here.publish(starts=known)
         headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
-        asked = asyncio.create_task(here.post(**headers))
+        request_task = asyncio.create_task(here.post(**headers))
         await here.control.wait_for_stat(1.0)
         await here.replica("a", settles=False)
-        assert (await asked).status == 200
+        assert (await request_task).status == 200
 
 
-async def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
-    """What was said of a start at zero counts no more once one was begun."""
+async def test_running_start_uses_its_own_forecast(tmp_path: Path) -> None:
+    """The forecast of a running start replaces the usual duration."""
 
     async with world(tmp_path) as here:
         await here.publish(
             starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
         )
-        asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
+        request_task = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
         await here.control.wait_for_stat(1.0)
         await here.replica("a", settles=False)
-        assert (await asked).status == 200
+        assert (await request_task).status == 200
 
 
 async def test_queued_stream_reports_its_remaining_wait(tmp_path: Path) -> None:
-    """By the pace of the one slot, once that is known: each heartbeat of a stream that is queued has the time left."""
+    """Once the throughput is known, each heartbeat of a queued stream has the remaining time."""
     held = Held()
 
     async with world(tmp_path) as here:
@@ -95,17 +95,17 @@ async def test_queued_stream_reports_its_remaining_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("most_s", "asked_ms", "installation_s", "within_ms"),
     [
-        pytest.param(500, None, 600, 500_000, id="the tenant's, of who asks for none"),
-        pytest.param(500, "550000", 600, 500_000, id="the tenant's, below what was asked for"),
-        pytest.param(500, "400000", 600, 400_000, id="what was asked for, below the tenant's"),
+        pytest.param(500, None, 600, 500_000, id="the tenant's, without a header"),
+        pytest.param(500, "550000", 600, 500_000, id="the tenant's, below the header's"),
+        pytest.param(500, "400000", 600, 400_000, id="the header's, below the tenant's"),
         pytest.param(500, None, 400, 400_000, id="the installation's, below the tenant's"),
-        pytest.param(None, "550000", 600, 550_000, id="of a tenant that has none, what was asked for"),
+        pytest.param(None, "550000", 600, 550_000, id="the header's, without a tenant's"),
     ],
 )
 async def test_the_smallest_deadline_holds(
     tmp_path: Path, most_s: int | None, asked_ms: str | None, installation_s: int, within_ms: int
 ) -> None:
-    """And is what the replica is told; below the time that a start takes the request is refused at once."""
+    """The replica is told that deadline. A start that takes longer refuses the request at once."""
 
     async with world(tmp_path, deadline_s=installation_s) as here:
         await here.limit(deadline_max_s=most_s)

@@ -1,4 +1,4 @@
-"""Whose turn it is at a version's replicas: fair in what was taken, not in who came first."""
+"""Fair order at a version's replicas: by tokens used, not by arrival."""
 
 import asyncio
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.activator.world import CHAT, ReceivedResponse, world
 LATER_S = 60.0
 
 
-class Turns(SlotWorld):
-    """Requests at one replica of one slot, which are named, and the order in which they got it."""
+class NamedRequests(SlotWorld):
+    """Named requests at one replica with one slot, and the order in which they got it."""
 
     def __init__(self) -> None:
         super().__init__(replica_row("a", 1))
@@ -34,12 +34,12 @@ class Turns(SlotWorld):
             slot.tokens = tokens
 
     async def come(self, name: str, ask: QueuedRequest, in_s: float = LATER_S, tokens: int | None = None) -> None:
-        """It holds the slot or waits. `tokens` is what it will have taken."""
+        """Start a request. It holds the slot or waits. `tokens` is what it will have used."""
         self.tasks.append(asyncio.create_task(self._one(name, ask, self.clock() + in_s, tokens)))
         await run_loop()
 
     async def end(self, count: int) -> None:
-        """So many have ended, one after the other."""
+        """End so many requests, one after the other."""
         for _ in range(count):
             self.free.release()
             await run_loop(6)
@@ -47,9 +47,9 @@ class Turns(SlotWorld):
 
 
 async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
-    """Twenty of one tenant wait; the other's only request is next."""
+    """Twenty requests of one tenant wait. The only request of the other one is next."""
 
-    here = Turns()
+    here = NamedRequests()
     for number in range(21):
         await here.come(f"loud{number}", QueuedRequest("loud", 10, 10))
     await here.come("quiet", QueuedRequest("quiet", 10, 10))
@@ -61,15 +61,15 @@ async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
 @pytest.mark.parametrize(
     ("tokens", "first"),
     [
-        pytest.param(None, "waits", id="as estimated: both were given much, and one of them more"),
-        pytest.param(10, "loud", id="it took a hundredth of what was thought"),
-        pytest.param(5000, "waits", id="it took five times as much"),
+        pytest.param(None, "waits", id="used as estimated"),
+        pytest.param(10, "loud", id="used a hundredth of the estimate"),
+        pytest.param(5000, "waits", id="used five times the estimate"),
     ],
 )
 async def test_used_tokens_are_charged_not_estimates(tokens: int | None, first: str) -> None:
-    """One tenant's large request has ended, the other's holds the slot; whose next is first?"""
+    """The loud tenant's large request has ended, the other's holds the slot. Which tenant is next?"""
 
-    here = Turns()
+    here = NamedRequests()
     await here.come("holds", QueuedRequest("quiet", 10, 500))
     await here.come("large", QueuedRequest("loud", 10, 1000), tokens=tokens)
     await here.come("waits", QueuedRequest("quiet", 10, 100))
@@ -82,9 +82,9 @@ async def test_used_tokens_are_charged_not_estimates(tokens: int | None, first: 
 
 
 async def test_the_earliest_deadline_is_next() -> None:
-    """Of one tenant; those without one of their own in order of arrival."""
+    """Within one tenant the earliest deadline is next."""
 
-    here = Turns()
+    here = NamedRequests()
     await here.come("holds", QueuedRequest("t", 10, 10))
     await here.come("patient", QueuedRequest("t", 10, 10), in_s=50.0)
     await here.come("hasty", QueuedRequest("t", 10, 10), in_s=40.0)
@@ -95,17 +95,17 @@ async def test_the_earliest_deadline_is_next() -> None:
 @pytest.mark.parametrize(
     ("header", "want"),
     [
-        pytest.param(None, PriorityClass.INTERACTIVE, id="nothing is said"),
+        pytest.param(None, PriorityClass.INTERACTIVE, id="no header"),
         pytest.param(b"batch", PriorityClass.BATCH, id="batch"),
-        pytest.param(b"Standard", PriorityClass.STANDARD, id="in any case"),
+        pytest.param(b"Standard", PriorityClass.STANDARD, id="any letter case"),
         pytest.param(b"interactive", PriorityClass.INTERACTIVE, id="the highest"),
-        pytest.param(b"urgent", None, id="more than the highest"),
-        pytest.param(b"\xff", None, id="no text"),
+        pytest.param(b"urgent", None, id="an unknown class"),
+        pytest.param(b"\xff", None, id="not ASCII"),
         pytest.param(b"", None, id="empty"),
     ],
 )
 def test_priority_header_sets_the_priority_class(header: bytes | None, want: PriorityClass | None) -> None:
-    """The header, or a refusal that names it."""
+    """An invalid header is refused with its name."""
     if want is not None:
         assert read_priority_class(header) is want
         return
@@ -118,14 +118,16 @@ def test_priority_header_sets_the_priority_class(header: bytes | None, want: Pri
     ("header", "highest", "want"),
     [
         pytest.param(None, "standard", PriorityClass.STANDARD, id="the tenant's is the default"),
-        pytest.param(b"interactive", "standard", PriorityClass.STANDARD, id="nobody raises itself"),
-        pytest.param(b"interactive", "batch", PriorityClass.BATCH, id="not even from the lowest"),
-        pytest.param(b"batch", "standard", PriorityClass.BATCH, id="it may be lower"),
-        pytest.param(b"standard", "interactive", PriorityClass.STANDARD, id="also of the highest"),
+        pytest.param(b"interactive", "standard", PriorityClass.STANDARD, id="a request can't raise itself"),
+        pytest.param(b"interactive", "batch", PriorityClass.BATCH, id="a request can't raise itself from batch"),
+        pytest.param(b"batch", "standard", PriorityClass.BATCH, id="a request may lower itself"),
+        pytest.param(
+            b"standard", "interactive", PriorityClass.STANDARD, id="a request may lower itself from interactive"
+        ),
     ],
 )
 def test_tenant_maximum_caps_the_priority_class(header: bytes | None, highest: Priority, want: PriorityClass) -> None:
-    """A request can only lower itself."""
+    """A request can only lower its own priority."""
     assert read_priority_class(header, highest) is want
 
 
@@ -134,12 +136,13 @@ def _given(throttler: Throttler, tenant: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "leaves_first", [pytest.param(True, id="before its turn"), pytest.param(False, id="in the moment of its turn")]
+    "leaves_first",
+    [pytest.param(True, id="before its slot is granted"), pytest.param(False, id="just after its slot is granted")],
 )
 async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
-    """Its task is cancelled, and has not run yet, when the slot comes free; or just after."""
+    """The request is cancelled before or just after its slot is granted, and its task has not run since."""
 
-    here = Turns()
+    here = NamedRequests()
     replica = await here.take()
     await here.come("leaves", QueuedRequest("t", 10, 1000))
     if leaves_first:
@@ -153,9 +156,9 @@ async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
 
 
 async def test_refused_request_is_not_charged() -> None:
-    """A start that failed, while another replica of the version ends."""
+    """Its start failed while another replica of the version drains."""
 
-    here = Turns()
+    here = NamedRequests()
     here.feed(replica_row("a", draining=True))
     await here.come("waits", QueuedRequest("t", 10, 1000))
     here.feed(failures=(FAILED,))
@@ -164,21 +167,21 @@ async def test_refused_request_is_not_charged() -> None:
     assert _given(here.throttler, "t") <= 1
 
 
-_declined = refuses(InvalidRequest("temperature", "9", "must be 2 or less"))
+_rejected = refuses(InvalidRequest("temperature", "9", "must be 2 or less"))
 
 
 @pytest.mark.parametrize(
     ("script", "status", "times"),
     [
-        pytest.param(hello, 200, 3, id="they took five each"),
-        pytest.param(_declined, 400, 3, id="they were refused by the replica"),
-        pytest.param(cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, and nobody asked for a while"),
+        pytest.param(hello, 200, 3, id="they used five tokens each"),
+        pytest.param(_rejected, 400, 3, id="they were refused by the replica"),
+        pytest.param(cut, 502, 1, marks=pytest.mark.deep, id="the replica was lost three times"),
     ],
 )
 async def test_priority_classes_share_by_used_tokens(tmp_path: Path, script: Script, status: int, times: int) -> None:
-    """From outside. Three interactive attempts might have taken a thousand tokens each; a batch holds the slot; a batch
-    waits, and then an interactive one, which is next. First come first served it would not be, nor if estimates stood:
-    a sixteenth of three thousand is more than the batch was given.
+    """Over HTTP: three interactive requests could have used a thousand tokens each. A batch request holds the slot,
+    another one waits, then an interactive one comes and is next. It would not be in order of arrival, or if estimates
+    were charged: a sixteenth of three thousand is more than the batch request's share.
     """
 
     held = Held()

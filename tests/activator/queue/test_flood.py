@@ -1,6 +1,5 @@
-"""Two tenants stand in one version's line: a thousand requests of one at once cost the other at most one service time.
-
-The product's own throttler, queue and slots, in virtual time: nothing here reads a clock.
+"""Two tenants share a version: a thousand requests of one delay the other by at most one service time. The product's
+throttler, queue and slots run in virtual time.
 """
 
 import asyncio
@@ -20,13 +19,13 @@ from tests.activator.queue.slot_world import SlotWorld, queue_limits
 
 FLOOD = 1000
 SERVICE_S = 1.0
-ASKS = 40  # of the quiet tenant, one after the other
+ASKS = 40  # requests of the quiet tenant
 LATER_S = 1e9
 
 
 async def _flooded(slots: int, loud_tokens: int, every_s: float) -> SlotWorld:
-    """The loud tenant's thousand come at once; from then on the quiet one asks for less than its share, at a pace of
-    its own: whether it was answered or not.
+    """The loud tenant's thousand requests come at once. The quiet one sends less than its share at a fixed pace,
+    whether or not it was answered.
     """
     names = ("a", "b")[: min(2, slots)]
     rows = (replica_row(name, slots // len(names)) for name in names)
@@ -45,8 +44,8 @@ FAIR: list[tuple[int, int, float]] = [(1, 100, 2.3), (2, 100, 1.7), (4, 100, 1.0
 @pytest.mark.parametrize(("slots", "loud_tokens", "every_s"), FAIR, ids=str)
 @pytest.mark.virtual_time
 async def test_a_flood_costs_the_other_tenant_one_service_time(slots: int, loud_tokens: int, every_s: float) -> None:
-    """At the 95th percentile, with one slot or many, for requests that are as large as the flood's or smaller. The
-    flood is served whole, and no slot idles while anybody waits.
+    """This is the 95th percentile, with one slot or many, for requests as large as the flood's or smaller. The flood is
+    served completely, and no slot idles while a request waits.
     """
 
     here = await _flooded(slots, loud_tokens, every_s)
@@ -61,12 +60,12 @@ def _first_come(shared: object, bound: QueueLimit) -> object:
 
 
 def _one_tenant(shared: object, bound: QueueLimit) -> object:
-    """All are one tenant to it, as they were one version's."""
+    """Return a queue that treats all tenants as one."""
     return _Blind(shared, bound)  # type: ignore[arg-type]
 
 
 class _Blind(FairQueue[object]):
-    """Does not know tenants apart."""
+    """A queue that does not distinguish tenants."""
 
     asks: ClassVar[dict[object, QueuedRequest]] = {}
 
@@ -86,7 +85,7 @@ class _Blind(FairQueue[object]):
 
 
 class _NoShares(SlotShares):
-    """Anybody may have any slot."""
+    """Any tenant may take any free slot."""
 
     def may_take(self, tenant: str, weight: int, slots: int, free: int, running: int) -> bool:
         return free > 0
@@ -97,7 +96,7 @@ class _NoShares(SlotShares):
 async def test_control_unfair_orders_are_detected(
     monkeypatch: pytest.MonkeyPatch, queue: Callable[..., object]
 ) -> None:
-    """Negative control: first come first served, and a queue that does not know tenants apart, are red."""
+    """Negative control: order of arrival, and a queue that does not distinguish tenants, exceed the bound."""
 
     monkeypatch.setattr(module, "FairQueue", queue)
     monkeypatch.setattr(module, "SlotShares", _NoShares)

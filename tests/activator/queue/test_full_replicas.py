@@ -1,4 +1,4 @@
-"""A replica that is full refuses a request, and its caller hears nothing of it: it waits, and is answered."""
+"""A full replica refuses a request. The caller doesn't notice: the request waits and is answered."""
 
 import asyncio
 import signal
@@ -18,12 +18,12 @@ from tests.activator.world import world
 from tests.runtime.fakes import LIMITS, bench, saying
 from tests.runtime.scripted_engine import ScriptedEngine
 
-ALONE = {"connection": "close"}  # so that each request finds its activator anew
+ALONE = {"connection": "close"}  # so that each request may reach either activator
 
 
 async def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
-    """Another activator has all streams of the only replica. No retry is counted, the replica is not resting, it is
-    asked a few times a second; the record is like any other.
+    """Another activator uses all streams of the only replica. The refusals count as no retry and open no breaker, and
+    are a few per second. The record is a normal one.
     """
 
     async with world(tmp_path) as here:
@@ -32,14 +32,14 @@ async def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
         for _ in range(2):
             assert credits.try_enter("other", 2, time.monotonic())
         began_s = time.monotonic()
-        asked = [asyncio.create_task(here.post()) for _ in range(3)]
+        requests = [asyncio.create_task(here.post()) for _ in range(3)]
         await replica.until(lambda each: each.refused >= 6)
         seconds = time.monotonic() - began_s
         assert replica.refused <= 12 + 3 * seconds / LONGEST_PAUSE_S
         assert not replica.calls
         for _ in range(2):
             credits.leave("other")
-        assert [each.status for each in await asyncio.gather(*asked)] == [200] * 3
+        assert [each.status for each in await asyncio.gather(*requests)] == [200] * 3
         assert await here.metric_value("kelvin_retries_total") == 0
         assert await here.metric_value("kelvin_breaker_openings_total", of="replica") == 0
         assert await here.metric_value("kelvin_replica_refusals_total") == replica.refused
@@ -48,22 +48,22 @@ async def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
 
 
 async def test_the_wait_after_a_refusal_is_part_of_the_queue(tmp_path: Path) -> None:
-    """A request's timeline has it as dispatched when it was sent to the replica that took it."""
+    """The timeline's dispatch time is when the replica accepted the request."""
 
     async with ground(tmp_path) as here:
         replica = await here.replica("a", max_streams=1)
         replica.credits = credits = Credits(1)
         assert credits.try_enter("other", 1, time.monotonic())
-        asked = here.ask()
+        requests = here.ask()
         await replica.until(lambda each: each.refused >= 3)
         freed_us = now_us()
         credits.leave("other")
-        assert await outcome(asked) is None
-        assert asked.call.account.timeline.at_us[Stage.DISPATCHED] >= freed_us
+        assert await outcome(requests) is None
+        assert requests.call.account.timeline.at_us[Stage.DISPATCHED] >= freed_us
 
 
-async def test_a_version_that_is_deleted_while_its_replica_refuses(tmp_path: Path) -> None:
-    """Its caller is told that, and waits for no start."""
+async def test_deleted_version_ends_a_refused_request(tmp_path: Path) -> None:
+    """The caller gets `model_not_found` and does not wait for a start."""
 
     async with ground(tmp_path) as here:
         replica, versions = await here.replica("a", max_streams=1), {KEY}
@@ -80,25 +80,25 @@ async def test_a_version_that_is_deleted_while_its_replica_refuses(tmp_path: Pat
         assert isinstance(failed.failure, ModelNotFound)
 
 
-async def test_a_caller_that_leaves_while_it_is_refused(tmp_path: Path) -> None:
-    """Nothing is left of its request, and the next one is answered."""
+async def test_caller_may_leave_while_its_request_is_refused(tmp_path: Path) -> None:
+    """Nothing of its request is left, and the next one is answered."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", max_streams=1)
         replica.credits = credits = Credits(1)
         assert credits.try_enter("other", 1, time.monotonic())
-        asked = asyncio.create_task(here.post())
+        requests = asyncio.create_task(here.post())
         await replica.until(lambda each: each.refused >= 2)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)
         await here.wait_for_metric("kelvin_requests_inside", 0)
         credits.leave("other")
         assert (await here.post()).status == 200
 
 
 async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
-    """Real ones, at the real API of a runtime over a scripted engine, without any Redis: together they never have more
-    inside than it takes, and all callers are answered.
+    """Two activators at the real API of a runtime over a scripted engine, without Redis. Together they never exceed its
+    streams, and all requests are answered.
     """
 
     listener = listen("127.0.0.1", 0)
@@ -112,14 +112,14 @@ async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
             old = await here.beside()
             async with asyncio.timeout(90):
                 while len(sources) < 2:
-                    asked = [asyncio.create_task(here.post(**ALONE)) for _ in range(2 * LIMITS.max_streams)]
-                    while any(not each.done() for each in asked):
+                    requests = [asyncio.create_task(here.post(**ALONE)) for _ in range(2 * LIMITS.max_streams)]
+                    while any(not each.done() for each in requests):
                         assert credits.inside <= LIMITS.max_streams
                         sources |= credits._known.keys()
                         if credits.inside == LIMITS.max_streams:
                             runtime.engine.free_running()
-                        await asyncio.wait(asked, timeout=0.05)
-                    assert [each.result().status for each in asked] == [200] * len(asked)
+                        await asyncio.wait(requests, timeout=0.05)
+                    assert [each.result().status for each in requests] == [200] * len(requests)
             old.send_signal(signal.SIGTERM)
             assert await old.wait() == 0
     finally:

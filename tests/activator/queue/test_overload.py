@@ -1,4 +1,4 @@
-"""More than fits: bounded queues, deadlines, slow readers, a control plane that is away."""
+"""Overload over HTTP: bounded queues and bodies, deadlines, slow readers, drains, and an absent control plane."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse
 
 
 async def test_total_body_bytes_are_bounded(tmp_path: Path) -> None:
-    """A body that would not fit beside the others is refused before it is read; alone it fits."""
+    """A body that would not fit beside the others is refused before it is read. Alone it fits."""
 
     async with world(tmp_path, body_bytes_in_all=60_000) as here:
         replica = await here.replica("a", silent)
@@ -31,7 +31,7 @@ async def test_total_body_bytes_are_bounded(tmp_path: Path) -> None:
 
 
 async def _unmeasured(here: ActivatorWorld, goes_on: asyncio.Event | None = None) -> ReceivedResponse:
-    """A request whose length nobody is told; what follows its first bytes comes once it `goes_on`."""
+    """Send a request of unknown length. Its body continues once `goes_on` is set."""
 
     async def parts() -> AsyncIterator[bytes]:
         payload = json.dumps(CHAT).encode()
@@ -46,8 +46,8 @@ async def _unmeasured(here: ActivatorWorld, goes_on: asyncio.Event | None = None
 
 
 async def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
-    """One of unknown length takes all that it might need, until it is there: who sends many of those shuts nobody out.
-    Two that are still on their way do not both fit.
+    """A body of unknown length reserves the maximum until it is received, then only its size. Two that are still being
+    received don't both fit.
     """
 
     async with world(tmp_path, body_bytes=65_536, body_bytes_in_all=100_000) as here:
@@ -69,7 +69,7 @@ async def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
 
 
 async def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
-    """Bodies of unknown length that don't come take what they might need. One tenant's take half of all at most."""
+    """Bodies of unknown length reserve the maximum. One tenant's bodies reserve at most half of the total."""
 
     async with world(tmp_path, body_bytes=10_000, body_bytes_in_all=80_000) as here:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
@@ -92,14 +92,12 @@ async def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) ->
     [
         pytest.param("POST /v1/chat/completions", id="completion"),
         pytest.param("GET /v1/models", id="list of models"),
-        pytest.param("GET /v2", id="server's description"),
+        pytest.param("GET /v2", id="server metadata"),
         pytest.param("DELETE /v1/requests/x", id="cancellation"),
     ],
 )
 async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request_line: str) -> None:
-    """Requests whose body does not come, however small it is, hold half of all places at most. Who sends a whole body
-    needs none.
-    """
+    """Requests with slow bodies use at most half of all places, however small they are. A complete body needs none."""
 
     async with world(tmp_path, requests=16) as here:
         slow = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer "
@@ -123,8 +121,8 @@ async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request
 
 
 async def test_tenant_limits_override_the_installations(tmp_path: Path) -> None:
-    """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
-    the feed says later holds later.
+    """The feed's limits on concurrent requests and body bytes give 429 and 413 for that tenant, nothing for another.
+    New limits apply at once.
     """
 
     async with world(tmp_path) as here:
@@ -148,7 +146,7 @@ async def test_tenant_limits_override_the_installations(tmp_path: Path) -> None:
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:
-    """The client's own deadline, while nothing was committed: its true status, and what it waited for."""
+    """The client's own deadline passes before any response byte, so the status is 504."""
 
     async with world(tmp_path) as here:
         got = await here.post(x_kelvin_deadline_ms="200")
@@ -158,14 +156,14 @@ async def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> Non
 
 
 async def test_the_queues_own_limit_of_time_is_504(tmp_path: Path) -> None:
-    """Without a deadline of the client the queue has one."""
+    """Without a client deadline KELVIN_QUEUE_S applies."""
 
     async with world(tmp_path, queue_s=0.2) as here:
         assert (await here.post()).status == 504
 
 
 async def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None:
-    """The runtime is slow: the deadline ends it there, too."""
+    """The runtime is slow. The deadline cancels the request there too."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", silent)
@@ -176,7 +174,7 @@ async def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None
 
 
 async def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path) -> None:
-    """The last table stands; records wait in the spool and are shipped when it is back, each once."""
+    """The last routing table stays valid. Records wait in the spool, and each is shipped once afterwards."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -192,7 +190,7 @@ async def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path)
 
 
 async def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
-    """SIGKILL right after the answer: the record is on the disk, and the next activator ships it."""
+    """SIGKILL right after the answer: the record is on disk, and the next activator ships it."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -210,9 +208,11 @@ async def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
         assert (record.request_id, record.outcome) == (request_id, "ok")
 
 
-@pytest.mark.parametrize("reads", [pytest.param(False, id="slow"), pytest.param(True, id="quick: the control")])
+@pytest.mark.parametrize(
+    "reads", [pytest.param(False, id="a slow reader"), pytest.param(True, id="control: a fast reader")]
+)
 async def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> None:
-    """A client that reads nothing pauses the runtime; the activator holds no more than its buffers."""
+    """A client that reads nothing pauses the runtime. The activator buffers no more than its limits."""
     written = 0
     event = chunk("x" * 4000)
     total = 8000  # 32 MB
@@ -259,7 +259,7 @@ async def _until_refused(here: ActivatorWorld) -> None:
 
 
 async def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
-    """SIGTERM: no new connections, the running stream ends whole, its record is shipped."""
+    """After SIGTERM no new connections are accepted, the running stream ends normally, and its record is shipped."""
     held = halves()
 
     async with world(tmp_path) as here:
@@ -278,14 +278,14 @@ async def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
 
 
 async def test_a_drain_whose_time_is_over_tells_its_streams(tmp_path: Path) -> None:
-    """What runs on after the drain's limit gets a terminal event, is cancelled upstream, recorded, and we exit 0."""
+    """A stream that still runs gets a terminal event, is cancelled at its replica and recorded. The exit is 0."""
 
     async with world(tmp_path, activator_drain_s=1) as here:
         replica = await here.replica("a", silent)
-        asked = asyncio.create_task(here.post(body=STREAM))
+        request_task = asyncio.create_task(here.post(body=STREAM))
         await replica.until(lambda r: len(r.calls) == 1)
         assert await here.terminate() == 0
-        got = await asked
+        got = await request_task
         assert b"unavailable" in got.body
         assert replica.deleted == [replica.calls[0].request_id]
         assert [record.outcome for record in here.control.records] == ["unavailable"]

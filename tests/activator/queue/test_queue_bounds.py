@@ -1,4 +1,4 @@
-"""What may wait: so much of one tenant, so many tokens; who waits for another tenant's model is not in the way."""
+"""Queue limits on requests and tokens, per version, per tenant and in total. Other tenants' models have own queues."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ THEIRS = CHAT | {"model": "theirs"}
 
 
 class Bounds(TypedDict, total=False):
-    """Settings of the queue."""
+    """Queue settings."""
 
     queue_requests_per_tenant: int
     queue_tokens: int
@@ -21,8 +21,8 @@ class Bounds(TypedDict, total=False):
     queue_tokens_in_all: int
 
 
-async def _one_that_waits(here: ActivatorWorld, body: object = None) -> asyncio.Task[ReceivedResponse]:
-    """Of the default tenant, and in its queue, as one that comes after it is told."""
+async def _start_waiting(here: ActivatorWorld, body: object = None) -> asyncio.Task[ReceivedResponse]:
+    """Start a request of the default tenant. Return it once it waits."""
     task = asyncio.create_task(here.post(body=body))
     await here.control.wait_for_stat(1.0)
     return task
@@ -58,31 +58,31 @@ async def _one_that_waits(here: ActivatorWorld, body: object = None) -> asyncio.
 async def test_queue_limits_bound_requests_bytes_and_tokens(
     tmp_path: Path, bounds: Bounds, mine: str | None, theirs: str | None
 ) -> None:
-    """One waits, and may take 1024 tokens; the next of its tenant is refused, or waits until its deadline; so is the
-    next of another tenant.
+    """One request waits and may use 1024 tokens. The next of its tenant, and the next of another tenant, is refused or
+    waits until its deadline.
     """
 
     async with world(tmp_path, **bounds) as here:
-        waiting = await _one_that_waits(here)
-        await _next(here, CHAT, KEY, mine)
-        await _next(here, THEIRS, STRANGER, theirs)
+        waiting = await _start_waiting(here)
+        await _check_next(here, CHAT, KEY, mine)
+        await _check_next(here, THEIRS, STRANGER, theirs)
         await here.replica("a")
         assert (await waiting).status == 200
 
 
 async def test_a_small_answer_waits_where_a_large_one_has_no_room(tmp_path: Path) -> None:
-    """`max_tokens` counts, as far as the version gives them."""
+    """A request counts with its `max_tokens`, up to the version's limit."""
 
     async with world(tmp_path, queue_tokens=1500) as here:
-        waiting = await _one_that_waits(here, CHAT | {"max_tokens": 10**9})
-        await _next(here, CHAT | {"max_tokens": 1000}, KEY, "model is full (limit of tokens: 1500)")
-        await _next(here, CHAT | {"max_tokens": 100}, KEY, None)
+        waiting = await _start_waiting(here, CHAT | {"max_tokens": 10**9})
+        await _check_next(here, CHAT | {"max_tokens": 1000}, KEY, "model is full (limit of tokens: 1500)")
+        await _check_next(here, CHAT | {"max_tokens": 100}, KEY, None)
         await here.replica("a")
         assert (await waiting).status == 200
 
 
-async def _next(here: ActivatorWorld, body: object, key: str, full: str | None) -> None:
-    """Waits until its deadline, or is refused long before it, as `full` is."""
+async def _check_next(here: ActivatorWorld, body: object, key: str, full: str | None) -> None:
+    """Send a request. It must wait until its deadline, or be refused long before with the message `full`."""
     got = await here.post(body=body, key=key, x_kelvin_deadline_ms="300" if full is None else "20000")
     if full is None:
         assert (got.status, got.code) == (504, "deadline_exceeded")

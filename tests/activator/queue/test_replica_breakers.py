@@ -1,4 +1,4 @@
-"""A replica that a request was lost with: it rests, one request tries, and an answer lets all in again."""
+"""Per-replica circuit breaker: after a lost request the replica gets one trial request, and an answer readmits all."""
 
 import asyncio
 import random
@@ -14,8 +14,8 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import KEY, SlotWorld, run_loop
 
 
-class Ground(SlotWorld):
-    """Replicas of four slots on a clock that is set, of which requests have those that are drawn."""
+class BreakerWorld(SlotWorld):
+    """Replicas of four slots on a manual clock, chosen at random."""
 
     def __init__(self, *replicas: str) -> None:
         self.now = Clock(100.0)
@@ -23,7 +23,7 @@ class Ground(SlotWorld):
         super().__init__(*rows, clock=self.now, draw=random.randrange)
 
     async def lose(self, name: str) -> None:
-        """With a request, and what it was resting for has passed."""
+        """Lose a request at this replica, and let its open time pass."""
         taken: list[tuple[QueuedRequest, Replica]] = []
         while not taken or taken[-1][1].row.runtime_id != name:
             ask = ask_of()
@@ -39,88 +39,88 @@ class Ground(SlotWorld):
 
 
 def ask_of(prefix: int | None = None) -> QueuedRequest:
-    """Of one request: no other one is the same."""
+    """Return a request that differs from all others."""
     affinity = None if prefix is None else read_affinity("default", None, str(prefix).encode())
     return QueuedRequest("default", 10, 10, affinity=affinity)
 
 
 @pytest.mark.parametrize("affine", [False, True])
 async def test_one_request_tries_a_failed_replica(affine: bool) -> None:
-    """Also those that belong there; an answer lets them in again, and a second loss is twice as long."""
+    """This includes requests with affinity to it. An answer readmits all requests."""
 
-    ground = Ground("a", "b", "c", "d")
-    await ground.lose("a")
-    taken = [(await ground.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
-    assert taken.count("a") == 1, "one tries"
-    assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the others have every slot of the others"
-    waiting = await ground.ask(ask_of())
-    replica = ground.replica("a")
-    ground.throttler.report_began(replica, None)
+    breaker_world = BreakerWorld("a", "b", "c", "d")
+    await breaker_world.lose("a")
+    taken = [(await breaker_world.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
+    assert taken.count("a") == 1, "one trial"
+    assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the other requests use all slots of the other replicas"
+    waiting = await breaker_world.ask(ask_of())
+    replica = breaker_world.replica("a")
+    breaker_world.throttler.report_began(replica, None)
     assert (await waiting).row.runtime_id == "a"
     assert replica.breaker is None
 
 
 async def test_abandoned_trial_of_a_replica_makes_room() -> None:
-    """Whoever had a slot of it before is not the one who tries."""
+    """A request that had a slot before the loss is not the trial."""
 
-    ground = Ground("a")
+    breaker_world = BreakerWorld("a")
     before = ask_of()
-    await ground.take(before)
-    await ground.lose("a")
+    await breaker_world.take(before)
+    await breaker_world.lose("a")
     first, second = ask_of(), ask_of()
-    replica = await ground.take(first)
-    waiting = await ground.ask(second)
-    ground.release(replica, before)
+    replica = await breaker_world.take(first)
+    waiting = await breaker_world.ask(second)
+    breaker_world.release(replica, before)
     await run_loop()
-    assert not waiting.done(), "one tries still"
-    ground.release(replica, first, 0)
+    assert not waiting.done(), "the trial still runs"
+    breaker_world.release(replica, first, 0)
     assert await waiting is replica
 
 
 @pytest.mark.parametrize(
-    ("removed", "draining", "is_told"),
+    ("removed", "draining", "is_refused"),
     [
-        pytest.param((), False, True, id="it rests"),
-        pytest.param(("a",), False, False, id="it is gone, so a start is awaited"),
-        pytest.param((), True, False, id="it drains, likewise"),
+        pytest.param((), False, True, id="its breaker is open"),
+        pytest.param(("a",), False, False, id="it is removed: wait for a start"),
+        pytest.param((), True, False, id="it drains: wait for a start"),
     ],
 )
-async def test_request_with_bounded_wait_is_refused(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
-    """And leaves nothing behind. Who waits for a start goes on waiting in its place, until it is granted."""
+async def test_request_with_bounded_wait_is_refused(removed: tuple[str, ...], draining: bool, is_refused: bool) -> None:
+    """Nothing of it is left behind. A request that waits for a start keeps waiting until it gets a slot."""
 
-    ground = Ground("a")
-    replica = await ground.take(ask := ask_of())
-    ground.throttler.report_failed(replica)
-    ground.release(replica, ask, 0)
-    ground.feed(*([replica_row("a", 4, draining=True)] if draining else []), removed_replicas=removed)
-    waiting = asyncio.create_task(ground.take(ask_of(), again_by_s=ground.now.now_s))
+    breaker_world = BreakerWorld("a")
+    replica = await breaker_world.take(ask := ask_of())
+    breaker_world.throttler.report_failed(replica)
+    breaker_world.release(replica, ask, 0)
+    breaker_world.feed(*([replica_row("a", 4, draining=True)] if draining else []), removed_replicas=removed)
+    waiting = asyncio.create_task(breaker_world.take(ask_of(), again_by_s=breaker_world.now.now_s))
     await run_loop(10)
-    assert waiting.done() == is_told
-    assert ground.throttler.queued(KEY) == (not is_told)
-    ground.throttler.check_integrity()
-    if is_told:
+    assert waiting.done() == is_refused
+    assert breaker_world.throttler.queued(KEY) == (not is_refused)
+    breaker_world.throttler.check_integrity()
+    if is_refused:
         assert isinstance(waiting.exception(), NoSlotInTime)
     else:
-        ground.feed(replica_row("b", 4))
+        breaker_world.feed(replica_row("b", 4))
         assert (await waiting).row.runtime_id == "b"
-    ground.throttler.check_integrity()
+    breaker_world.throttler.check_integrity()
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_slot_that_comes_as_the_time_ends_is_used_or_given_back(is_cancelled: bool) -> None:
-    """Granted and out of time in one step of the loop, cancelled or not: the slot is somebody's, or free."""
+async def test_slot_granted_at_the_timeout_is_used_or_released(is_cancelled: bool) -> None:
+    """The slot is granted and the wait ends in one loop iteration, with or without a cancellation."""
 
-    ground = Ground("a")
-    held = [(ask, await ground.take(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
+    breaker_world = BreakerWorld("a")
+    held = [(ask, await breaker_world.take(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
     last = ask_of()
-    waiting = asyncio.create_task(ground.take(last, again_by_s=ground.now.now_s + 60.0))
+    waiting = asyncio.create_task(breaker_world.take(last, again_by_s=breaker_world.now.now_s + 60.0))
     await asyncio.sleep(0)
     ask, replica = held.pop()
-    ground.release(replica, ask, 0)
+    breaker_world.release(replica, ask, 0)
     if is_cancelled:
         waiting.cancel()
         await asyncio.wait((waiting,))
     else:
-        ground.release(await waiting, last, 0)
+        breaker_world.release(await waiting, last, 0)
     assert replica.running == 3
-    ground.throttler.check_integrity()
+    breaker_world.throttler.check_integrity()

@@ -1,5 +1,5 @@
-"""Several activators at the same replicas, on virtual time: together never more than a replica takes, to each its part,
-and no caller sees a refusal.
+"""Several activators at the same replicas, on virtual time: together they never exceed a replica's streams, each gets
+its share, and no caller sees a refusal.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ LONG_S = 10_000.0
 
 @dataclass
 class Streams:
-    """A replica. `is_old`: it is of a build that knows no credit, and takes what comes."""
+    """A replica. With `is_old` it knows no credit and accepts every request."""
 
     credits: Credits
     is_old: bool = False
     most: int = 0
     refusals: int = 0
-    entered: list[str] = field(default_factory=list)  # whose requests it took, in order
+    entered: list[str] = field(default_factory=list)  # activators whose requests it accepted, in order
 
 
 class SimulatedActivator(SlotWorld):
-    """One activator. `served` counts its answers by tenant; `delay_s` bounds what each message takes."""
+    """One activator. `served` counts its answers by tenant. `delay_s` bounds the time of each message."""
 
     def __init__(
         self,
@@ -54,14 +54,12 @@ class SimulatedActivator(SlotWorld):
         self.name = name
         self.replicas = replicas
         self.served: Counter[str] = Counter()
-        self.inside = 0  # taken by replicas
+        self.inside = 0  # accepted by replicas
         self._draw = draw
         self._delay_s = delay_s
 
     async def complete(self, answer_s: float, tenant: str = "t", within_s: float = LONG_S) -> None:
-        """One request, from its arrival to the end of its answer: as `attempts.py` sends it. Whatever it raises, its
-        caller sees.
-        """
+        """Send one request as `attempts.py` does, until its answer ends. Raises what the caller would see."""
         ask = QueuedRequest(tenant, 10, 10)
         async with self.throttler.slot(KEY, ask, Deadline(self.clock() + within_s)) as slot:
             while True:
@@ -84,9 +82,9 @@ class SimulatedActivator(SlotWorld):
             self.inside += 1
             try:
                 await asyncio.sleep(answer_s / 2)
-                told = None if streams.is_old else streams.credits.credit_of(self.name, self.clock())
+                reported_credit = None if streams.is_old else streams.credits.credit_of(self.name, self.clock())
                 await self._travel()
-                self.throttler.report_began(replica, told)
+                self.throttler.report_began(replica, reported_credit)
                 await asyncio.sleep(answer_s / 2)
             finally:
                 streams.credits.leave(self.name)
@@ -96,7 +94,7 @@ class SimulatedActivator(SlotWorld):
         self.throttler.check_integrity()
 
     async def clients(self, count: int, until_s: float, answer_s: float, tenant: str = "t") -> None:
-        """So many, each of which asks again at once."""
+        """Run so many clients, each of which sends its next request at once."""
 
         async def client() -> None:
             while self.clock() < until_s:
@@ -108,7 +106,7 @@ class SimulatedActivator(SlotWorld):
         await asyncio.sleep(self._draw.uniform(0.0, self._delay_s))
 
 
-def doors(
+def activators_at(
     count: int,
     replicas: dict[str, Streams],
     draw: random.Random,
@@ -117,7 +115,7 @@ def doors(
     delay_s: float = 0.01,
     most_waiting: int = 10_000,
 ) -> list[SimulatedActivator]:
-    """So many, which know of each other or not."""
+    """Return so many activators, which know of each other or not."""
     names = tuple(f"door-{number}" for number in range(count))
     return [SimulatedActivator(name, names if known else (), replicas, draw, delay_s, most_waiting) for name in names]
 
@@ -134,19 +132,19 @@ def doors(
 async def test_activators_never_exceed_a_replicas_streams(
     seed: int, activators: int, streams: list[int], known: bool, delay_s: float
 ) -> None:
-    """Whoever comes and when, however long answers and messages take: every request is answered, and each activator
-    has its part, also with more activators than streams.
+    """Requests arrive at random, and answers and messages take any time. Every request is answered, and each activator
+    gets its share, even with more activators than streams.
     """
 
     draw = random.Random(seed)
     replicas = {f"r{number}": Streams(Credits(many)) for number, many in enumerate(streams)}
-    every = doors(activators, replicas, draw, known=known, delay_s=delay_s)
+    every = activators_at(activators, replicas, draw, known=known, delay_s=delay_s)
 
-    async def come(number: int) -> None:
+    async def arrive(number: int) -> None:
         await asyncio.sleep(draw.uniform(0.0, 3.0))
         await every[number].clients(sum(streams) + 2, 20.0, 0.5)
 
-    await asyncio.gather(*map(come, range(activators)))
+    await asyncio.gather(*map(arrive, range(activators)))
     for each in replicas.values():
         assert each.most <= each.credits.streams
         assert each.credits.inside == 0
@@ -159,15 +157,15 @@ async def test_activators_never_exceed_a_replicas_streams(
 
 @pytest.mark.virtual_time
 async def test_only_busy_activator_gets_all_streams() -> None:
-    """Of two that know of each other one is idle: after its first answer the other has all streams. Of two that are
-    busy each has half, and when one ends the other has all again while an answer lasts.
+    """Two activators know of each other. While one is idle, the other has all streams after its first answer. When both
+    are busy each has half. When one ends, the other has all again within an answer.
     """
 
     replica = Streams(Credits(8))
-    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+    one, two = activators_at(2, {"a": replica}, random.Random(1), known=True)
     first = asyncio.ensure_future(one.clients(20, 30.0, 1.0))
     await asyncio.sleep(0.1)
-    assert one.inside == 4, "its share, since it was told nothing"
+    assert one.inside == 4, "its share, without a credit"
     await asyncio.sleep(0.8)
     assert one.inside == 8
     second = asyncio.ensure_future(two.clients(20, 15.0, 1.0))
@@ -185,10 +183,10 @@ async def test_only_busy_activator_gets_all_streams() -> None:
 
 @pytest.mark.virtual_time
 async def test_waiting_activator_retries_behind_long_responses() -> None:
-    """The other one has ended meanwhile, and no answer tells it: after a second it finds out by itself."""
+    """The other activator ended meanwhile, and no answer says so. After TRY_S the waiting one tries."""
 
     replica = Streams(Credits(4))
-    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+    one, two = activators_at(2, {"a": replica}, random.Random(1), known=True)
     theirs = [asyncio.ensure_future(two.complete(20.0)) for _ in range(4)]
     await asyncio.sleep(12.0)
     ours = [asyncio.ensure_future(one.complete(1000.0)) for _ in range(4)]
@@ -204,26 +202,26 @@ async def test_waiting_activator_retries_behind_long_responses() -> None:
     one.throttler.check_integrity()
 
 
-@pytest.mark.parametrize("claims", [pytest.param(True, id="claims"), pytest.param(False, id="none: the control")])
+@pytest.mark.parametrize("claims", [pytest.param(True, id="claims"), pytest.param(False, id="control: no claims")])
 @pytest.mark.virtual_time
 async def test_distant_activator_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stream, and another activator that fills it again the moment it is free."""
+    """One stream is refilled by a near activator the moment it is free. Control: no claims."""
     if not claims:
         monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
 
     replica = Streams(Credits(1))
-    (near,) = doors(1, {"a": replica}, random.Random(1), delay_s=0.0)
-    (_, far) = doors(2, {"a": replica}, random.Random(2), delay_s=0.05)
+    (near,) = activators_at(1, {"a": replica}, random.Random(1), delay_s=0.0)
+    (_, far) = activators_at(2, {"a": replica}, random.Random(2), delay_s=0.05)
     await asyncio.gather(near.clients(3, 60.0, 1.0), asyncio.wait_for(far.clients(3, 60.0, 1.0), 70.0))
     assert (far.served["t"] >= 15) == claims, (far.served, near.served)
 
 
 @pytest.mark.virtual_time
-async def test_a_full_replica_is_not_asked_in_a_spin() -> None:
-    """A hundred requests wait for half a minute: it is asked a few times a second, however many they are."""
+async def test_full_replica_is_tried_a_few_times_per_second() -> None:
+    """A hundred requests wait for half a minute. The replica is tried a few times per second in total."""
 
     replica = Streams(Credits(2))
-    one, two = doors(2, {"a": replica}, random.Random(1))
+    one, two = activators_at(2, {"a": replica}, random.Random(1))
     theirs = [asyncio.ensure_future(two.complete(30.0)) for _ in range(2)]
     await asyncio.sleep(1.0)
     ours = [asyncio.ensure_future(one.complete(0.1)) for _ in range(100)]
@@ -235,12 +233,12 @@ async def test_a_full_replica_is_not_asked_in_a_spin() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_refusal_does_not_keep_guests_out() -> None:
-    """The one stream that may be tried after it is theirs, too, although the owner has one reserved: of the activator's
-    part there are more.
+    """The stream that may be tried after a refusal is open to guests too, although one is reserved for the owner: the
+    activator's share has more.
     """
 
     replica = Streams(Credits(8))
-    one, two = doors(2, {"a": replica}, random.Random(1))
+    one, two = activators_at(2, {"a": replica}, random.Random(1))
     await one.complete(1.0, KEY.tenant)
     runs = asyncio.ensure_future(one.complete(100.0, "guest"))
     await asyncio.sleep(0.5)
@@ -258,13 +256,13 @@ async def test_a_refusal_does_not_keep_guests_out() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_pause_refuses_nobody_for_its_time() -> None:
-    """Requests that come while the replica is full are expected to have the activator's part of it, not the one stream
-    that is tried: none is told that its deadline is too short.
+    """The expected wait counts the activator's share of the full replica, not the one stream that is tried. No deadline
+    is found too short.
     """
 
     replica = Streams(Credits(8))
-    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
-    for _ in range(3):  # so that it is known how long answers take
+    one, two = activators_at(2, {"a": replica}, random.Random(1), known=True)
+    for _ in range(3):  # so that the throughput is known
         await asyncio.gather(*(one.complete(1.0) for _ in range(8)))
     await asyncio.sleep(DEMAND_TTL_S)
     await two.complete(1.0)
@@ -279,12 +277,10 @@ async def test_a_pause_refuses_nobody_for_its_time() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_refused_request_keeps_its_place() -> None:
-    """The tenant's request that was refused goes first, although others of it came before it is sent again; and what it
-    was charged is undone: another tenant, which is served in turns with it, has no more of the slots.
-    """
+    """A refused request is served before later ones of its tenant, and its charge is undone."""
 
     replica = Streams(Credits(1))
-    one, two = doors(2, {"a": replica}, random.Random(1), delay_s=0.0)
+    one, two = activators_at(2, {"a": replica}, random.Random(1), delay_s=0.0)
     theirs = asyncio.ensure_future(two.complete(10.0))
     await asyncio.sleep(1.0)
     order: list[str] = []
@@ -304,11 +300,11 @@ async def test_a_refused_request_keeps_its_place() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_second_request_wants_what_the_replica_has_then() -> None:
-    """Not what was wanted with the last one that was sent there."""
+async def test_hedge_reports_the_slots_wanted_at_its_replica() -> None:
+    """The hedge reports the slots wanted at its own replica, not those of the last request sent there."""
 
     replicas = {name: Streams(Credits(8)) for name in "ab"}
-    (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
+    (one,) = activators_at(1, replicas, random.Random(1), delay_s=0.0)
     burst = [asyncio.ensure_future(one.complete(1.0)) for _ in range(40)]
     await asyncio.gather(*burst)
     ask, deadline = QueuedRequest("t", 10, 10), Deadline(one.clock() + 60.0)
@@ -321,10 +317,10 @@ async def test_a_second_request_wants_what_the_replica_has_then() -> None:
 
 @pytest.mark.virtual_time
 async def test_full_queue_keeps_a_refused_request() -> None:
-    """Its request was sent before those that fill the queue, so it waits in it, beyond the bound."""
+    """The refused request was sent before those that fill the queue, so it waits beyond the limit."""
 
     replica = Streams(Credits(1))
-    one, two = doors(2, {"a": replica}, random.Random(1), most_waiting=3)
+    one, two = activators_at(2, {"a": replica}, random.Random(1), most_waiting=3)
     theirs = asyncio.ensure_future(two.complete(5.0))
     await asyncio.sleep(0.1)
     ours = [asyncio.ensure_future(one.complete(1.0)) for _ in range(4)]
@@ -338,22 +334,22 @@ async def test_full_queue_keeps_a_refused_request() -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.virtual_time
 async def test_replica_without_credit_is_shared_equally(known: bool) -> None:
-    """It tells no credit: each activator has its share for good, and does not try more; one that knows of no other has
-    all.
+    """The replica reports no credit. Each activator keeps its share and tries no more. One that knows of no other uses
+    all streams.
     """
 
     replica = Streams(Credits(8), is_old=True)
-    every = doors(2, {"a": replica}, random.Random(1), known=known)
+    every = activators_at(2, {"a": replica}, random.Random(1), known=known)
     await asyncio.gather(*(door.clients(20, 20.0, 1.0) for door in every))
     assert replica.most == (8 if known else 16)
 
 
 @pytest.mark.virtual_time
 async def test_replicas_come_and_go_while_one_is_refused() -> None:
-    """The request goes where there is a stream; and waits for a start where no replica is left."""
+    """The request goes to a replica with a stream. With no replica left it waits for a start."""
 
     full, other = Streams(Credits(1)), Streams(Credits(1))
-    one, two = doors(2, {"a": full}, random.Random(1))
+    one, two = activators_at(2, {"a": full}, random.Random(1))
     theirs = asyncio.ensure_future(two.complete(100.0))
     await asyncio.sleep(0.1)
     ours = asyncio.ensure_future(one.complete(1.0))

@@ -1,4 +1,4 @@
-"""Activators that share many replicas each prefer some: fewer connections, as long as those have a free slot."""
+"""Activators that share many replicas prefer a subset each: fewer connections, while the subset has a free slot."""
 
 import asyncio
 import random
@@ -23,11 +23,11 @@ from tests.eventually import eventually
 
 SLOTS = 8
 MANY = "abcdefghijklmnop"
-FEW = "abcdef"  # of four activators, where two share a replica: three each
+FEW = "abcdef"  # with four activators and two per replica, each prefers three
 
 
 class SimulatedActivator(SlotWorld):
-    """One activator. The replicas tell it that it may have all their slots."""
+    """One activator. Each replica gives it a credit of all slots."""
 
     def __init__(self, number: int, members: list[str], replicas: str, *, prefer: bool = True) -> None:
         self.now = Clock()
@@ -42,8 +42,8 @@ class SimulatedActivator(SlotWorld):
             name for name, each in self.throttler.slots.ensure_version_queue(KEY).replicas.items() if each.is_preferred
         }
 
-    async def come(self, many: int = 1, ask: QueuedRequest = ASK) -> set[str]:
-        """So many requests, which stay inside; where they are."""
+    async def start_requests(self, many: int = 1, ask: QueuedRequest = ASK) -> set[str]:
+        """Start so many requests. Return the replicas that they run on."""
         found = [await asyncio.wait_for(self.take(ask), 10) for _ in range(many)]
         for replica in found:
             self.throttler.report_began(replica, SLOTS)
@@ -52,33 +52,35 @@ class SimulatedActivator(SlotWorld):
         return {replica.row.runtime_id for replica in found}
 
     def end_first(self, many: int) -> None:
-        """Of those inside, so many that came first have ended."""
+        """End the requests that started first."""
         for replica in self.inside[:many]:
             self.release(replica, ASK, 10)
         del self.inside[:many]
 
     async def one_by_one(self, many: int, ask: QueuedRequest = ASK) -> set[str]:
-        """So many requests, each after the one before, over three seconds: where they were in the last one."""
+        """Send so many requests one by one, in each of three seconds. Return the replicas used in the last second."""
         for _ in range(3):
             self.now.now_s += REVIEW_S
             found: set[str] = set()
             for _ in range(many):
-                found |= await self.come(ask=ask)
+                found |= await self.start_requests(ask=ask)
                 self.release(self.inside.pop(), ASK, 10)
         return found
 
 
-def doors(count: int, replicas: str, *, prefer: bool = True) -> tuple[list[SimulatedActivator], list[str]]:
-    """So many, and the names that they know."""
+def activators_at(count: int, replicas: str, *, prefer: bool = True) -> tuple[list[SimulatedActivator], list[str]]:
+    """Return so many activators, and the list of names that they know."""
     members = [f"door-{number}" for number in range(count)]
     return [SimulatedActivator(number, members, replicas, prefer=prefer) for number in range(count)], members
 
 
-@pytest.mark.parametrize("prefer", [pytest.param(True, id="with"), pytest.param(False, id="without: the control")])
+@pytest.mark.parametrize(
+    "prefer", [pytest.param(True, id="with subsets"), pytest.param(False, id="control: without subsets")]
+)
 async def test_replicas_have_fewer_connections(prefer: bool) -> None:
-    """Seven activators that have one request at a time, 60 in each second: of 16 replicas they prefer four each."""
+    """Seven activators send one request at a time, 60 per second. Of 16 replicas each prefers four."""
 
-    every, _ = doors(8, MANY, prefer=prefer)
+    every, _ = activators_at(8, MANY, prefer=prefer)
     found = [await door.one_by_one(60) for door in every[:-1]]
     if prefer:
         assert sum(map(len, found)) <= 4 * 7
@@ -87,46 +89,46 @@ async def test_replicas_have_fewer_connections(prefer: bool) -> None:
 
 
 async def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
-    """Those that it prefers are full: it has all of the others, and once they are free again, keeps to them."""
+    """When the preferred replicas are full it uses all others. Once they are free it uses only them again."""
 
-    (one, *_), _ = doors(4, FEW)
-    await one.come(len(FEW))  # each has told by now how many it takes
+    (one, *_), _ = activators_at(4, FEW)
+    await one.start_requests(len(FEW))  # each replica has reported its credit by now
     one.end_first(len(FEW))
     near = await one.one_by_one(3)
     assert near <= one.preferred
     assert len(one.preferred) == 3
     for name in FEW:
         one.throttler.report_began(one.replica(name), SLOTS)
-    assert await one.come(len(FEW) * SLOTS) == set(FEW)
+    assert await one.start_requests(len(FEW) * SLOTS) == set(FEW)
     one.end_first(len(FEW) * SLOTS)
     assert await one.one_by_one(20) <= one.preferred
     assert len(one.preferred) == 3
 
 
 async def test_busy_activator_prefers_no_subset() -> None:
-    """As many as there are replicas, for as long as it has them."""
+    """With as many concurrent requests as replicas it prefers all, while that lasts."""
 
-    (one, *_), _ = doors(4, FEW)
+    (one, *_), _ = activators_at(4, FEW)
 
     async def settled() -> int:
         for _ in range(3):
             one.now.now_s += REVIEW_S
-            await one.come()
+            await one.start_requests()
             one.release(one.inside.pop(), ASK, 10)
         return len(one.preferred)
 
-    await one.come(len(FEW) - 2)
+    await one.start_requests(len(FEW) - 2)
     assert await settled() == 3
-    await one.come(2)
+    await one.start_requests(2)
     assert await settled() == len(FEW)
     one.end_first(3)
     assert await settled() == 3
 
 
 async def test_affinity_overrides_the_preferred_subset() -> None:
-    """Whichever activator it comes by, and whoever prefers that one."""
+    """The same replica is used by every activator, whichever prefers it."""
 
-    every, _ = doors(4, FEW)
+    every, _ = activators_at(4, FEW)
     for number in range(8):
         ask = QueuedRequest("default", 10, 10, affinity=Affinity(f"s{number}".encode(), True))
         found = [await door.one_by_one(2, ask) for door in every]
@@ -136,9 +138,9 @@ async def test_affinity_overrides_the_preferred_subset() -> None:
 
 
 async def test_subsets_follow_activators_and_replicas() -> None:
-    """Replicas, activators: within a second. Each replica is preferred by somebody all the time."""
+    """Subsets follow a change within a second. Each replica is always preferred by some activator."""
 
-    every, members = doors(4, FEW)
+    every, members = activators_at(4, FEW)
 
     async def settled(many: list[SimulatedActivator]) -> list[int]:
         for door in many:
@@ -160,8 +162,8 @@ async def test_subsets_follow_activators_and_replicas() -> None:
 
 @pytest.mark.parametrize(("setting", "want"), [("auto", 2), ("off", 6)])
 async def test_an_activator_prefers_some(tmp_path: Path, redis: RedisServer, setting: str, want: int) -> None:
-    """Beside three others, of six replicas with four slots: two requests at once are at two of them, and its page says
-    how many it prefers.
+    """Three other activators and six replicas with four slots: two concurrent requests run at two replicas. The metric
+    has the number of preferred replicas.
     """
     held = Held()
 
@@ -172,9 +174,9 @@ async def test_an_activator_prefers_some(tmp_path: Path, redis: RedisServer, set
         here = await stack.enter_async_context(world(tmp_path, redis=redis.url, subsets=setting))
         await here.wait_for_metric("kelvin_redis_members", 4)
         replicas = [await here.replica(name, held, max_streams=4) for name in FEW]
-        asked = [asyncio.create_task(here.post()) for _ in range(2)]
+        requests = [asyncio.create_task(here.post()) for _ in range(2)]
         await eventually(lambda: sum(len(replica.calls) for replica in replicas) == 2)
         assert await here.metric_value("kelvin_shared_replicas", preferred="yes") == want
         assert await here.metric_value("kelvin_shared_replicas", preferred="no") == 6 - want
         held.release()
-        assert [each.status for each in await asyncio.gather(*asked)] == [200] * 2
+        assert [each.status for each in await asyncio.gather(*requests)] == [200] * 2

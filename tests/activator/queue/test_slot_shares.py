@@ -1,4 +1,4 @@
-"""A guest of a shared version, at many times the load of its owner, does not keep the owner waiting."""
+"""A guest of a shared version sends many times the owner's load, and the owner does not wait."""
 
 import asyncio
 import sys
@@ -14,18 +14,18 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import KEY, SlotWorld, run_loop
 
 SLOTS = 16
-ANSWER_S = 3.0  # that a slot is held for
+ANSWER_S = 3.0  # time that each request holds its slot
 LATER_S = 1000.0
 OWNER, GUEST = QueuedRequest("default", 10, 100), QueuedRequest("guest", 10, 100)
 
 
 def load() -> SlotWorld:
-    """One replica, for requests of which each has its slot for ANSWER_S."""
+    """Return a world with one replica."""
     return SlotWorld(replica_row("a", SLOTS))
 
 
 async def clients(here: SlotWorld, tenant: str, count: int, until_s: float, weight: int = 1) -> None:
-    """So many, each of which asks again at once."""
+    """Run so many clients, each of which sends its next request at once."""
 
     async def client(number: int) -> None:
         await asyncio.sleep(number * 0.37)
@@ -46,8 +46,8 @@ def _now_and_then(every_s: float) -> Iterator[float]:
 async def test_guest_at_ten_times_the_load_keeps_no_owner_waiting(
     every_s: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner finds a slot each time, so that its time to first token is that of its replica. The guest has all other
-    slots. The control gives slots to whoever is next: the owner waits for the end of one of the guest's answers.
+    """The owner finds a free slot each time, and the guest uses all other slots. Control: without shares the owner
+    waits for the end of a guest's answer.
     """
     if not kept:
         monkeypatch.setattr(SlotShares, "may_take", lambda self, tenant, weight, slots, free, running: free > 0)
@@ -66,7 +66,7 @@ async def test_guest_at_ten_times_the_load_keeps_no_owner_waiting(
 @pytest.mark.parametrize("weight", [1, 3])
 @pytest.mark.virtual_time
 async def test_tenants_that_want_all_slots_get_them_by_weight(weight: int) -> None:
-    """Two guests of one weight or another, and an owner that does nothing: they share all slots, and none is idle."""
+    """Two guests and an idle owner: the guests share all slots by weight, and none is idle."""
 
     here = load()
     await asyncio.gather(clients(here, "g", 30, 300.0, weight), clients(here, "h", 30, 300.0))
@@ -77,7 +77,7 @@ async def test_tenants_that_want_all_slots_get_them_by_weight(weight: int) -> No
 
 @pytest.mark.virtual_time
 async def test_owner_alone_has_all_slots() -> None:
-    """Also once its guests have gone."""
+    """This holds even after guests have used them."""
 
     here = load()
     await clients(here, "guest", 40, 30.0)
@@ -88,7 +88,7 @@ async def test_owner_alone_has_all_slots() -> None:
 
 @pytest.mark.virtual_time
 async def test_no_slot_idles_in_a_flood_of_guests() -> None:
-    """Each slot is busy all the time, though some guests ask now and then and the owner asks steadily."""
+    """Each slot is always busy, though some guests send now and then and the owner sends steadily."""
 
     here = load()
     flood, owner = clients(here, "flood", 40, 205.0), clients(here, "default", 2, 205.0)
@@ -102,7 +102,7 @@ async def test_no_slot_idles_in_a_flood_of_guests() -> None:
 @pytest.mark.parametrize(("weight", "want"), [(1, 8), (3, 12)])
 @pytest.mark.virtual_time
 async def test_waiting_guest_leaves_the_owner_its_share_by_weight(weight: int, want: int) -> None:
-    """The owner had all slots a moment ago, and a guest then waits with more requests than there are slots."""
+    """The owner had all slots a moment ago. Then a guest waits with more requests than slots."""
 
     here = load()
     owner = [asyncio.ensure_future(here.serve(OWNER, ANSWER_S)) for _ in range(SLOTS)]
@@ -118,8 +118,8 @@ async def test_waiting_guest_leaves_the_owner_its_share_by_weight(weight: int, w
 
 @pytest.mark.virtual_time
 async def test_slot_is_not_kept_for_an_owner_that_has_stopped_asking() -> None:
-    """A guest gets it within the two windows in which the owner is remembered. No other request comes or ends
-    meanwhile, as where answers are long.
+    """A guest gets the slot within the two windows in which the owner's need is remembered, though no other request
+    starts or ends meanwhile.
     """
 
     here = SlotWorld(replica_row("a", 2))
@@ -137,7 +137,7 @@ async def test_slot_is_not_kept_for_an_owner_that_has_stopped_asking() -> None:
 @pytest.mark.parametrize("weight", [1, 2])
 @pytest.mark.virtual_time
 async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
-    """Its request comes long after the last event, while guests have all slots and wait. It gets the next slot."""
+    """The owner's request comes long after the last event, while guests use all slots. It gets the next slot."""
 
     here = SlotWorld(replica_row("a", 2))
     held = [await here.take(GUEST, LATER_S) for _ in range(2)]
@@ -154,9 +154,9 @@ async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
 
 @pytest.mark.parametrize("ask", [OWNER, GUEST], ids=["default", "guest"])
 @pytest.mark.virtual_time
-async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: QueuedRequest) -> None:
-    """All replicas went, and others came: the new line has not heard of the tenant. No slot is left behind. The tenant
-    is the owner or a guest.
+async def test_hedge_takes_a_slot_of_a_replaced_version(ask: QueuedRequest) -> None:
+    """All replicas were replaced, and the new version queue does not know the tenant yet. No slot is left behind. The
+    tenant is the owner or a guest.
     """
 
     here = SlotWorld(replica_row("a", 2), replica_row("b", 2))
@@ -178,7 +178,7 @@ async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: 
 @pytest.mark.parametrize("tenants", [20, 200])
 @pytest.mark.virtual_time
 async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -> None:
-    """All share one version and wait. Frames of Python that one release enters, for each tenant that waits."""
+    """All tenants share one version and wait. Counted are the Python frames of one release, per waiting tenant."""
 
     here = SlotWorld(replica_row("a", 256))
     asks = [QueuedRequest(f"t{number}", 10, 100) for number in range(tenants)]

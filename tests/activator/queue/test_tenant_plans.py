@@ -1,5 +1,5 @@
-"""What operators give a tenant: a weight, by which it is served where others wait, and the highest priority that its
-requests may have; and a plan, for which models give up other things before they refuse. From outside, over TLS.
+"""What operators set for a tenant: a weight, the highest priority of its requests, and a plan, for which models have
+other degradation steps. Over TLS.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from kelvin.contracts.serving.control_messages import Priority
 from kelvin.contracts.serving.degradation_steps import DegradationStep
 from tests.activator.api.test_grants import grant
 from tests.activator.control import KEY, STRANGER, limited
-from tests.activator.degradation.test_degradation import SMALL, TOLD, full, row, small
+from tests.activator.degradation.test_degradation import DEGRADED, SMALL, full, row, small
 from tests.activator.replica import Held
 from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 
 async def _order(here: ActivatorWorld, *sent: tuple[str, str, str]) -> list[str]:
-    """Requests by name, key and priority come one after the other while a guest's holds the slot, which is standard;
-    one of batch was before it. How they were served.
+    """Send requests by name, key and priority while a guest's standard request holds the slot, after a batch one.
+    Return the order of service.
     """
     replica = await here.replica("a", max_streams=1)
     await grant(here, "stranger")
@@ -43,12 +43,12 @@ async def _order(here: ActivatorWorld, *sent: tuple[str, str, str]) -> list[str]
 @pytest.mark.parametrize(
     ("highest", "want"),
     [
-        pytest.param("batch", ["guest", "own"], id="the owner's is batch"),
-        pytest.param("interactive", ["own", "guest"], id="the control: nobody's is"),
+        pytest.param("batch", ["guest", "own"], id="the owner is capped to batch"),
+        pytest.param("interactive", ["own", "guest"], id="control: no cap"),
     ],
 )
 async def test_plan_caps_the_priority_class(tmp_path: Path, highest: Priority, want: list[str]) -> None:
-    """It says that it is interactive, and waits for one that is standard, as batch was given more than that."""
+    """The owner's interactive request is capped to batch and waits for a standard one, because batch has used more."""
 
     async with world(tmp_path) as here:
         await here.limit(priority=highest)
@@ -58,13 +58,13 @@ async def test_plan_caps_the_priority_class(tmp_path: Path, highest: Priority, w
 @pytest.mark.parametrize(
     ("weight", "want"),
     [
-        pytest.param(None, range(1, 3), id="as many of both"),
-        pytest.param(3, range(4, 7), id="three for one"),
+        pytest.param(None, range(1, 3), id="equal weights"),
+        pytest.param(3, range(4, 7), id="a weight of three"),
     ],
 )
 async def test_slots_follow_the_plan_weights(tmp_path: Path, weight: int | None, want: range) -> None:
-    """Three of the owner's and seven of the guest's wait, all standard: how many of the guest's are served before the
-    owner's last. The guest has a weight, and had a request more.
+    """Three requests of the owner and seven of the guest wait, all standard. Counted are the guest's served before the
+    owner's last. The guest has a weight, and had one request more.
     """
 
     async with world(tmp_path) as here:
@@ -75,13 +75,13 @@ async def test_slots_follow_the_plan_weights(tmp_path: Path, weight: int | None,
 
 
 @pytest.mark.parametrize(
-    ("of_all", "of_free", "plan", "told"),
+    ("of_all", "of_free", "plan", "degraded"),
     [
-        pytest.param((), (SMALL,), "free", "fallback=small", id="more than the others"),
-        pytest.param((), (SMALL,), "pro", None, id="another plan is as the others"),
-        pytest.param((), (SMALL,), None, None, id="and so is none"),
-        pytest.param((SMALL,), (), "free", None, id="nothing at all"),
-        pytest.param((SMALL,), (), None, "fallback=small", id="which is nobody else's"),
+        pytest.param((), (SMALL,), "free", "fallback=small", id="a plan with a step"),
+        pytest.param((), (SMALL,), "pro", None, id="another plan has the model's steps"),
+        pytest.param((), (SMALL,), None, None, id="no plan has the model's steps"),
+        pytest.param((SMALL,), (), "free", None, id="a plan without steps"),
+        pytest.param((SMALL,), (), None, "fallback=small", id="a plan without steps affects no other"),
     ],
 )
 async def test_plan_has_its_own_degradation_steps(
@@ -89,13 +89,13 @@ async def test_plan_has_its_own_degradation_steps(
     of_all: tuple[DegradationStep, ...],
     of_free: tuple[DegradationStep, ...],
     plan: str | None,
-    told: str | None,
+    degraded: str | None,
 ) -> None:
-    """In the place of those that all others have."""
+    """The plan's steps replace the model's own."""
 
     async with full(tmp_path) as (here, _):
         await small(here)
         model = msgspec.structs.replace(row("m", *of_all), plan_ladders={"free": of_free})
         await here.publish(tenants=(limited(plan=plan),), models=(model,))
         got = await here.post()
-        assert (got.status, got.headers.get(TOLD)) == (503 if told is None else 200, told)
+        assert (got.status, got.headers.get(DEGRADED)) == (503 if degraded is None else 200, degraded)

@@ -1,7 +1,5 @@
-"""Ten times what the replicas can do: what is done in time is as much as ever, what waits is bounded, and who is shed
-is shed in order.
-
-The product's own throttler, queue and shedding in virtual time.
+"""Ten times the capacity: goodput stays at its peak, the queue is bounded, and requests are shed in order. The
+product's throttler, queue and shedding run in virtual time.
 """
 
 import asyncio
@@ -26,17 +24,17 @@ from tests.virtual_loop import run_virtually
 
 SLOTS = 16
 TOKENS_PER_S = 100.0  # of a slot
-TOKENS = 100  # of a request, in the mean
+TOKENS = 100  # of a request, on average
 LASTS_S = 30.0
-WAITING = 256  # sixteen seconds of it
+WAITING = 256  # sixteen seconds of work
 
 
-Size = Callable[[random.Random], tuple[int, float]]  # tokens that a request is thought to take, and seconds
+Size = Callable[[random.Random], tuple[int, float]]  # estimated tokens of a request, and seconds that it takes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Who asks, how, and for which part of the capacity; a part of what is beyond one, with `rest`."""
+    """A tenant's requests: class, share of the capacity, and `rest`, the share of the load beyond the capacity."""
 
     tenant: str
     priority_class: PriorityClass
@@ -54,39 +52,39 @@ KINDS = (
 
 
 @dataclass
-class Seen:
-    """What came of them, by tenant."""
+class Outcomes:
+    """Outcomes by tenant."""
 
-    asked: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
-    good_tokens: float = 0.0  # while more came
+    good_tokens: float = 0.0  # while requests still arrive
     is_flooded: bool = True
     most_waiting: int = 0
 
     def part(self, tenant: str, outcome: str) -> float:
-        """Of what the tenant asked for."""
-        return self.ended[tenant, outcome] / self.asked[tenant]
+        """Return the part of the tenant's requests with this outcome."""
+        return self.ended[tenant, outcome] / self.sent[tenant]
 
 
 def _exactly(rng: random.Random) -> tuple[int, float]:
-    """Tokens as they are estimated, and the seconds that they take."""
+    """Return an exact estimate of tokens, and the seconds."""
     tokens = rng.randrange(TOKENS // 2, TOKENS * 3 // 2)
     return tokens, tokens / TOKENS_PER_S
 
 
 def _at_most(rng: random.Random) -> tuple[int, float]:
-    """Only the most is known, and that is the same of each; many take little, and some much."""
+    """Return the upper bound of tokens, equal for all, and the seconds. Most are short, some are long."""
     return 10 * TOKENS, min(5.0, rng.expovariate(TOKENS_PER_S / TOKENS))
 
 
-SIZES = [pytest.param(_exactly, id="what it takes is known"), pytest.param(_at_most, id="only the most is known")]
+SIZES = [pytest.param(_exactly, id="exact estimates"), pytest.param(_at_most, id="upper bounds only")]
 
 
-async def _asked(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, seen: Seen) -> None:
-    """One request, as the door has it: its deadline ends it wherever it is."""
+async def _send(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, outcomes: Outcomes) -> None:
+    """Send one request. Its deadline ends it in the queue or while it runs."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + kind.patience_s
-    seen.asked[kind.tenant] += 1
+    outcomes.sent[kind.tenant] += 1
     outcome = "late"
     try:
         async with asyncio.timeout_at(deadline_s):
@@ -95,17 +93,17 @@ async def _asked(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, 
             ):
                 await asyncio.sleep(takes_s)
         outcome = "good"
-        seen.good_tokens += takes_s * TOKENS_PER_S if seen.is_flooded else 0
+        outcomes.good_tokens += takes_s * TOKENS_PER_S if outcomes.is_flooded else 0
     except Refused as refused:
         outcome = refused.failure.code
     except TimeoutError:
         pass
-    seen.ended[kind.tenant, outcome] += 1
+    outcomes.ended[kind.tenant, outcome] += 1
 
 
-async def _flooded(times: float, size: Size) -> Seen:
-    """Half a minute of arrivals at random moments, for so many times the capacity; then until all have ended."""
-    loop, seen, rng = asyncio.get_running_loop(), Seen(), random.Random(7)
+async def _flooded(times: float, size: Size) -> Outcomes:
+    """Let requests arrive at random for half a minute at so many times the capacity. Return when all have ended."""
+    loop, outcomes, rng = asyncio.get_running_loop(), Outcomes(), random.Random(7)
     await asyncio.sleep(1000.0)  # a machine's clock doesn't begin when an activator does
     rows = (replica_row(name, SLOTS // 2) for name in "ab")
     throttler = SlotWorld(*rows, limits=queue_limits(version=WAITING, wait_s=600.0), draw=rng.randrange).throttler
@@ -115,39 +113,39 @@ async def _flooded(times: float, size: Size) -> Seen:
         while loop.time() < until_s:
             await asyncio.sleep(rng.expovariate(times * SLOTS * TOKENS_PER_S / TOKENS))
             kind = rng.choices(KINDS, rates)[0]
-            group.create_task(_asked(throttler, kind, *size(rng), seen))
-            seen.most_waiting = max(seen.most_waiting, throttler.loads.in_all.entries)
-        seen.is_flooded = False
+            group.create_task(_send(throttler, kind, *size(rng), outcomes))
+            outcomes.most_waiting = max(outcomes.most_waiting, throttler.loads.in_all.entries)
+        outcomes.is_flooded = False
     throttler.check_integrity()
     assert throttler.loads.in_all.entries == 0
-    return seen
+    return outcomes
 
 
-def _run(times: float, size: Size = _exactly) -> Seen:
+def _run(times: float, size: Size = _exactly) -> Outcomes:
     return run_virtually(_flooded(times, size))
 
 
 @cache
 def _peak(size: Size = _exactly) -> float:
-    """Tokens in time where there is enough to do, or a bit too much."""
+    """Return the goodput at about the capacity."""
     return max(_run(times, size).good_tokens for times in (1.0, 1.5, 2.0))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_goodput_keeps_its_peak(size: Size) -> None:
-    """At ten times: 95 % of it at least. Who pays for a third has all but a request or two of it, with one slot kept
-    for an owner who asks for nothing; batch makes way; no more wait than may.
+    """At ten times the load it is at least 95 % of the peak. The paying tenant, at a third of the capacity, is served,
+    batch is shed first, and the queue stays within its limit.
     """
-    seen = _run(10.0, size)
-    assert seen.good_tokens >= 0.95 * _peak(size)
-    assert seen.part("paid", "good") >= 0.98
-    assert seen.part("bulk", "good") < min(seen.part("hog", "good"), seen.part("free", "good"))
-    assert seen.part("bulk", "displaced") > 0 < seen.part("hog", "over_share")
-    assert seen.most_waiting == WAITING
+    outcomes = _run(10.0, size)
+    assert outcomes.good_tokens >= 0.95 * _peak(size)
+    assert outcomes.part("paid", "good") >= 0.98
+    assert outcomes.part("bulk", "good") < min(outcomes.part("hog", "good"), outcomes.part("free", "good"))
+    assert outcomes.part("bulk", "displaced") > 0 < outcomes.part("hog", "over_share")
+    assert outcomes.most_waiting == WAITING
 
 
-def test_without_a_look_at_deadlines_goodput_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: slots go to who ends too late."""
+def test_control_without_deadline_checks_goodput_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: slots go to requests that end too late."""
     monkeypatch.setattr(Throttler, "_check_time", lambda *_: None)
     monkeypatch.setattr(LoadShedder, "sweep", lambda *_: None)
     monkeypatch.setattr(LoadShedder, "next_in_time", lambda shedding, line, now: next_waiter(line))
@@ -155,14 +153,14 @@ def test_without_a_look_at_deadlines_goodput_falls(monkeypatch: pytest.MonkeyPat
     assert _run(10.0).good_tokens < 0.9 * peak
 
 
-def test_without_a_margin_it_falls_where_answers_vary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: each has its slot in the last moment that may do."""
+def test_control_without_margin_goodput_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: each request gets its slot at the last possible moment."""
     peak = _peak(_at_most)
     monkeypatch.setattr(shed_decision, "MARGIN", 1.0)
     assert _run(10.0, _at_most).good_tokens < 0.9 * peak
 
 
 def test_control_without_shed_order_interactive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: whoever comes to a full queue is."""
+    """Control: a full queue refuses every newcomer."""
     monkeypatch.setattr(LoadShedder, "try_enter", lambda *_: False)
     assert _run(10.0).part("paid", "overloaded") > 0.2

@@ -1,4 +1,4 @@
-"""Slots: in order, never more than there are, none lost, however requests come, wait, leave and replicas change."""
+"""Throttler: slots are assigned in order, never more than exist, and none is lost, whatever comes and goes."""
 
 import asyncio
 from contextlib import suppress
@@ -27,7 +27,7 @@ AWAY = msgspec.structs.replace(FAILED, code="unavailable", status=503, retryable
 
 
 async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
-    """One wake for all; the row that brings slots wakes as many as it has, first come first."""
+    """One wake call for all. A row with n slots admits n requests, first come first served."""
 
     here = SlotWorld()
     order: list[int] = []
@@ -57,7 +57,7 @@ async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
 
 
 async def test_failed_start_refuses_all_waiting_requests() -> None:
-    """And only them: who comes later starts anew."""
+    """Only waiting requests are refused. A later one wakes the version again."""
 
     here = SlotWorld()
     tasks = [await here.ask() for _ in range(3)]
@@ -71,7 +71,7 @@ async def test_failed_start_refuses_all_waiting_requests() -> None:
 
 
 async def test_deleted_version_refuses_its_waiting_requests() -> None:
-    """At once, that there is no such model; of another version nobody is."""
+    """They get `model_not_found` at once. Requests of another version wait on."""
 
     here = SlotWorld()
     waiting = await here.ask()
@@ -85,18 +85,18 @@ async def test_deleted_version_refuses_its_waiting_requests() -> None:
     here.throttler.check_integrity()
 
 
-@pytest.mark.parametrize("known", ["nothing", "a standing start", "a start under way"])
+@pytest.mark.parametrize("known", ["nothing", "a start duration", "a running start"])
 async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> None:
-    """A version that was deleted while the feed was away: the snapshot that follows does what the change line would
-    have done, to those who wait and to those who would have waited.
+    """The version was deleted while the feed was down. The snapshot that follows refuses its requests and drops its
+    forecasts, as the change line would have done.
     """
 
     here, other = SlotWorld(), VersionKey(*KEY[:2], OTHER)
     waiting, elsewhere = await here.ask(), await here.ask(key=other)
-    if known == "a standing start":
+    if known == "a start duration":
         here.feed(starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
         here.bell.start_wake_for(KEY, 9.0)
-    if known == "a start under way":
+    if known == "a running start":
         here.feed(forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000),))
     here.feed(full=True, versions=(version_row("default", "m", OTHER),))
     await asyncio.wait((waiting,))
@@ -108,8 +108,8 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
     await here.leave(elsewhere)
 
 
-async def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
-    """A version with a replica has waiters for its slots, not for a start."""
+async def test_failed_start_of_another_replica_refuses_no_request() -> None:
+    """A version with a replica has requests that wait for its slots, not for a start."""
 
     here = SlotWorld(replica_row("a", 1))
     first, waiting = await here.take(), await here.ask()
@@ -119,7 +119,7 @@ async def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served(
 
 
 async def test_a_deadline_ends_the_wait() -> None:
-    """Too late is a 504 that says what it waited for."""
+    """The refusal is 504 and says what the request waited for."""
 
     here = SlotWorld()
     waiting = await here.ask(in_s=0.01)
@@ -138,8 +138,8 @@ async def test_a_deadline_ends_the_wait() -> None:
         pytest.param([], {"full": True}, id="missing from a snapshot"),
     ],
 )
-async def test_a_replica_that_closes_takes_nobody(rows: list[ReplicaRow], line: dict[str, Any]) -> None:
-    """Its requests go on; the next one wakes the version again."""
+async def test_closed_replica_gets_no_requests(rows: list[ReplicaRow], line: dict[str, Any]) -> None:
+    """Its running requests go on. The next request wakes the version again."""
 
     here = SlotWorld(replica_row("a", 4))
     running = await here.take()
@@ -157,7 +157,7 @@ async def test_a_replica_that_closes_takes_nobody(rows: list[ReplicaRow], line: 
 
 @pytest.mark.virtual_time
 async def test_lost_replica_gets_no_requests_for_a_moment() -> None:
-    """Nobody is sent to it until it is told otherwise, or a moment has passed."""
+    """Requests are sent to it again after a moment."""
 
     here = SlotWorld(replica_row("a", 4))
     replica = await here.take()
@@ -168,9 +168,9 @@ async def test_lost_replica_gets_no_requests_for_a_moment() -> None:
     assert here.clock() == 1.0
 
 
-async def test_end_of_a_removed_replica_is_not_that_of_the_next_of_its_name() -> None:
-    """Nobody answered at its place, and by the time that this is known the feed has another one: a pod started again.
-    The control: the end of that one is heard.
+async def test_end_of_a_removed_replica_does_not_end_its_successor() -> None:
+    """A request found no process at its address, and by then the feed has a new replica of that name: a pod that
+    started again. Control: the end of the new one is applied.
     """
     here = SlotWorld(replica_row("a"))
     first = here.replica("a")
@@ -185,7 +185,7 @@ async def test_end_of_a_removed_replica_is_not_that_of_the_next_of_its_name() ->
 
 
 async def test_the_less_loaded_of_two_is_taken() -> None:
-    """Both drawn by the shell; the choice is policy's."""
+    """The candidates are drawn at random; the policy chooses between them."""
 
     here = SlotWorld(replica_row("a", 8), replica_row("b", 8))
     taken = [(await here.take()).row.runtime_id for _ in range(4)]
@@ -193,8 +193,8 @@ async def test_the_less_loaded_of_two_is_taken() -> None:
 
 
 async def test_refused_request_may_try_a_start_now() -> None:
-    """A full replica refuses it, and ends. Meanwhile starts of the version failed, long enough ago that one request may
-    try again: this one may, though it came before they failed.
+    """A full replica refuses the request and ends. Starts of the version failed meanwhile, long enough ago for one
+    trial. This request may be it, though it came before they failed.
     """
 
     clock = Clock(100.0)
@@ -215,7 +215,7 @@ async def test_refused_request_may_try_a_start_now() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["come", "leave", "release", "add", "remove", "drain", "snapshot", "fail", "turn"]),
+        st.sampled_from(["arrive", "leave", "release", "add", "remove", "drain", "snapshot", "fail", "turn"]),
         st.integers(0, 9),
     ),
     max_size=60,
@@ -223,11 +223,11 @@ STEPS = st.lists(
 
 
 async def _storm(steps: list[tuple[str, int]]) -> None:
-    """Random steps; afterwards everybody leaves, and nothing may be left."""
+    """Apply random steps, then cancel all requests. Nothing may be left."""
     here = SlotWorld(limits=queue_limits(version=50))
     tasks: list[asyncio.Task[Replica]] = []
     for what, which in steps:
-        if what == "come":
+        if what == "arrive":
             tasks.append(asyncio.create_task(here.take(in_s=30.0)))
         elif what == "leave" and tasks:
             tasks[which % len(tasks)].cancel()
@@ -266,14 +266,14 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
 @given(STEPS)
 @settings(max_examples=150)
 def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int]]) -> None:
-    """After any storm the queue is empty, and every slot of a fresh replica can be had."""
+    """After any steps the queue is empty, and every slot of a new replica can be taken."""
     asyncio.run(_storm(steps))
 
 
-async def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a throttler that keeps what a cancelled waiter had been granted is found out."""
+async def test_control_leaked_slot_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a throttler that keeps the slot of a cancelled request is detected."""
 
-    async def kept() -> int:
+    async def running_after_cancellation() -> int:
         here = SlotWorld(replica_row("a", 1))
         holding, waiting = await here.take(), await here.ask()
         here.release(holding)
@@ -281,13 +281,13 @@ async def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         await run_loop()
         return holding.running
 
-    assert await kept() == 0
+    assert await running_after_cancellation() == 0
     monkeypatch.setattr(Throttler, "_leave", lambda self, key, line, waiter, ask: line.waiting.discard(waiter))
-    assert await kept() == 1
+    assert await running_after_cancellation() == 1
 
 
-async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
-    """Cancelled between the grant and its own next step: the next in line has the slot, nobody keeps it."""
+async def test_request_cancelled_after_its_grant_releases_the_slot() -> None:
+    """The request is cancelled between the grant and its next step. The next one gets the slot."""
 
     here = SlotWorld(replica_row("a", 1))
     holding = await here.take()
@@ -296,7 +296,7 @@ async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() ->
     first.cancel()
     assert await asyncio.wait_for(second, 1) is holding
     here.throttler.check_integrity()
-    # Cancelled first, then a slot: its future is done, but it still stands in the line.
+    # Cancelled first, then granted: its future is done, but it is still in the queue.
     third, fourth = await here.ask(), await here.ask()
     third.cancel()
     here.release(holding)
@@ -304,7 +304,7 @@ async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() ->
     here.throttler.check_integrity()
 
 
-async def test_a_version_at_its_credit_has_no_room() -> None:
+async def test_version_at_its_credit_has_no_room() -> None:
     """Its replica has free streams, which are for other activators."""
     here = SlotWorld(replica_row("a", 4))
     assert here.throttler.availability(KEY) is Availability.ROOM
@@ -317,7 +317,7 @@ async def test_a_version_at_its_credit_has_no_room() -> None:
 
 @pytest.mark.parametrize("is_refused", [True, False], ids=["after a refusal", "while an answer goes on"])
 async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
-    """Also if nobody has asked for the version since: requests go to the one before it while it has no room."""
+    """This holds even if no request came since. Requests go to the previous version while this one has no room."""
     clock = Clock()
     here = SlotWorld(replica_row("a", 4), clock=clock)
     replica = await here.take()

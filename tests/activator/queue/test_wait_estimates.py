@@ -1,4 +1,4 @@
-"""Who has too little time is told so at once, by what is known, and wakes the version all the same."""
+"""Wait estimates: a request whose deadline is too short is refused at once, and wakes the version all the same."""
 
 import asyncio
 
@@ -16,19 +16,19 @@ from tests.activator.control import VERSION, replica_row
 from tests.activator.queue.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of
 
 NAMES = {"tenant": "default", "model": "m", "version": VERSION}
-STANDING = Feed(revision=1, starts=(StartRow(start_ms=9000, **NAMES),))
-STARTING = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
+START = Feed(revision=1, starts=(StartRow(start_ms=9000, **NAMES),))
+FORECAST = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
 READY = replica_row("a", 1)
 
 
 async def _refused(here: SlotWorld, seconds: float) -> DeadlineTooShort | None:
-    """Why a request with so much time is refused at once; None where it waits. It doesn't stay."""
-    asked = await here.ask(in_s=seconds)
-    if not asked.done():
-        asked.cancel()
-        await asyncio.wait((asked,))
+    """Return the refusal of a request with so many seconds left, or None if it waits. The request is cancelled."""
+    request_task = await here.ask(in_s=seconds)
+    if not request_task.done():
+        request_task.cancel()
+        await asyncio.wait((request_task,))
         return None
-    failure = failure_of(asked)
+    failure = failure_of(request_task)
     assert isinstance(failure, DeadlineTooShort)
     return failure
 
@@ -38,14 +38,14 @@ def _left(here: SlotWorld) -> float | None:
 
 
 async def test_waiting_request_reports_the_forecast_time() -> None:
-    """Less and less, never below zero; nothing once a replica is there, or the start failed."""
+    """The time decreases, never below zero. It is unknown once a replica exists or the start failed."""
 
     clock = Clock(100.0)
     here = SlotWorld(clock=clock)
     assert _left(here) is None
     waiting = await here.ask(in_s=30.0)
     assert _left(here) is None
-    here.throttler.apply(STARTING)
+    here.throttler.apply(FORECAST)
     assert _left(here) == 1.5
     clock.now_s = 101.0
     assert _left(here) == 0.5
@@ -54,22 +54,22 @@ async def test_waiting_request_reports_the_forecast_time() -> None:
     here.feed(READY)
     assert _left(here) is None
     here.feed(removed_replicas=("a",))
-    assert _left(here) is None, "what was said was of the start before"
+    assert _left(here) is None, "the forecast was of the previous start"
     await waiting
     here.throttler.check_integrity()
 
 
 async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
-    """Who has the time waits; a start under way is nearer its end than one that has to begin."""
+    """A request with enough time waits. A running start ends earlier than one that has to begin."""
 
     here = SlotWorld(clock=Clock(100.0))
     assert await _refused(here, 0.5) is None, "nothing is known"
-    here.throttler.apply(STANDING)
+    here.throttler.apply(START)
     assert await _refused(here, 9.5) is None
     assert not here.bell.nudged
     assert await _refused(here, 2.0) == DeadlineTooShort(9.0, 2.0, True)
     assert (here.bell.nudged, here.bell.ringing) == ({KEY: 9.0}, set())
-    here.throttler.apply(STARTING)
+    here.throttler.apply(FORECAST)
     assert await _refused(here, 2.0) is None
     assert await _refused(here, 1.0) == DeadlineTooShort(1.5, 1.0, True)
     here.feed(READY)
@@ -79,21 +79,23 @@ async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
 
 
 async def test_estimate_wait_of_a_new_request() -> None:
-    """For a start, as long as it is not known to fail; else for what its tenant has waiting, as urgent or more."""
+    """The wait is for a start, unless starts fail. With a replica it is for the queued requests of the tenant in the
+    same or a higher class.
+    """
 
     clock = Clock(100.0 - 2 * MIN_ANSWERS)
     here = SlotWorld(clock=clock)
-    estimate_wait, want = here.throttler.estimate_wait, here.throttler.wake_for
+    estimate_wait, wake_for = here.throttler.estimate_wait, here.throttler.wake_for
     assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
-    here.throttler.apply(STANDING)
+    here.throttler.apply(START)
     assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (9.0, True)
-    want(KEY, 9.0)
+    wake_for(KEY, 9.0)
     assert here.bell.nudged == {KEY: 9.0}
     here.feed(failures=(FAILED,))
-    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True), "somebody has to find out"
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True), "the next request has to try"
     here.feed(READY)
-    want(KEY, 9.0)
-    assert not here.bell.nudged, "it is there"
+    wake_for(KEY, 9.0)
+    assert not here.bell.nudged, "a replica exists"
     await here.measure(clock)
     asks = [
         ASK,
@@ -109,25 +111,25 @@ async def test_estimate_wait_of_a_new_request() -> None:
     await here.leave(*tasks)
 
 
-async def test_a_start_that_failed_is_asked_for_no_more() -> None:
-    """Else whoever was refused would have it begun again and again."""
+async def test_failed_start_is_not_requested_again() -> None:
+    """Otherwise each refused request would start the version again."""
 
     here = SlotWorld(clock=Clock(100.0))
-    here.throttler.apply(STANDING)
+    here.throttler.apply(START)
     assert await _refused(here, 2.0) is not None
     here.feed(failures=(FAILED,))
     assert not here.bell.nudged
 
 
 async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
-    """By the pace of one slot: ten tokens in two seconds. Only who is served first counts: not who has more time."""
+    """One slot takes two seconds for ten tokens. Only requests with an earlier deadline count."""
 
     clock = Clock(100.0 - 2 * MIN_ANSWERS)
     here = SlotWorld(READY, clock=clock)
     await here.measure(clock)
     assert clock.now_s == 100.0
     running = await here.take()
-    assert await _refused(here, 0.1) is None, "nobody waits before it"
+    assert await _refused(here, 0.1) is None, "no request waits before it"
     waiting = [await here.ask(in_s=3.0) for _ in range(3)]
     later = await here.ask(in_s=300.0)
     assert here.throttler.wait_estimate(KEY, ASK, Deadline(110.0)) == WaitEstimate(6.0)
@@ -142,8 +144,8 @@ async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
 
 
 def test_forecasts_are_kept_per_model_and_version() -> None:
-    """Another model of the same version has starts of its own."""
+    """Another model of the same version has its own starts."""
     here = SlotWorld(clock=Clock(100.0))
-    here.throttler.apply(STANDING)
+    here.throttler.apply(START)
     other = VersionKey("default", "n", VERSION)
     assert here.throttler.wait_estimate(other, ASK, Deadline(200.0)) == UNKNOWN

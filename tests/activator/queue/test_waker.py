@@ -1,4 +1,4 @@
-"""One waking for all who wait; told again until somebody takes it."""
+"""Waker: one wake call for all waiting requests, repeated while they wait."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ KEY = VersionKey("t", "m", "v" * 64)
 
 
 class Decider:
-    """Takes a poke, or is away."""
+    """A control plane that accepts wake calls, or is absent."""
 
     def __init__(self) -> None:
         self.is_there = True
@@ -27,7 +27,7 @@ class Decider:
 
 
 async def test_wake_call_is_sent_once_and_at_once() -> None:
-    """However many ask; resting ends it, and asking again starts anew at once."""
+    """Any number of requests share one call. After the end of the wake, a new one is sent at once."""
 
     decider = Decider()
     waker = Waker(decider.send_wake)
@@ -45,9 +45,9 @@ async def test_wake_call_is_sent_once_and_at_once() -> None:
     await waker.close()
 
 
-@pytest.mark.parametrize("is_there", [pytest.param(True, id="taken"), pytest.param(False, id="not taken")])
+@pytest.mark.parametrize("is_there", [pytest.param(True, id="accepted"), pytest.param(False, id="not accepted")])
 async def test_wake_call_repeats_while_requests_wait(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soon where nobody took it, later where somebody did; never again after it rests."""
+    """The call repeats soon if it was not accepted, later if it was. After the end of the wake it stops."""
     monkeypatch.setattr(wake, "AGAIN_S" if is_there else "RETRY_S", 0.01)
 
     decider = Decider()
@@ -59,16 +59,16 @@ async def test_wake_call_repeats_while_requests_wait(is_there: bool, monkeypatch
             decider.poked.clear()
             await decider.poked.wait()
     waker.stop_wake(KEY)
-    told = decider.pokes
+    pokes_before = decider.pokes
     await asyncio.sleep(0.05)
-    assert decider.pokes == told
+    assert decider.pokes == pokes_before
     await waker.close()
 
 
 @pytest.mark.parametrize("is_nudge", [pytest.param(False, id="wake"), pytest.param(True, id="nudge")])
 @pytest.mark.virtual_time
 async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
-    """An error while telling, such as no descriptor left, does not end the telling."""
+    """An error such as "no descriptor left" does not end the repetition."""
 
     class Failing(Decider):
         async def send_wake(self, key: VersionKey) -> bool:
@@ -91,7 +91,7 @@ async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> Non
 
 
 async def test_timed_wake_repeats_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, again until the time is over, once for all who ask; then it is forgotten, and may be told anew."""
+    """It is sent at once, repeats until its time is over, and is shared by all callers. It can start again."""
     monkeypatch.setattr(wake, "AGAIN_S", 0.001)
 
     decider, now_s = Decider(), 100.0
@@ -105,15 +105,15 @@ async def test_timed_wake_repeats_until_its_end(monkeypatch: pytest.MonkeyPatch)
         assert repr(waker) == "<Waker waking=0 nudging=1>"
         now_s = 109.0
         await eventually(lambda: repr(waker) == "<Waker waking=0 nudging=0>")
-    told = decider.pokes
+    pokes_before = decider.pokes
     waker.start_wake_for(KEY, 9.0)
     await asyncio.sleep(0)
-    assert decider.pokes == told + 1
+    assert decider.pokes == pokes_before + 1
     await waker.close()
 
 
 async def test_timed_wake_ends_with_the_start() -> None:
-    """Who waits tells anyway; that its wait is over says nothing of who could not wait."""
+    """A wake for waiting requests replaces the timed one. Its end does not end a timed wake."""
 
     decider = Decider()
     waker = Waker(decider.send_wake)

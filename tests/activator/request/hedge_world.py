@@ -1,4 +1,4 @@
-"""Attempts at fake replicas over their sockets, in this process: every slot, connection and task can be looked at."""
+"""Attempts at fake replicas over their sockets, in this process: every slot, connection and task can be inspected."""
 
 import asyncio
 import time
@@ -32,18 +32,18 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import ASK, KEY, SlotWorld
 from tests.activator.replica import FakeReplica, Script, hello
 
-AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # a frame that is not there at the loop's next iteration is late
+AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # a frame that has not come by the next loop iteration is late
 
 
 class FakeClientResponse:
-    """The client's side of one answer, in place of `answer.ClientResponse`."""
+    """The client's side of one answer, replacing `ClientResponse`."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
         self.heard = b""
 
     async def relay_data(self, data: bytes, completion_tokens: int) -> None:
-        """Take bytes. The client has read them at once."""
+        """Accept bytes. The client has read them at once."""
         self.heard += data
         self._account.delivered_tokens = completion_tokens
 
@@ -57,7 +57,7 @@ class FakeClientResponse:
 
 @dataclass
 class SentRequest:
-    """A request under way, and what its client has received."""
+    """A running request, and what its client has received."""
 
     call: InferenceRequest
     ear: FakeClientResponse
@@ -65,13 +65,13 @@ class SentRequest:
 
     @property
     def name(self) -> str:
-        """Its id."""
+        """The request id."""
         return self.call.account.request_id
 
 
 @dataclass
 class HedgeWorld:
-    """`Attempts` over fake replicas, and everything that it needs."""
+    """`Attempts` over fake replicas, and everything that they need."""
 
     slots: SlotWorld
     replica_sessions: ReplicaSessions
@@ -84,11 +84,11 @@ class HedgeWorld:
 
     @property
     def throttler(self) -> Throttler:
-        """The throttler that gives the attempts their slots."""
+        """The throttler that assigns slots to the attempts."""
         return self.slots.throttler
 
     async def replica(self, name: str, script: Script = hello, max_streams: int = 8) -> FakeReplica:
-        """Start a replica, and publish it."""
+        """Start a replica and publish it."""
         replica = self.replicas[name] = FakeReplica(script)
         await replica.start(self.run, name)
         self.slots.feed(replica_row(name, max_streams))
@@ -97,7 +97,7 @@ class HedgeWorld:
     def ask(
         self, *, cold: bool = False, deadline_s: float = 60.0, is_current: Callable[[], bool] = lambda: True
     ) -> SentRequest:
-        """Start a request that streams."""
+        """Start a streaming request."""
         account = Account(
             request_id=f"req_{len(self.asked)}", model="m",
             principal=Principal(key_id="k", tenant="default", scopes=(Scope.INFER,)),
@@ -127,8 +127,8 @@ class HedgeWorld:
         return {labels[-1]: value for labels, value in self.counter_values("kelvin_hedged_requests_total").items()}
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs. Assert that no slot, connection or task is left, and that each replica which
-        counted a request knows whether the record of that request names it.
+        """Wait until nothing runs. Assert that no slot, connection or task is left, and that each replica that counted
+        a request knows whether its record names that replica.
         """
         async with asyncio.timeout(30):
             await self.background_tasks.close()
@@ -153,7 +153,7 @@ class HedgeWorld:
 
 
 async def outcome(asked: SentRequest) -> BaseException | None:
-    """Wait for the request's end. Return the error that it was refused with, None if it was answered."""
+    """Wait for the request's end. Return its refusal, or None if it was answered."""
     async with asyncio.timeout(30):
         await asyncio.wait((asked.task,))
     return asked.task.exception()

@@ -1,4 +1,4 @@
-"""Attempts on the wire: what follows one that failed before its first byte, who pays, and what is charged."""
+"""Attempts over HTTP: retries after a failure before the first byte, retry budgets, and what is recorded."""
 
 import asyncio
 import resource
@@ -13,11 +13,11 @@ from tests.activator.control import OTHER, VERSION, replica_row
 from tests.activator.replica import Held, ReceivedRequest, Script, cut, decline, hello
 from tests.activator.world import ActivatorWorld, world
 
-BUDGET = 10  # what a quiet version has
+BUDGET = 10  # the retry budget of an idle version
 
 
 async def cut_behind_head(call: ReceivedRequest) -> None:
-    """A 200's head is a beginning: its replica has counted the request, so that its record must name that replica."""
+    """Send the headers of a 200, then break. The replica has counted the request, so its record must name it."""
     assert call.request.transport is not None
     call.request.transport.write(
         b"HTTP/1.1 200 OK\r\ncontent-type: " + CONTENT_TYPE.encode() + b"\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -26,38 +26,38 @@ async def cut_behind_head(call: ReceivedRequest) -> None:
 
 
 async def cut_behind_beat(call: ReceivedRequest) -> None:
-    """So is a heartbeat."""
+    """Send a heartbeat and break the connection. The replica has counted the request here too."""
     await call.write(FrameKind.HEARTBEAT)
     call.cut()
 
 
 async def retries(here: ActivatorWorld) -> dict[tuple[str, str], float]:
-    """By failure and what followed."""
+    """Return the retries by failure and consequence."""
     series = await here.series("kelvin_retries_total")
     return {(labels["failure"], labels["then"]): value for labels, value in series}
 
 
 async def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) -> None:
-    """The caller sees the other replica's answer, the metrics see one retry, the ledger one record."""
+    """The caller gets the other replica's answer. There is one retry in the metrics and one usage record."""
 
     async with world(tmp_path) as here:
         script = Held(decline)
         draining = await here.replica("a", script)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await draining.until(lambda replica: len(replica.calls) == 1)
         other = await here.replica("b")
         script.release()
-        assert (await asked).status == 200
+        assert (await request_task).status == 200
         assert await retries(here) == {("unavailable", "again"): 1}
         (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
-        assert draining.calls[0].request_id == other.calls[0].request_id, "one request, one name"
+        assert draining.calls[0].request_id == other.calls[0].request_id, "both attempts have one id"
         await other.until(lambda replica: replica.recorded == [record.request_id])
-        assert not draining.recorded, "the record is another's: this one keeps what it counted"
+        assert not draining.recorded, "the record names the other replica"
 
 
 async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path) -> None:
-    """Of many that fail at once as many are tried again as the budget holds; the others are told why, and to retry."""
+    """Of many requests that fail at once, as many are retried as the budget allows. The others get the failure."""
 
     count = 48
     async with world(tmp_path) as here:
@@ -76,7 +76,7 @@ async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path)
         got = await asyncio.gather(*(here.post() for _ in range(count)))
         answered = sum(each.status == 200 for each in got)
         refused = [each for each in got if each.status != 200]
-        # A tenth of them and what a slow machine's seconds bring come on top.
+        # A tenth of them, and the budget that a slow machine's seconds add, come on top.
         assert BUDGET <= answered < count, answered
         assert {(each.status, each.code, each.headers["retry-after"]) for each in refused} == {
             (503, "unavailable", "1")
@@ -93,22 +93,22 @@ async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path)
 @pytest.mark.parametrize(
     ("fail", "begun"),
     [
-        pytest.param(cut, False, id="nothing has come"),
+        pytest.param(cut, False, id="nothing was sent"),
         pytest.param(cut_behind_head, True, id="a head"),
         pytest.param(cut_behind_beat, True, id="a heartbeat"),
     ],
 )
 async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail: Script, begun: bool) -> None:
-    """Its control is the same without that byte. The record names the replica that counts the request."""
+    """Control: without that byte the request is retried. The record names the replica that counted the request."""
 
     async with world(tmp_path) as here:
         script = Held(fail)
         first = await here.replica("a", script)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
         second = await here.replica("b")
         script.release()
-        got = await asked
+        got = await request_task
         assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
         assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
         (record,) = await here.control.wait_for_records(1)
@@ -116,7 +116,7 @@ async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail:
 
 
 async def test_activator_without_descriptors_blames_no_replica(tmp_path: Path) -> None:
-    """It answers 503 `overloaded`. No breaker counts the failure, and the record names no replica."""
+    """The answer is 503 `overloaded`. No breaker counts the failure, and the record names no replica."""
     async with world(tmp_path) as here:
         await here.replica("a")
         assert (await here.post()).status == 200, "records have a file, and the client's connection is kept"
@@ -141,7 +141,7 @@ async def test_activator_without_descriptors_blames_no_replica(tmp_path: Path) -
 
 
 async def test_request_is_lost_with_three_replicas_at_most(tmp_path: Path) -> None:
-    """The third that is lost with it is the last: it may be what ends them."""
+    """The third lost replica is the last one tried, because the request may be what ends them."""
 
     async with world(tmp_path) as here:
         lost = [await here.replica(name, cut) for name in "abcde"]
@@ -154,31 +154,31 @@ async def test_request_is_lost_with_three_replicas_at_most(tmp_path: Path) -> No
 
 
 async def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> None:
-    """A replica ended, and the feed doesn't say so. Its requests were never sent, however many they are: they wait for
-    another replica beyond the time for retries, and spend no budget of retries.
+    """A replica ended, and the feed doesn't say so. Its requests were never sent, so they wait for another replica
+    beyond the retry time and use no retry budget.
     """
 
     async with world(tmp_path) as here:
         await here.publish(replica_row("ended"))
-        asked = [asyncio.create_task(here.post()) for _ in range(12)]
+        request_task = [asyncio.create_task(here.post()) for _ in range(12)]
         await asyncio.sleep(5.5)
-        assert not any(each.done() for each in asked)
+        assert not any(each.done() for each in request_task)
         await here.replica("new")
-        assert {(await each).status for each in asked} == {200}
+        assert {(await each).status for each in request_task} == {200}
         assert set(await retries(here)) == {("replica_lost", "again")}
 
 
 async def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
-    """Nothing is left of it: the one slot of the replica that failed can be had."""
+    """The one slot of the failed replica is free afterwards."""
 
     async with world(tmp_path) as here:
         script = Held(decline)
         only = await here.replica("a", script, max_streams=1)
-        asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
+        request_task = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
         await only.until(lambda replica: len(replica.calls) == 1)
         await here.publish(removed=("a",))
         script.release()
-        got = await asked
+        got = await request_task
         assert (got.status, got.code) == (504, "deadline_exceeded")
         only.script = hello
         await here.publish(replica_row("a", 1))
@@ -186,8 +186,8 @@ async def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> N
 
 
 async def test_only_waits_for_a_start_outlast_the_retry_time(tmp_path: Path) -> None:
-    """A replica that refuses and refuses rests longer and longer: its request has the refusal within one bound of time.
-    One whose replica is gone failed before that, waits for a start all the same, and is answered.
+    """A request whose replica keeps refusing gets the refusal within the retry time. An earlier one whose replica is
+    gone waits for a start and is answered.
     """
     other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -203,7 +203,7 @@ async def test_only_waits_for_a_start_outlast_the_retry_time(tmp_path: Path) -> 
         got = await here.post()
         assert (got.status, got.code, got.headers["retry-after"]) == (503, "unavailable", "1")
         counted = await retries(here)
-        assert counted["unavailable", "time"] == 1, "eight tries would be two minutes"
+        assert counted["unavailable", "time"] == 1, "eight tries would take two minutes"
         assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
 
         assert not waits.done()
@@ -213,8 +213,8 @@ async def test_only_waits_for_a_start_outlast_the_retry_time(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("named", ["pod-1-5f3a", None])
 async def test_record_names_the_runtime_id_the_pod_reports(tmp_path: Path, named: str | None) -> None:
-    """The feed knows the pod, whose containers may start again; the replica counts the request under the name of this
-    life. The control: who gives no name is called what the feed calls it.
+    """The feed knows the pod, whose containers may restart. The replica counts the request under its current runtime
+    id. Control: without a reported id the record has the feed's name.
     """
 
     async def answer(call: ReceivedRequest) -> None:
@@ -238,19 +238,17 @@ DELETED = (("default", "m", VERSION),)
 async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
     tmp_path: Path, removed: tuple[tuple[str, str, str], ...]
 ) -> None:
-    """A deploy while the first attempt was under way: the retry neither waits for a version that is no more nor wakes
-    one that is on its way out.
-    """
+    """A deploy happens during the first attempt. The retry neither waits for a deleted version nor wakes an old one."""
 
     async with world(tmp_path) as here:
         script = Held(decline)
         first = await here.replica("a", script)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
         await here.replica("b", told=False)
         await here.publish(replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed)
         script.release()
-        got = await asyncio.wait_for(asked, 20)
+        got = await asyncio.wait_for(request_task, 20)
         assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
         (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.version, record.runtime_id) == ("ok", OTHER, "b")
@@ -264,21 +262,21 @@ async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
     ],
 )
 async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, model: str, want: int) -> None:
-    """It waits for a start; then its version is deleted, and the alias names another one."""
+    """The request waits for a start. Then its version is deleted, and the alias names another one."""
 
     async with world(tmp_path) as here:
-        asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
+        request_task = asyncio.create_task(here.post(body={"model": model, "messages": []}))
         await here.control.wait_for_stat()
         await here.replica("b", told=False)
         here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
-        got = await asyncio.wait_for(asked, 20)
+        got = await asyncio.wait_for(request_task, 20)
         assert got.status == want
         if want == 404:
             assert got.code == "model_not_found"
 
 
 def _foreign(status: int, body: bytes, content_type: str = "text/html") -> Script:
-    """An answer of somebody in front of the replica."""
+    """Return a script that answers like a proxy in front of the replica."""
 
     async def script(call: ReceivedRequest) -> None:
         call.refusal = web.Response(status=status, body=body, content_type=content_type)
@@ -296,7 +294,7 @@ JSON = "application/json"
         pytest.param(_foreign(502, b""), id="an empty error"),
         pytest.param(_foreign(504, b"x" * (1 << 20), "text/plain"), id="an error without end"),
         pytest.param(_foreign(503, b"upstream connect error", "text/plain"), id="a sidecar's 503"),
-        pytest.param(_foreign(404, b'{"error": {"message": "no route"}}', JSON), id="an error object of somebody else"),
+        pytest.param(_foreign(404, b'{"error": {"message": "no route"}}', JSON), id="an error object of a proxy"),
         pytest.param(
             _foreign(400, b'{"error": {"message": "no", "request_id": "req_other"}}', JSON),
             id="an error object about another request",
@@ -307,18 +305,18 @@ JSON = "application/json"
     ],
 )
 async def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script: Script) -> None:
-    """No runtime took the request, so another replica may; where there is none the caller is told to come back, and
-    never that the failure is internal.
+    """No runtime accepted the request, so another replica may. If there is none, the caller gets a retryable failure,
+    never an internal one.
     """
 
     async with world(tmp_path) as here:
         held = Held(script)
         first = await here.replica("a", held)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
         other = await here.replica("b")
         held.release()
-        assert (await asked).status == 200
+        assert (await request_task).status == 200
         here.control.publish(removed=("b",))
         await other.stop()
         await here.settled()

@@ -1,4 +1,4 @@
-"""A client that leaves: wherever it was, the work behind it ends, its slot is free, its record is written."""
+"""Client disconnects at every stage: the work behind the request ends, its slot is free, its record is written."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def _leave_once(here: ActivatorWorld, body: bytes, until: "asyncio.Future[
 
 
 async def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: Path) -> None:
-    """The runtime is told by DELETE while its connection still stands; the one slot serves the next at once."""
+    """The runtime gets DELETE while its connection still stands. The one slot serves the next request at once."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", endless, max_streams=1)
@@ -43,7 +43,7 @@ async def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: 
 
 
 async def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -> None:
-    """The runtime has not said a word yet; it is told all the same."""
+    """The runtime has not sent anything yet. It is told all the same."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", silent, max_streams=1)
@@ -57,7 +57,7 @@ async def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -
 
 
 async def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
-    """A client of an answer that does not stream is missed just as quickly."""
+    """A disconnect is noticed during an answer that does not stream."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", silent, max_streams=1)
@@ -71,14 +71,14 @@ async def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("beats", [pytest.param(8, id="after its head"), pytest.param(0, id="before its head")])
 @pytest.mark.parametrize("way", ["leaves", "deadline", "drain"])
 async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path, way: str, beats: int) -> None:
-    """Its prompt and the tokens that its replica had computed when the cut took effect, whoever of the caller's side
-    cut it. A cut of ours, the end of a drain, charges nothing.
+    """A disconnect or a deadline charges the prompt and the tokens computed when the cut took effect. The end of a
+    drain charges nothing.
     """
 
     async def compute(call: ReceivedRequest) -> None:
         for tokens in range(1, beats):
             await call.write(FrameKind.HEARTBEAT, tokens=tokens, prompt=5)
-        call.tokens = 9  # as many were computed by the time that it was told to end
+        call.tokens = 9  # computed by the time of the cancellation
         await call.replica.changed()
         await asyncio.Event().wait()
 
@@ -90,10 +90,10 @@ async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path,
         elif way == "deadline":
             assert (await here.post(x_kelvin_deadline_ms="700")).status == 504
         else:
-            asked = asyncio.create_task(here.post())
+            request_task = asyncio.create_task(here.post())
             await started
             here.process.send_signal(signal.SIGTERM)
-            assert (await asked).status == 503
+            assert (await request_task).status == 503
         (record,) = await here.control.wait_for_records(1)
         assert record.outcome == {"leaves": "cancelled", "deadline": "deadline_exceeded"}.get(way, "unavailable")
         assert record.completion_tokens == (0 if way == "drain" else 9)
@@ -102,7 +102,7 @@ async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path,
 
 
 async def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
-    """A body over the read buffer pauses the socket, and a paused socket would hide that the client left."""
+    """A body larger than the read buffer pauses the socket, and a paused socket would hide the disconnect."""
     body = json.dumps(CHAT | {"stream": True, "model": "m@next", "pad": "x" * 700_000}).encode()
 
     async with world(tmp_path) as here:
@@ -113,7 +113,7 @@ async def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
-    """One slot, taken: who leaves the queue never reaches the runtime, and whoever is behind moves up."""
+    """A request that leaves the queue never reaches the runtime, and the next one moves up."""
     held = Held()
 
     async with world(tmp_path) as here:
@@ -132,25 +132,25 @@ async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
 
 
 async def _queued(here: ActivatorWorld, count: int) -> None:
-    """Until the reporter tells of that many at once."""
+    """Wait until the load reports have that concurrency."""
     await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
 
 async def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
-    """The only one who waited has left: no more pokes, and the version's concurrency is told to be nothing."""
+    """The only waiting client disconnects: no more wake calls are sent, and the concurrency is reported as zero."""
 
     async with world(tmp_path) as here:
         await _leave_once(here, STREAM, asyncio.ensure_future(here.control.wait_for_stat(1.0)))
         (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id) == ("cancelled", None)
-        await here.control.wait_for_stat(0.0, 2)  # less than a second's wait is taken off by its poke
+        await here.control.wait_for_stat(0.0, 2)  # a wait of less than a second is subtracted after its wake call
         pokes = len(here.control.posts)
         await asyncio.sleep(2.2)
         assert len(here.control.posts) == pokes
 
 
 async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> None:
-    """After 200 was committed by heartbeats, too."""
+    """The disconnect is noticed although heartbeats have committed the 200."""
 
     async with world(tmp_path) as here:
         reader, writer = await here.raw(http(STREAM))
@@ -161,7 +161,7 @@ async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> Non
 
 
 async def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> None:
-    """Many come and go while one slot moves among them: at the end it is free, and the runtime holds nothing."""
+    """Many clients come and go while one slot moves between them. At the end it is free, and nothing runs."""
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", max_streams=1)

@@ -1,4 +1,4 @@
-"""The order of an answer's end: delivered, durable, the last byte. And what happens where it can't be durable."""
+"""The end of a response: delivered, recorded durably, then the last byte. The record may also fail."""
 
 import asyncio
 import time
@@ -31,8 +31,8 @@ from tests.kelvin.spool.disks import DEADLINE_S, GatedDisk
 from tests.kelvin.spool.test_segment_writer import read_all
 
 
-class Breakable(FakeConnection):
-    """Writes down where it was cut."""
+class CuttableConnection(FakeConnection):
+    """A connection that records when it was cut."""
 
     def __init__(self, said: list[bytes]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Breakable(FakeConnection):
 
 
 class SlowSpool(Spool):
-    """Durable once the gate is open."""
+    """A spool whose records are durable once the gate is open."""
 
     def __init__(self) -> None:
         self.source, self._committed = "a-1", 6
@@ -55,8 +55,8 @@ class SlowSpool(Spool):
         return 7
 
 
-class Diary(UsageRecords):
-    """Writes down when an account is settled, between what is sent."""
+class RecordingUsage(UsageRecords):
+    """Usage records that note when an account is settled, between the sent pieces."""
 
     def __init__(self, said: list[bytes], failure: Failure | None) -> None:
         self.said = said
@@ -79,12 +79,12 @@ def _account(*, stream: bool) -> Account:
 @pytest.mark.parametrize(
     ("runtime", "waits"),
     [
-        pytest.param(None, False, id="nobody has seen it"),
-        pytest.param("rt", True, id="a replica may have worked for it: the control"),
+        pytest.param(None, False, id="no replica received it"),
+        pytest.param("rt", True, id="control: a replica received it"),
     ],
 )
 async def test_refused_request_does_not_wait_for_its_record(tmp_path: Path, runtime: str | None, waits: bool) -> None:
-    """Its record costs nothing, and follows; what may be charged is durable before its caller hears the end."""
+    """The record of a free request is written later. One that may be charged is durable before the end is sent."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     account = _account(stream=False)
@@ -108,10 +108,10 @@ async def test_refused_request_does_not_wait_for_its_record(tmp_path: Path, runt
     assert b'"outcome":"overloaded"' in record
 
 
-async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
+async def _answer(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
     said: list[bytes] = []
     account = _account(stream=stream)
-    answer = ClientResponse(exchange(said), account, Diary(said, failure), 1.0, lambda: "x")
+    answer = ClientResponse(exchange(said), account, RecordingUsage(said, failure), 1.0, lambda: "x")
     for count, piece in enumerate(pieces, 1):
         await answer.relay_data(piece, count)
     try:
@@ -138,8 +138,8 @@ async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure |
     ],
 )  # fmt: skip
 async def test_record_is_durable_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
-    """All but the last piece was taken by the socket, then the record, then the rest."""
-    said = await _answered(pieces, stream=stream)
+    """All but the last piece is sent, then the record is written, then the rest is sent."""
+    said = await _answer(pieces, stream=stream)
     if stream:
         timeline, said[-1] = said[-1][: said[-1].index(b"\n\n") + 2], said[-1][said[-1].index(b"\n\n") + 2 :]
         assert timeline.startswith(b": timeline {")
@@ -147,15 +147,15 @@ async def test_record_is_durable_before_the_last_byte(stream: bool, pieces: list
 
 
 async def test_unrecorded_response_does_not_end_normally() -> None:
-    """A stream gets the error in place of [DONE]; a whole answer is refused, or cut where it was promised a length."""
+    """A stream gets an error event instead of [DONE]. A whole answer is refused, or cut if its length was promised."""
     failure = Unavailable("the usage spool")
-    said = await _answered([chunk("x"), DONE], stream=True, failure=failure)
+    said = await _answer([chunk("x"), DONE], stream=True, failure=failure)
     assert b"event: error" in said[-1]
     assert DONE not in b"".join(said)
-    said = await _answered([b'{"a":1}'], stream=False, failure=failure)
+    said = await _answer([b'{"a":1}'], stream=False, failure=failure)
     assert said[:2] == [b"<record of 2 tokens>", b"<503>"]
     assert b'"a"' not in b"".join(said)
-    said = await _answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure)
+    said = await _answer([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure)
     assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]
 
 
@@ -164,16 +164,16 @@ async def test_unrecorded_response_does_not_end_normally() -> None:
     [
         pytest.param(False, True, [b"<200>", b'{"a":1}'], id="a whole answer"),
         pytest.param(True, True, [b"<200>", b"data: 1\n\n", DONE], id="a stream"),
-        pytest.param(False, False, [b"<cut>"], id="a whole answer, and the disk says nothing"),
-        pytest.param(True, False, [b"<200>", b"data: 1\n\n", b"<cut>"], id="a stream, and the disk says nothing"),
+        pytest.param(False, False, [b"<cut>"], id="a whole answer, and the disk hangs"),
+        pytest.param(True, False, [b"<200>", b"data: 1\n\n", b"<cut>"], id="a stream, and the disk hangs"),
     ],
 )
 @pytest.mark.virtual_time
 async def test_deadline_does_not_cut_a_response_being_recorded(
     monkeypatch: pytest.MonkeyPatch, stream: bool, opens: bool, want: list[bytes]
 ) -> None:
-    """The answer is there, and charged: it goes out with its record, however late within the disk's time. Beyond that
-    nobody is told to ask, and pay, again. Either way its tenant's budget counts it, once.
+    """The answer exists and is charged, so it is sent once its record is durable, within the disk's time. After that
+    the connection is cut, so the caller isn't told to retry and pay again. The budget counts it once either way.
     """
     said: list[bytes] = []
     account = _account(stream=stream)
@@ -183,7 +183,7 @@ async def test_deadline_does_not_cut_a_response_being_recorded(
     monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
     assert spent.try_hold(100, 50, 0)
     account.budget_reservation = BudgetReservation(spent, PRICES, 50)
-    spool, asked = SlowSpool(), exchange(said, Breakable(said))
+    spool, asked = SlowSpool(), exchange(said, CuttableConnection(said))
     answer = ClientResponse(asked, account, UsageRecords(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
 
     async def complete() -> None:
@@ -211,7 +211,7 @@ async def test_deadline_does_not_cut_a_response_being_recorded(
 
 
 class FullSpool(Spool):
-    """Refuses every record."""
+    """A spool that refuses every record."""
 
     def __init__(self) -> None:
         self.source, self._committed = "a-1", 6
@@ -228,11 +228,10 @@ class FullSpool(Spool):
     ],
 )
 async def test_unrecorded_response_counts_as_its_failure(stream: bool, want: tuple[str, int, int]) -> None:
-    """Not as the success that it would have been."""
-    told: list[tuple[str, int, int]] = []
+    outcomes: list[tuple[str, int, int]] = []
 
     def ended(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
-        told.append((outcome, status, account.delivered_tokens))
+        outcomes.append((outcome, status, account.delivered_tokens))
 
     account = _account(stream=stream)
     account.runtime_id = "rt"
@@ -243,12 +242,12 @@ async def test_unrecorded_response_counts_as_its_failure(stream: bool, want: tup
     with pytest.raises(Refused) as refused:
         await answer.complete()
     await answer.fail(refused.value.failure)
-    assert told == [want]
+    assert outcomes == [want]
     assert not account.is_recorded
 
 
 async def test_a_ledger_that_dies_within_its_answer_is_unavailable(tmp_path: Path) -> None:
-    """Its records are handed over again: that is no defect of ours."""
+    """The records are sent again. This is not a defect of the activator."""
     directory = SocketDirectory(tmp_path)
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

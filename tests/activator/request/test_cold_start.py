@@ -1,4 +1,4 @@
-"""A request to a model at zero: woken once, told what it waits for, failures with the status that is still theirs."""
+"""Requests to a version without replicas: the wake call, heartbeats, and failures with their own status."""
 
 import asyncio
 import json
@@ -23,15 +23,15 @@ FAILURE = RestoreFailure(
 
 
 async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) -> None:
-    """Zero for 2.5 s: 200 after one second, a heartbeat each second, then the answer and the timeline of the start."""
+    """After one second the stream gets 200 and a heartbeat each second, then the answer and its timeline."""
 
     async with world(tmp_path) as here:
-        asked = asyncio.create_task(here.post(body=STREAM))
+        request_task = asyncio.create_task(here.post(body=STREAM))
         await here.control.wait_for_stat(1.0)
         began = time.monotonic()
         await asyncio.sleep(2.5)
         await here.replica("a", settles=False)
-        got = await asked
+        got = await request_task
         events = got.body.split(b"\n\n")
         beats = [event for event in events if event.startswith(b": waiting")]
         assert [re.sub(rb"\.\d", b"", beat) for beat in beats[:2]] == [
@@ -56,30 +56,28 @@ async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Pa
 
 
 async def test_version_is_woken_while_a_tenant_asks_for_timelines(tmp_path: Path) -> None:
-    """More than one tenant may at once, of a control plane that is slow to look them up. Those beyond are refused."""
+    """One tenant's slow lookups are limited to 64. Further ones are refused, and wake calls are still sent."""
 
     async with world(tmp_path) as here:
         here.control.fall_silent("/internal/v1/requests/")
-        asked = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
-        await eventually(lambda: sum(task.done() for task in asked) >= 16)
-        assert {task.result().code for task in asked if task.done()} == {"tenant_busy"}
+        request_task = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
+        await eventually(lambda: sum(task.done() for task in request_task) >= 16)
+        assert {task.result().code for task in request_task if task.done()} == {"tenant_busy"}
         cold = asyncio.create_task(here.post(key=STRANGER, body=CHAT | {"model": "theirs"}))
         await here.control.wait_for_stat(1.0)
-        assert sum(not task.done() for task in asked) == 64
-        for task in (cold, *asked):
+        assert sum(not task.done() for task in request_task) == 64
+        for task in (cold, *request_task):
             task.cancel()
 
 
 async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
-    """A Knative pod's row has no stages of a restore. The request that waited for it is cold all the same; the next
-    one, which finds it there, is warm.
-    """
+    """A Knative pod's row has no restore stages. The request that waited for it is cold, and the next one is warm."""
 
     async with world(tmp_path) as here:
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await here.control.wait_for_stat(1.0)
         await here.replica("a", restore=(), settles=False)
-        cold, warm = await asked, await here.post()
+        cold, warm = await request_task, await here.post()
         assert (cold.status, warm.status) == (200, 200)
         for got, want in ((cold, True), (warm, False)):
             shown = await here.get(f"/v1/requests/{got.headers['x-request-id']}/timeline")
@@ -93,16 +91,16 @@ async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
 
 
 async def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None:
-    """What the feed said of the start stands in each heartbeat, less the time since."""
+    """Each heartbeat has the forecast time, less the time since."""
 
     async with world(tmp_path) as here:
-        asked = asyncio.create_task(here.post(body=STREAM))
+        request_task = asyncio.create_task(here.post(body=STREAM))
         await here.control.wait_for_stat(1.0)
         said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000, bytes_to_bring=7, tier="nvme")
         here.control.publish(forecasts=(said,))
         await asyncio.sleep(1.2)
         await here.replica("a", settles=False)
-        got = await asked
+        got = await request_task
         beat = next(event for event in got.body.split(b"\n\n") if event.startswith(b": waiting"))
         found = re.fullmatch(
             rb": waiting stage=restoring elapsed_s=([0-9.]+) remaining_s=([0-9.]+) tier=nvme bytes=7", beat
@@ -112,32 +110,32 @@ async def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None
 
 
 async def test_the_poke_precedes_every_other_report(tmp_path: Path) -> None:
-    """The first stat of a cold request comes at once, not with the next second; its start is dispatched at once."""
+    """The first stat of a cold request is sent at once, not with the next second's report."""
 
     async with world(tmp_path) as here:
-        took = []
+        delays_s = []
         for turn in range(3):
             began = time.monotonic()
-            asked = asyncio.create_task(here.post())
+            request_task = asyncio.create_task(here.post())
             await here.control.wait_for_stat(1.0, turn + 1)
-            took.append(time.monotonic() - began)
+            delays_s.append(time.monotonic() - began)
             await here.replica(f"r{turn}", settles=False)
-            assert (await asked).status == 200
+            assert (await request_task).status == 200
             await here.publish(removed=(f"r{turn}",))
-            # Forgotten after an idle second, so that the next is a first one again.
+            # Forgotten after an idle second, so that the next request is a first one again.
             await here.control.wait_for_stat(0.0, turn + 1)
-        assert min(took) < 0.2, took
+        assert min(delays_s) < 0.2, delays_s
 
 
 async def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: Path) -> None:
-    """No heartbeats without a stream: the head waits, and shows in Server-Timing where the time went."""
+    """Without a stream there are no heartbeats. The response waits, and Server-Timing shows the start."""
 
     async with world(tmp_path) as here:
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await here.control.wait_for_stat(1.0)
         await asyncio.sleep(1.2)
         await here.replica("a", settles=False)
-        got = await asked
+        got = await request_task
         assert got.status == 200
         assert got.body.startswith(b"{")
         assert "ready;dur=" in got.headers["server-timing"]
@@ -151,8 +149,8 @@ CRASHES = StartProblem(reason="crash_loop", message="its process ended with exit
 
 @pytest.mark.parametrize("problem", [NO_ROOM, CRASHES], ids=lambda problem: problem.reason)
 async def test_wait_in_vain_says_why_no_replica_came(tmp_path: Path, problem: StartProblem) -> None:
-    """The reason stands in a stream's heartbeats, in the error that ends the wait, and in the timeline. Of a version
-    without a known problem none of them says anything.
+    """The reason is in a stream's heartbeats, in the error that ends the wait, and in the timeline. Without a known
+    problem none of them has one.
     """
     row = StartProblemRow(tenant="default", model="m", version=VERSION, problem=problem)
 
@@ -180,15 +178,15 @@ AWAY = RestoreFailure(
 
 
 async def _fails_after(here: ActivatorWorld, seconds: float, failure: RestoreFailure = FAILURE) -> ReceivedResponse:
-    asked = asyncio.create_task(here.post(body=STREAM))
+    request_task = asyncio.create_task(here.post(body=STREAM))
     await here.control.wait_for_stat(1.0)
     await asyncio.sleep(seconds)
     here.control.publish(failures=(failure,))
-    return await asked
+    return await request_task
 
 
 async def test_a_failure_within_a_second_keeps_its_status(tmp_path: Path) -> None:
-    """Soon after admission nothing is committed: the caller sees the start's own status, and so does the record."""
+    """Before any byte is sent the caller gets the failure's own status, and so does the record."""
 
     async with world(tmp_path) as here:
         got = await _fails_after(here, 0.05)
@@ -199,7 +197,7 @@ async def test_a_failure_within_a_second_keeps_its_status(tmp_path: Path) -> Non
 
 
 async def test_a_failure_after_a_second_is_the_streams_last_event(tmp_path: Path) -> None:
-    """1.5 s after admission 200 stands: timeline, then the error as a terminal event, and no [DONE]."""
+    """After 1.5 s the 200 is sent. The stream ends with the timeline and an error event, without [DONE]."""
 
     async with world(tmp_path) as here:
         got = await _fails_after(here, 1.5)
@@ -214,45 +212,45 @@ async def test_a_failure_after_a_second_is_the_streams_last_event(tmp_path: Path
 
 
 async def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path) -> None:
-    """A failure ends the waking: the next request pokes at once instead of waiting for somebody else's turn."""
+    """A failure ends the wake. The next request sends its own wake call at once."""
 
     async with world(tmp_path) as here:
-        took = []
-        for turn in range(3):  # one may meet a busy machine
+        delays_s = []
+        for turn in range(3):  # one turn may meet a busy machine
             assert (await _fails_after(here, 0.1, AWAY)).status == 503
             before = len(here.control.posts)
-            asked = asyncio.create_task(here.post())
+            request_task = asyncio.create_task(here.post())
             began = time.monotonic()
             while not any(s.concurrency >= 1 for post in here.control.posts[before:] for s in post.stats):
                 await asyncio.sleep(0.005)
-            took.append(time.monotonic() - began)
+            delays_s.append(time.monotonic() - began)
             await here.replica(f"r{turn}", settles=False)
-            assert (await asked).status == 200
-            if took[-1] < 0.5:
+            assert (await request_task).status == 200
+            if delays_s[-1] < 0.5:
                 return
             await here.publish(removed=(f"r{turn}",))
-        raise AssertionError(f"a start was asked for late: {took}")
+        raise AssertionError(f"a start was asked for late: {delays_s}")
 
 
 async def _all_inside(here: ActivatorWorld, count: int) -> None:
-    """Until a whole second's report tells of that many."""
+    """Wait until a report of a whole second has that concurrency."""
     await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
 
 async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> None:
-    """200 requests wait for one replica of 8 slots: all are answered, never more than 8 at once. The decider is poked
-    once, and again only each AGAIN_S while they wait.
+    """200 requests wait for one replica of 8 slots. All are answered, at most 8 at once. The wake call is sent once,
+    and again only each AGAIN_S while they wait.
     """
 
     async with world(tmp_path) as here:
         began = time.monotonic()
-        asked = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
+        request_task = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
         await here.control.wait_for_stat(1.0)
         await _all_inside(here, 200)
         pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
         most_pokes = 1 + int((time.monotonic() - began) / waker.AGAIN_S)
         replica = await here.replica("a", settles=False)
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*request_task)
         assert [got.status for got in answers] == [200] * 200
         assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
         assert 1 <= replica.most <= 8

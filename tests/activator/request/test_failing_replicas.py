@@ -1,4 +1,4 @@
-"""A replica refuses, fails, is lost, or computed from damaged weights: that is told, or another one answers, once."""
+"""A replica refuses, fails, is lost, or has damaged weights: the caller is told, or another replica answers once."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.activator.world import CHAT, STREAM, world
 
 
 async def test_a_refusal_of_the_runtime_keeps_its_status(tmp_path: Path) -> None:
-    """What the runtime refuses before compute reaches the caller as it was said, with a record."""
+    """A refusal before compute reaches the caller unchanged, with a record."""
 
     async with world(tmp_path) as here:
         await here.replica("a", refuses(LimitExceeded("max_tokens", 9, 4, "tokens")))
@@ -27,7 +27,7 @@ async def test_a_refusal_of_the_runtime_keeps_its_status(tmp_path: Path) -> None
 
 
 async def test_a_failure_of_the_runtime_ends_the_stream(tmp_path: Path) -> None:
-    """A FAILED frame after tokens becomes the terminal event; the tokens before it were delivered and are counted."""
+    """A FAILED frame after tokens becomes the terminal event. The tokens delivered before it are counted."""
 
     async def fail(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
@@ -42,8 +42,8 @@ async def test_a_failure_of_the_runtime_ends_the_stream(tmp_path: Path) -> None:
         assert (record.outcome, record.completion_tokens) == ("internal", 1)
 
 
-async def test_a_replica_killed_mid_stream_is_told_not_hidden(tmp_path: Path) -> None:
-    """The kill becomes a terminal event and a record of what was delivered; no clean end pretends to be whole."""
+async def test_a_replica_killed_mid_stream_ends_the_stream_with_error(tmp_path: Path) -> None:
+    """The caller gets a terminal event, and the record has what was delivered."""
 
     async def cut_within(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
@@ -61,7 +61,7 @@ async def test_a_replica_killed_mid_stream_is_told_not_hidden(tmp_path: Path) ->
 
 
 async def test_a_clean_end_without_the_last_frame_is_no_end(tmp_path: Path) -> None:
-    """A body that ends in order but without END is a lost replica: silent truncation is what we do not do."""
+    """A body without an END frame counts as a lost replica, so truncation is not hidden."""
 
     async def truncate(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
@@ -74,14 +74,14 @@ async def test_a_clean_end_without_the_last_frame_is_no_end(tmp_path: Path) -> N
 
 
 async def test_a_replica_lost_before_its_first_byte_is_replaced(tmp_path: Path) -> None:
-    """Nothing was answered, so another replica answers; the caller sees only that."""
+    """Nothing was sent, so another replica answers. The caller sees only that answer."""
 
     async with world(tmp_path) as here:
         lost = await here.replica("a", cut)
-        asked = asyncio.create_task(here.post(body=STREAM))
+        request_task = asyncio.create_task(here.post(body=STREAM))
         await lost.until(lambda replica: len(replica.calls) == 1)
         await here.replica("b")
-        got = await asked
+        got = await request_task
         assert got.status == 200
         assert b"[DONE]" in got.body
         records = await here.control.wait_for_records(1)
@@ -90,7 +90,7 @@ async def test_a_replica_lost_before_its_first_byte_is_replaced(tmp_path: Path) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_unsent_response_of_damaged_weights_is_retried(tmp_path: Path, stream: bool) -> None:
-    """Where the client has none of it: another replica answers, and what the first one computed is not charged."""
+    """The client has none of it, so another replica answers. The first one's work is not charged."""
 
     async def spoil(call: ReceivedRequest) -> None:
         await call.write(FrameKind.HEARTBEAT, tokens=1)
@@ -100,19 +100,19 @@ async def test_unsent_response_of_damaged_weights_is_retried(tmp_path: Path, str
 
     async with world(tmp_path) as here:
         damaged = await here.replica("a", spoil)
-        asked = asyncio.create_task(here.post(body=STREAM if stream else CHAT))
+        request_task = asyncio.create_task(here.post(body=STREAM if stream else CHAT))
         await damaged.until(lambda replica: len(replica.calls) == 1)
         await here.replica("b")
-        got = await asked
+        got = await request_task
         assert (got.status, b"wrong" in got.body, b"error" in got.body) == (200, False, False)
         (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
-        assert record.device_us == 20, "of the replica that answered"
+        assert record.device_us == 20, "the work of the replica that answered"
         assert await here.metric_value("kelvin_breaker_openings_total", of="replica", why="weights_damaged") == 1
 
 
 async def test_control_sent_response_of_damaged_weights_fails(tmp_path: Path) -> None:
-    """Its control: no other replica can take that back, so the stream ends with the error."""
+    """Control: no other replica can take back sent bytes, so the stream ends with the error."""
 
     async def spoil(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)

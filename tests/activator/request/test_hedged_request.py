@@ -1,4 +1,6 @@
-"""A late request at two replicas: the answer that begins first is heard, the other replica ends and records itself."""
+"""A late request runs at two replicas. The answer that begins first is used; the other replica is cancelled and records
+its own work.
+"""
 
 import asyncio
 import random
@@ -29,7 +31,7 @@ bad = refuses(InvalidRequest("n", "2", "must be 1"))
 
 
 async def beat(call: ReceivedRequest) -> None:
-    """A 200 and a heartbeat: the request is counted, and no token is there."""
+    """Send a 200 and a heartbeat: the request is counted, but has no token."""
     await call.write(FrameKind.HEARTBEAT)
 
 
@@ -38,7 +40,7 @@ async def damaged(call: ReceivedRequest) -> None:
 
 
 def says(name: str) -> Script:
-    """An answer that tells whose it is."""
+    """Return a script whose answer repeats the name of its replica."""
 
     async def script(call: ReceivedRequest) -> None:
         for tokens, text in enumerate((name, name, name), 1):
@@ -50,51 +52,49 @@ def says(name: str) -> Script:
     return script
 
 
-def heard(asked: SentRequest) -> str:
-    """Whose words, as often as they came."""
-    lines = asked.ear.heard.split(b"\n\n")
+def answering_replicas(request: SentRequest) -> str:
+    """Return the replica names in the received answer, in order."""
+    lines = request.ear.heard.split(b"\n\n")
     found = [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
     return "".join(each["choices"][0]["delta"]["content"] for each in found)
 
 
 async def late(here: HedgeWorld, first: Script, second: Script) -> tuple[SentRequest, FakeReplica, FakeReplica]:
-    """A request that was late at `a`, where all go first, and has been sent to `b` as well."""
+    """Return a request that was late at `a`, the first choice of all, and was sent to `b` too."""
     at_a, at_b = await here.replica("a"), await here.replica("b")
     await here.warm_up()
     at_a.script, at_b.script = first, second
-    asked = here.ask()
-    await at_b.until(lambda replica: any(call.request_id == asked.name for call in replica.calls))
-    return asked, at_a, at_b
+    request = here.ask()
+    await at_b.until(lambda replica: any(call.request_id == request.name for call in replica.calls))
+    return request, at_a, at_b
 
 
-@pytest.mark.parametrize("first", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
+@pytest.mark.parametrize("first", [pytest.param(None, id="nothing sent"), pytest.param(beat, id="heartbeats")])
 async def test_second_attempt_wins_when_it_starts_first(tmp_path: Path, first: Script | None) -> None:
-    """All of it and nothing else; the first is told, before it has ended, and frees its slot."""
+    """The client gets the second answer only. The first attempt is cancelled before it ends, and its slot is free."""
 
     async with ground(tmp_path) as here:
-        asked, at_a, at_b = await late(here, Held(says("a"), first), says("b"))
-        assert await outcome(asked) is OK
-        assert heard(asked) == "bbb"
-        assert asked.call.account.runtime_id == "b"
-        assert (asked.call.account.hedged, here.hedge_outcomes()) == ("second", {"second": 1})
-        assert asked.call.upstream is not None
-        asked.call.upstream.recorded()
-        await at_b.until(lambda replica: replica.recorded == [asked.name])
-        await at_a.until(lambda replica: replica.disowned == [asked.name])
+        request, at_a, at_b = await late(here, Held(says("a"), first), says("b"))
+        assert await outcome(request) is OK
+        assert answering_replicas(request) == "bbb"
+        assert request.call.account.runtime_id == "b"
+        assert (request.call.account.hedged, here.hedge_outcomes()) == ("second", {"second": 1})
+        assert request.call.upstream is not None
+        request.call.upstream.recorded()
+        await at_b.until(lambda replica: replica.recorded == [request.name])
+        await at_a.until(lambda replica: replica.disowned == [request.name])
         assert not at_a.recorded
 
 
-@pytest.mark.parametrize("second", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
+@pytest.mark.parametrize("second", [pytest.param(None, id="nothing sent"), pytest.param(beat, id="heartbeats")])
 async def test_first_attempt_wins_when_it_starts_first(tmp_path: Path, second: Script | None) -> None:
-    """Late as it was."""
-
     async with ground(tmp_path) as here:
-        asked, _, at_b = await late(here, first := Held(says("a")), Held(says("b"), second))
+        request, _, at_b = await late(here, first := Held(says("a")), Held(says("b"), second))
         first.release()
-        assert await outcome(asked) is OK
-        assert heard(asked) == "aaa"
-        assert (asked.call.account.runtime_id, here.hedge_outcomes()) == ("a", {"first": 1})
-        await at_b.until(lambda replica: replica.disowned == [asked.name])
+        assert await outcome(request) is OK
+        assert answering_replicas(request) == "aaa"
+        assert (request.call.account.runtime_id, here.hedge_outcomes()) == ("a", {"first": 1})
+        await at_b.until(lambda replica: replica.disowned == [request.name])
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ async def test_first_attempt_wins_when_it_starts_first(tmp_path: Path, second: S
     [
         pytest.param(decline, id="it drains"),
         pytest.param(full, id="it is full"),
-        pytest.param(bad, id="it says what another replica may not say"),
+        pytest.param(bad, id="it rejects the request"),
         pytest.param(cut, id="it is lost"),
         pytest.param(damaged, id="its weights are damaged"),
     ],
 )
 async def test_failed_second_attempt_is_ignored(tmp_path: Path, second: Script) -> None:
-    """The first one is waited for, as if there had been no other."""
+    """The first attempt continues as if there had been no other."""
 
     async with ground(tmp_path) as here:
-        asked, _, at_b = await late(here, first := Held(says("a")), second)
+        request, _, at_b = await late(here, first := Held(says("a")), second)
         await at_b.until(lambda replica: replica.running == 0)
         first.release()
-        assert await outcome(asked) is OK
-        assert (heard(asked), here.hedge_outcomes()) == ("aaa", {"first": 1})
+        assert await outcome(request) is OK
+        assert (answering_replicas(request), here.hedge_outcomes()) == ("aaa", {"first": 1})
 
 
 @pytest.mark.parametrize(
@@ -124,70 +124,70 @@ async def test_failed_second_attempt_is_ignored(tmp_path: Path, second: Script) 
         pytest.param(decline, None, "bbb", id="it drains"),
         pytest.param(full, None, "bbb", id="it is full"),
         pytest.param(cut, None, "bbb", id="it is lost before its head"),
-        pytest.param(bad, None, "invalid_request", id="it says that the request is wrong"),
+        pytest.param(bad, None, "invalid_request", id="it rejects the request"),
         pytest.param(cut, beat, "replica_lost", id="it is lost once it has counted the request"),
     ],
 )
 async def test_failed_first_attempt_leaves_the_second(
     tmp_path: Path, first: Script, begun: Script | None, want: str
 ) -> None:
-    """Without a retry, which was paid for already; unless no other replica's record could make up for it."""
+    """The second attempt's answer is used without a retry, unless the first failure is final."""
 
     async with ground(tmp_path) as here:
         other = Held(says("b"), beat)
-        asked, at_a, _ = await late(here, failing := Held(first, begun), other)
+        request, at_a, _ = await late(here, failing := Held(first, begun), other)
         failing.release()
         await at_a.until(lambda replica: replica.running == 0)
         if want == "bbb":
             other.release()
-        refused = await outcome(asked)
+        refused = await outcome(request)
         if want == "bbb":
-            assert (refused, heard(asked), asked.call.account.runtime_id) == (OK, want, "b")
+            assert (refused, answering_replicas(request), request.call.account.runtime_id) == (OK, want, "b")
             assert sum(len(replica.calls) for replica in here.replicas.values()) == 3
         else:
             assert isinstance(refused, Refused)
-            assert (refused.failure.code, heard(asked)) == (want, "")
+            assert (refused.failure.code, answering_replicas(request)) == (want, "")
 
 
 async def test_request_is_retried_when_both_attempts_fail(tmp_path: Path) -> None:
-    """To whoever is there then, under its one name; neither of both remembers it."""
+    """The retry goes to another replica with the same request id. Neither failed replica keeps the request."""
 
     async with ground(tmp_path) as here:
-        asked, _, _ = await late(here, first := Held(decline), second := Held(decline))
+        request, _, _ = await late(here, first := Held(decline), second := Held(decline))
         await here.replica("c", says("c"))
         second.release()
         first.release()
-        assert await outcome(asked) is OK
-        assert heard(asked) == "ccc"
+        assert await outcome(request) is OK
+        assert answering_replicas(request) == "ccc"
 
 
 async def test_request_waits_when_both_replicas_are_full(tmp_path: Path) -> None:
-    """No retry is spent, neither replica rests, and it is sent again at once where there is a stream."""
+    """No retry is spent and no breaker opens. The request is sent again as soon as a replica has a stream."""
 
     async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
-        asked, at_a, at_b = await late(here, first := Held(full), second := Held(full))
+        request, at_a, at_b = await late(here, first := Held(full), second := Held(full))
         at_a.script = at_b.script = full
         second.release()
         first.release()
         await at_a.until(lambda replica: len(at_a.calls) + len(at_b.calls) >= 6)
         at_b.script = says("b")
-        assert await outcome(asked) is OK
-        assert heard(asked) == "bbb"
+        assert await outcome(request) is OK
+        assert answering_replicas(request) == "bbb"
         assert not here.throttler.replica_breakers.openings
         assert not here.counter_values("kelvin_retries_total")
 
 
 async def test_client_disconnect_cancels_both_attempts(tmp_path: Path) -> None:
-    """The first is cancelled for the caller's record, the second records itself."""
+    """The first attempt is cancelled for the caller's record. The second records its own work."""
 
     async with ground(tmp_path) as here:
-        asked, at_a, at_b = await late(here, Held(first=beat), Held(first=beat))
+        request, at_a, at_b = await late(here, Held(first=beat), Held(first=beat))
         await at_a.until(lambda replica: replica.calls[-1].answer is not None)
-        asked.task.cancel()
-        await asyncio.wait((asked.task,))
+        request.task.cancel()
+        await asyncio.wait((request.task,))
         assert here.hedge_outcomes() == {"neither": 1}
-        assert (at_a.deleted, at_a.disowned) == ([asked.name], [])
-        await at_b.until(lambda replica: replica.disowned == [asked.name])
+        assert (at_a.deleted, at_a.disowned) == ([request.name], [])
+        await at_b.until(lambda replica: replica.disowned == [request.name])
 
 
 async def _busy(here: HedgeWorld) -> None:
@@ -222,8 +222,8 @@ async def _nothing(here: HedgeWorld) -> None:
     [
         pytest.param(_busy, AT_ONCE, False, True, id="the other one has no slot free"),
         pytest.param(_draining, AT_ONCE, False, True, id="it drains"),
-        pytest.param(_resting, AT_ONCE, False, True, id="it rests"),
-        pytest.param(_tried, AT_ONCE, False, True, id="it has rested, and is to be tried by one at a time"),
+        pytest.param(_resting, AT_ONCE, False, True, id="its breaker is open"),
+        pytest.param(_tried, AT_ONCE, False, True, id="its breaker is half open"),
         pytest.param(_gone, AT_ONCE, False, True, id="it is gone"),
         pytest.param(_nothing, HedgeLimits(samples=2, least_s=0.0), False, True, id="too little is known"),
         pytest.param(_nothing, HedgeLimits(samples=1, least_s=30.0), False, True, id="it is not late"),
@@ -234,7 +234,7 @@ async def _nothing(here: HedgeWorld) -> None:
 async def test_request_without_second_replica_is_not_hedged(
     tmp_path: Path, change: Callable[[HedgeWorld], Awaitable[None]], limits: HedgeLimits, cold: bool, budget: bool
 ) -> None:
-    """However late. Its control is any test above: nothing is changed, and both are asked."""
+    """However late it is, only one replica gets it. The tests above are the control."""
 
     retries = RetryLimits() if budget else RetryLimits(share=0.0, per_s=0.0)
     async with ground(tmp_path, limits, retries) as here:
@@ -242,24 +242,24 @@ async def test_request_without_second_replica_is_not_hedged(
         await here.warm_up()
         await change(here)
         at_a.script = first = Held(says("a"))
-        asked = here.ask(cold=cold)
+        request = here.ask(cold=cold)
         await at_a.until(lambda replica: replica.running == 1)
-        await asyncio.sleep(0.05)  # long enough for most that would be wrong
+        await asyncio.sleep(0.05)  # long enough for most hedges that should not happen
         while not (budget or here.hedge_outcomes()):
             await asyncio.sleep(0.001)
         assert len(at_b.calls) == 0
         first.release()
-        assert await outcome(asked) is OK
+        assert await outcome(request) is OK
         assert here.hedge_outcomes() == ({} if budget else {"withheld": 1})
 
 
 async def begun(call: ReceivedRequest) -> None:
-    """A token of an answer that is told when it is whole: it is heard of, and can be taken back."""
+    """Compute a token of an answer that is sent whole: the first byte is known, and the answer can be taken back."""
     await call.write(FrameKind.HEARTBEAT, tokens=1)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "came", "blamed"),
+    ("first", "second", "winner", "reported"),
     [
         pytest.param(None, None, "neither", {"a": 1, "b": 1}, id="both, before either began"),
         pytest.param(None, begun, "second", {"b": 1}, id="the second, which had begun"),
@@ -271,11 +271,11 @@ async def test_each_failed_replica_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     first: Script | None,
     second: Script | None,
-    came: str,
-    blamed: dict[str, int],
+    winner: str,
+    reported: dict[str, int],
 ) -> None:
-    """Both replicas' memory was found wrong. The request is sent again, once, to who is there then; that is one retry,
-    and one late request.
+    """Both replicas have damaged memory. The request is retried once at a third replica, with one retry and one late
+    request counted.
     """
     counted: Counter[str] = Counter()
     report_failed = Throttler.report_failed
@@ -294,30 +294,30 @@ async def test_each_failed_replica_is_reported_once(
             if first is not None:
                 await first(call)
 
-        asked, _, _ = await late(here, one := Held(damaged, at_first), other := Held(damaged, second))
-        here.attempts._hedges = None  # what is sent again is not late once more
+        request, _, _ = await late(here, one := Held(damaged, at_first), other := Held(damaged, second))
+        here.attempts._hedges = None  # the retry must not be hedged
         await here.replica("c", says("c"))
         begins.set()
         async with asyncio.timeout(30):
-            while came != "neither" and here.hedge_outcomes() != {came: 1}:
+            while winner != "neither" and here.hedge_outcomes() != {winner: 1}:
                 await asyncio.sleep(0.001)
-        gone = tuple({"a", "b"} - blamed.keys())  # else it could be sent to who was outrun
+        gone = tuple({"a", "b"} - reported.keys())  # otherwise the retry could go to the attempt that lost
         here.slots.feed(removed_replicas=gone)
         other.release()
         one.release()
-        assert await outcome(asked) is OK
-        assert heard(asked) == "ccc"
-        assert (dict(counted), here.hedge_outcomes()) == (blamed, {came: 1})
+        assert await outcome(request) is OK
+        assert answering_replicas(request) == "ccc"
+        assert (dict(counted), here.hedge_outcomes()) == (reported, {winner: 1})
         retries = {labels[-2:]: count for labels, count in here.counter_values("kelvin_retries_total").items()}
         assert retries == {("weights_damaged", "again"): 1}
 
 
-# Whoever leaves at whatever moment, whatever replicas do.
+# Clients leave at any moment, whatever replicas do.
 
 REQUESTS = 150
 AT_A_TIME = 10
-HALF = HedgeLimits(samples=1, share=0.5, least_s=0.0)  # of all requests are late
-FREE = RetryLimits(per_s=1e6)  # of what a budget holds back there is a test elsewhere
+HALF = HedgeLimits(samples=1, share=0.5, least_s=0.0)  # half of all requests are late
+FREE = RetryLimits(per_s=1e6)  # retry budgets have their own tests
 
 
 def erratic(name: str, chance: random.Random) -> Script:
@@ -328,7 +328,8 @@ def erratic(name: str, chance: random.Random) -> Script:
         await asyncio.sleep(chance.choice((0, 0, 0.001, 0.004, 0.012)) * chance.random())
 
     async def script(call: ReceivedRequest) -> None:
-        fate = chance.random() if name != "d" else 0.5  # one is there always: nobody waits for a start
+        # one replica always serves, so that no request waits for a start
+        fate = chance.random() if name != "d" else 0.5
         await moment()
         if fate < 0.1:
             call.refuse(Unavailable("this replica"))
@@ -348,24 +349,24 @@ def erratic(name: str, chance: random.Random) -> Script:
 
 
 async def _one(here: HedgeWorld, chance: random.Random) -> tuple[SentRequest, str]:
-    """What became of it."""
-    asked = here.ask()
+    """Send a request. Return it and its outcome."""
+    request = here.ask()
     if chance.random() < 0.4:
         await asyncio.sleep(chance.random() * 0.02)
-        asked.task.cancel()
-    await asyncio.wait((asked.task,))
-    if asked.task.cancelled():
-        return asked, "left"
-    refused = await outcome(asked)
+        request.task.cancel()
+    await asyncio.wait((request.task,))
+    if request.task.cancelled():
+        return request, "left"
+    refused = await outcome(request)
     if refused is None:
-        return asked, "answered"
+        return request, "answered"
     assert isinstance(refused, Refused), refused
-    return asked, refused.failure.code
+    return request, refused.failure.code
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed: int) -> None:
-    """Each answer is one replica's, whole, and its account names that one; `ground` looks at what is left."""
+    """Each answer comes whole from one replica, and its account names that replica. `ground` checks what is left."""
     chance = random.Random(seed)
 
     async with ground(tmp_path, HALF, FREE, rest_s=0.001) as here:
@@ -379,8 +380,8 @@ async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed
 
         ends = await asyncio.gather(*(bounded() for _ in range(REQUESTS)))
         assert {end for _, end in ends} <= {"left", "answered", "replica_lost", "unavailable"}
-        for asked, end in ends:
+        for request, end in ends:
             if end == "answered":
-                assert heard(asked) == 3 * str(asked.call.account.runtime_id)
+                assert answering_replicas(request) == 3 * str(request.call.account.runtime_id)
         assert sum(end == "answered" for _, end in ends) > REQUESTS / 4
-        assert here.hedge_outcomes(), "nobody was late"
+        assert here.hedge_outcomes(), "no request was late"

@@ -1,4 +1,4 @@
-"""Hedging as operators and callers see it: a late request is answered by another replica, and one record is billed."""
+"""Hedging over TLS: a late request is answered by another replica, and one record is billed."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ SAMPLES = 100
 
 
 class SlowOnce:
-    """A script of several replicas: the first call after `hold` waits, wherever it came."""
+    """A script of several replicas: the first call after `holds` is set waits, at any replica."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -29,8 +29,8 @@ async def _hedged(here: ActivatorWorld) -> dict[str, float]:
     return {labels["first"]: value for labels, value in await here.series("kelvin_hedged_requests_total")}
 
 
-async def _known(here: ActivatorWorld, script: SlowOnce) -> None:
-    """Enough to say what is late; then one request will be."""
+async def _measure_and_hold(here: ActivatorWorld, script: SlowOnce) -> None:
+    """Serve enough requests that lateness is known. Then make one request late."""
     for name in "ab":
         await here.replica(name, script)
     for _ in range(SAMPLES):
@@ -40,12 +40,10 @@ async def _known(here: ActivatorWorld, script: SlowOnce) -> None:
 
 
 async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp_path: Path) -> None:
-    """The caller waits for one of them; the record names it; the other one is told to record its own work; the metric
-    and the log say so.
-    """
+    """The record names the replica that answered. The other one records its own work. Metric and log show the hedge."""
 
     async with world(tmp_path, log_level="debug") as here:
-        await _known(here, SlowOnce())
+        await _measure_and_hold(here, SlowOnce())
         got = await here.post()
         assert got.status == 200
         assert await _hedged(here) == {"second": 1}
@@ -64,16 +62,16 @@ async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp
 
 
 async def test_control_disabled_hedging_waits_for_one_replica(tmp_path: Path) -> None:
-    """`KELVIN_HEDGE_REQUESTS=off`: no other one hears of it, however late it is. Its control is the test above."""
+    """With KELVIN_HEDGE_REQUESTS=off no other replica gets the request, however late it is. Control: the test above."""
 
     async with world(tmp_path, hedge_requests="off") as here:
-        await _known(here, script := SlowOnce())
-        asked = asyncio.create_task(here.post())
+        await _measure_and_hold(here, script := SlowOnce())
+        request_task = asyncio.create_task(here.post())
         await eventually(lambda: any(replica.running for replica in here.replicas))
         for _ in range(20):
             assert (await here.post()).status == 200
-        assert not asked.done()
+        assert not request_task.done()
         script.gate.set()
-        name = (await asked).headers["x-request-id"]
+        name = (await request_task).headers["x-request-id"]
         assert sum(call.request_id == name for replica in here.replicas for call in replica.calls) == 1
         assert await _hedged(here) == {}

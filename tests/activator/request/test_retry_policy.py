@@ -1,4 +1,4 @@
-"""Who is tried again, when, and that a budget never gives more than it was given."""
+"""Retry policy: which failures are retried, when, and that a retry budget never exceeds its refill."""
 
 from dataclasses import replace
 
@@ -25,19 +25,18 @@ LIMITS = RetryLimits()
         pytest.param(RetryState(lost=1), 9.0, 0.5, Retry(0.0125), id="the first pause is drawn from 25 ms"),
         pytest.param(RetryState(lost=1), 9.0, 0.0, Retry(0.0), id="full jitter begins at nothing"),
         pytest.param(RetryState(lost=1, refused=2), 9.0, 0.5, Retry(0.05), id="each range is twice the one before"),
-        pytest.param(RetryState(refused=7), 9.0, 0.5, Retry(0.5), id="up to a second"),
+        pytest.param(RetryState(refused=7), 9.0, 0.5, Retry(0.5), id="the longest range is a second"),
         pytest.param(RetryState(refused=8), 9.0, 0.5, Withheld.TRIES, id="eight attempts are enough"),
-        pytest.param(RetryState(lost=2, refused=5), 9.0, 0.5, Retry(0.5), id="of which two may have been lost"),
-        pytest.param(RetryState(lost=3), 9.0, 0.5, Withheld.TRIES, id="three replicas are not lost with one request"),
+        pytest.param(RetryState(lost=2, refused=5), 9.0, 0.5, Retry(0.5), id="two of them may have been lost"),
+        pytest.param(RetryState(lost=3), 9.0, 0.5, Withheld.TRIES, id="a third lost replica ends the retries"),
         pytest.param(RetryState(refused=7), 0.5, 0.5, Withheld.DEADLINE, id="a pause that outlasts the deadline"),
-        pytest.param(RetryState(refused=7), 0.51, 0.5, Retry(0.5), id="one that does not"),
+        pytest.param(RetryState(refused=7), 0.51, 0.5, Retry(0.5), id="a pause that ends just too late"),
         pytest.param(RetryState(lost=1), 0.0, 0.0, Withheld.DEADLINE, id="no time at all"),
     ],
 )
 def test_retry_is_decided_by_tries_deadline_and_time(
     tried: RetryState, remaining_s: float, draw: float, want: Retry | Withheld
 ) -> None:
-    """Of one request."""
     assert decide(replace(tried, until_s=100.0), 10.0, remaining_s, draw, LIMITS) == want
 
 
@@ -45,32 +44,32 @@ def test_retry_is_decided_by_tries_deadline_and_time(
     ("now_s", "want"),
     [
         pytest.param(99.4, Retry(0.5), id="a pause that ends in time"),
-        pytest.param(99.5, Withheld.TIME, id="one that does not"),
-        pytest.param(101.0, Withheld.TIME, id="an attempt that outlasted it"),
+        pytest.param(99.5, Withheld.TIME, id="a pause that ends just too late"),
+        pytest.param(101.0, Withheld.TIME, id="an attempt that took longer"),
     ],
 )
 def test_pauses_end_within_the_time_since_the_first_failure(now_s: float, want: Retry | Withheld) -> None:
-    """Whatever the deadline leaves."""
+    """The bound holds whatever time the deadline leaves."""
     assert decide(RetryState(refused=7, until_s=100.0), now_s, 600.0, 0.5, LIMITS) == want
 
 
 @pytest.mark.parametrize(
     ("tried", "lost", "sent_s", "want"),
     [
-        pytest.param(RetryState(), True, 19.0, RetryState(1, 0, 25.0), id="the first failure begins it"),
-        pytest.param(RetryState(1, 0, 23.0), False, 19.0, RetryState(1, 1, 23.0), id="the next one does not"),
+        pytest.param(RetryState(), True, 19.0, RetryState(1, 0, 25.0), id="the first failure starts the time"),
+        pytest.param(RetryState(1, 0, 23.0), False, 19.0, RetryState(1, 1, 23.0), id="the next failure does not"),
         pytest.param(
-            RetryState(1, 1, 18.0), True, 17.0, RetryState(2, 1, 18.0), id="nor one that was sent in time and took long"
+            RetryState(1, 1, 18.0), True, 17.0, RetryState(2, 1, 18.0), id="nor does a long attempt sent in time"
         ),
         pytest.param(
-            RetryState(1, 0, 18.0), True, 19.0, RetryState(2, 0, 25.0), id="who was sent later had waited for a start"
+            RetryState(1, 0, 18.0), True, 19.0, RetryState(2, 0, 25.0), id="an attempt after a start starts it again"
         ),
     ],
 )
 def test_failure_count_and_retry_deadline_are_updated(
     tried: RetryState, lost: bool, sent_s: float, want: RetryState
 ) -> None:
-    """At 20 s, with five seconds for it."""
+    """The time is 20 s, and retries have five seconds."""
     assert record_failure(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
 
 
@@ -78,11 +77,11 @@ def test_failure_count_and_retry_deadline_are_updated(
     ("requests", "spent", "pause_s", "want"),
     [
         pytest.param(0, 0, 0.0, 10, id="a quiet version has ten at once"),
-        pytest.param(100, 0, 0.0, 20, id="and a tenth of its requests"),
-        pytest.param(0, 10, 0.0, 0, id="spent is spent"),
-        pytest.param(0, 10, 1.1, 1, id="a second brings one"),
-        pytest.param(0, 10, 1e6, 10, id="a long quiet no more than ten"),
-        pytest.param(10_000, 0, 1e6, 10, id="what was not used fades"),
+        pytest.param(100, 0, 0.0, 20, id="a busy version has a tenth of its requests more"),
+        pytest.param(0, 10, 0.0, 0, id="spent retries are gone"),
+        pytest.param(0, 10, 1.1, 1, id="a second adds one"),
+        pytest.param(0, 10, 1e6, 10, id="a long pause adds no more than ten"),
+        pytest.param(10_000, 0, 1e6, 10, id="unused retries expire"),
     ],
 )
 def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause_s: float, want: int) -> None:
@@ -95,7 +94,7 @@ def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause
 
 
 def test_budgets_are_apart_and_bounded() -> None:
-    """One that is spent takes nothing from another; the one that was used longest ago is forgotten."""
+    """An empty budget does not affect another one. The least recently used budget is forgotten."""
     budgets = RetryBudgets[int](RetryLimits(budgets=3))
     assert _drain(budgets, 0, 0.0) == 10
     assert budgets.try_spend(1, 0.0)
@@ -112,7 +111,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -> None:
-    """Never more than ten, a tenth of the requests and one a second; a second without any is always worth one more."""
+    """At most ten retries, a tenth of the requests, and one per second. A second without a retry always allows one."""
     budgets, now_s, asked, spent, refused_s = RetryBudgets[str](LIMITS), 0.0, 0, 0, 0.0
     for what, seconds in steps:
         if what == "ask":

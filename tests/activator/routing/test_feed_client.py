@@ -1,4 +1,4 @@
-"""The feed is followed for ever: whatever it does, the last table stands and the next snapshot is taken."""
+"""FeedClient: it reconnects after any failure, keeps the last table, and applies the next snapshot."""
 
 import asyncio
 from pathlib import Path
@@ -21,8 +21,8 @@ CHANGE = encode(Feed(revision=2)) + b"\n"
 
 
 async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tuple[list[int], FeedClient]:
-    """Each connection gets the next script, a write for each item, or with an empty one no answer; the last one stays
-    open.
+    """Follow a feed whose connections get one script each: a write per item, or no answer if empty. The last one stays
+    open. Return the revisions applied, and the client.
     """
     turn = 0
 
@@ -68,7 +68,7 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
 
 
 def test_remote_activator_uses_replica_urls() -> None:
-    """One that says nothing of it can't be reached; all else stands."""
+    """A replica without a URL can't be reached and is left out. Other rows are unchanged."""
     there = msgspec.structs.replace(replica_row("a"), url="https://10.0.0.3:7")
     line = Feed(revision=3, replicas=(there, replica_row("b")), removed_replicas=("c",))
     seen = with_remote_addresses(line)
@@ -79,31 +79,31 @@ def test_remote_activator_uses_replica_urls() -> None:
 @pytest.mark.parametrize(
     ("first", "want"),
     [
-        pytest.param([FULL + CHANGE], [1, 2, 1], id="it ends"),
+        pytest.param([FULL + CHANGE], [1, 2, 1], id="the connection ends"),
         pytest.param([FULL[:10], FULL[10:] + CHANGE[:5], CHANGE[5:]], [1, 2, 1], id="lines in pieces"),
-        pytest.param([FULL, b"nonsense\n"], [1, 1], id="a line that is none"),
-        pytest.param([FULL, b'{"revision":2,"unknown":1}\n'], [1, 1], id="a field that nobody knows"),
-        pytest.param([FULL, b'{"revision":2,"removed_replicas":["\xff"]}\n'], [1, 1], id="a line that is no UTF-8"),
+        pytest.param([FULL, b"nonsense\n"], [1, 1], id="an invalid line"),
+        pytest.param([FULL, b'{"revision":2,"unknown":1}\n'], [1, 1], id="an unknown field"),
+        pytest.param([FULL, b'{"revision":2,"removed_replicas":["\xff"]}\n'], [1, 1], id="a line that is not UTF-8"),
         pytest.param([CHANGE], [1], id="no snapshot first"),
         pytest.param([b""], [1], id="nothing at all"),
     ],
 )
 async def test_feed_reconnects_with_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
-    """The second connection brings the snapshot."""
+    """The second connection starts with the snapshot."""
     seen, client = await _follow(tmp_path, [first, [FULL]], len(want))
     assert seen == want
     assert client.synced.is_set()
 
 
 async def test_silent_feed_is_reconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that says nothing for three heartbeats is given up."""
+    """A connection that is silent for three heartbeats is closed."""
     monkeypatch.setattr(feed_client, "SILENCE_S", 0.1)
     seen, _ = await _follow(tmp_path, [[FULL]], 2)
     assert seen == [1, 1]
 
 
 async def test_unanswered_feed_call_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been stopped before the head of its answer, or its host be gone with the connection."""
+    """The control plane may have been stopped before the head of its answer, or its host may be gone."""
     monkeypatch.setattr(feed_client, "SILENCE_S", 0.1)
     seen, _ = await _follow(tmp_path, [[], [FULL]], 1)
     assert seen == [1]

@@ -1,4 +1,4 @@
-"""What was heard last, on disk: what it holds, when it is written, when it counts."""
+"""The saved feed on disk: what it holds, when it is written, and when it is valid."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ WALL_S = 1_800_000_000.0
 
 
 class _Clocks:
-    """Both, as far as they have gone."""
+    """A monotonic and a wall clock, which stand until moved."""
 
     def __init__(self) -> None:
         self.s = 5.0
@@ -38,7 +38,6 @@ class _Clocks:
 
 @pytest.fixture
 def clocks() -> _Clocks:
-    """Both stand until they are moved."""
     return _Clocks()
 
 
@@ -48,7 +47,7 @@ def _last(run: Path, clocks: _Clocks, table: RoutingTable | None = None) -> Last
 
 
 def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
-    """The file, once an activator heard these lines."""
+    """Return the file written by an activator that heard these lines."""
 
     async def main() -> None:
         table = RoutingTable()
@@ -68,7 +67,7 @@ def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
 
 
 def test_feed_file_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
-    """All changes in it, digests only, for nobody else's eyes; an activator that reads it knows as much."""
+    """The file has all changes and key digests only, and is private. An activator that reads it has the same table."""
     more: tuple[KeyRow, ...] = (
         msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=99),
         msgspec.structs.replace(key_row("some", "kv-some", "default", Scope.INFER), models=("m",)),
@@ -94,7 +93,7 @@ def test_feed_file_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -
 
 
 def test_replicas_on_other_hosts_are_kept(tmp_path: Path, clocks: _Clocks) -> None:
-    """Nobody waits for hosts at a start; a socket that is gone is left out."""
+    """A start does not wait for other hosts. A replica whose local socket is gone is left out."""
     far = msgspec.structs.replace(replica_row("far"), address="https://192.0.2.1:7")
     _write(tmp_path, clocks, snapshot(), Feed(revision=2, replicas=(far, replica_row("gone"))))
     found = _last(tmp_path, clocks).try_load()
@@ -107,12 +106,12 @@ def test_replicas_on_other_hosts_are_kept(tmp_path: Path, clocks: _Clocks) -> No
     [
         pytest.param(0, 0, True, True, id="at once"),
         pytest.param(MAX_AGE_S, 0, True, True, id="up to its age"),
-        pytest.param(MAX_AGE_S + 1, 0, True, False, id="past it"),
+        pytest.param(MAX_AGE_S + 1, 0, True, False, id="past its age"),
         pytest.param(0, 7200, True, True, id="a clock that was set back in the same boot"),
         pytest.param(0, -7200, True, True, id="a clock that was set forward in the same boot"),
-        pytest.param(MAX_AGE_S + 1, 60, True, False, id="past it, and a clock that was set back"),
+        pytest.param(MAX_AGE_S + 1, 60, True, False, id="past its age, and a clock that was set back"),
         pytest.param(MAX_AGE_S, 0, False, True, id="after another boot, up to its age"),
-        pytest.param(MAX_AGE_S + 1, 0, False, False, id="after another boot, past it"),
+        pytest.param(MAX_AGE_S + 1, 0, False, False, id="after another boot, past its age"),
         pytest.param(0, 59, False, True, id="after another boot, a clock that was set back a little"),
         pytest.param(0, 61, False, False, id="after another boot, a clock that was set back: the age is unknown"),
     ],
@@ -126,7 +125,7 @@ def test_feed_file_is_valid_up_to_its_max_age(
     same_boot: bool,
     counts: bool,
 ) -> None:
-    """Within one boot its age goes by the clock that is never set, after another boot by the wall clock."""
+    """Within one boot the age follows the monotonic clock, after another boot the wall clock."""
     _write(tmp_path, clocks, snapshot())
     clocks.s += later_s
     clocks.back_s = back_s
@@ -148,13 +147,13 @@ def test_feed_file_is_valid_up_to_its_max_age(
         pytest.param(lambda content: b"", id="empty"),
         pytest.param(lambda content: content[:-9], id="cut"),
         pytest.param(lambda content: content.replace(b'"format":1', b'"format":2'), id="another format"),
-        pytest.param(lambda content: content.replace(b'"keys"', b'"keyz"'), id="a field that nobody knows"),
-        pytest.param(lambda content: content.replace(b'"default', b'"\xff'), id="no UTF-8"),
-        pytest.param(lambda content: content.replace(b'"heard_at_s":', b'"heard_at_s":-'), id="no time"),
+        pytest.param(lambda content: content.replace(b'"keys"', b'"keyz"'), id="an unknown field"),
+        pytest.param(lambda content: content.replace(b'"default', b'"\xff'), id="not UTF-8"),
+        pytest.param(lambda content: content.replace(b'"heard_at_s":', b'"heard_at_s":-'), id="a negative time"),
     ],
 )
 def test_invalid_feed_file_is_ignored(tmp_path: Path, clocks: _Clocks, spoil: Callable[[bytes], bytes]) -> None:
-    """As if there were none; the next snapshot replaces it."""
+    """An invalid file counts as missing. The next snapshot replaces it."""
     content = _write(tmp_path, clocks, snapshot())
     assert spoil(content) != content
     (tmp_path / NAME).write_bytes(spoil(content))
@@ -162,7 +161,7 @@ def test_invalid_feed_file_is_ignored(tmp_path: Path, clocks: _Clocks, spoil: Ca
 
 
 def test_replicas_that_listen_no_more_are_left_out(tmp_path: Path, clocks: _Clocks) -> None:
-    """Whoever is sent to a dead one would be told that it was lost."""
+    """Requests to a dead replica would fail."""
     _write(tmp_path, clocks, snapshot(), Feed(revision=2, replicas=(replica_row("a"), replica_row("b"))))
     with socket.socket(socket.AF_UNIX) as alive, socket.socket(socket.AF_UNIX) as dead:
         alive.bind(str(tmp_path / "rt-a.sock"))
@@ -176,7 +175,7 @@ def test_replicas_that_listen_no_more_are_left_out(tmp_path: Path, clocks: _Cloc
 async def test_feed_file_is_written_on_change_and_periodically(
     tmp_path: Path, clocks: _Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for each word that nothing changed; what could not be written is tried again."""
+    """The file is not written for lines that change nothing. A failed write is tried again."""
     monkeypatch.setattr(last_feed, "EVERY_S", 0.0)
     written: list[bytes] = []
 
@@ -210,7 +209,7 @@ async def test_feed_file_is_written_on_change_and_periodically(
 async def test_live_feed_takes_precedence_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
-    """What was kept is looked at only where it says nothing for a moment."""
+    """The file is read only if the live feed says nothing for a moment."""
     monkeypatch.setattr("activator.routing.feed_client.PATIENCE_S", 0.01)
 
     directory = SocketDirectory(tmp_path)
@@ -228,7 +227,7 @@ async def test_live_feed_takes_precedence_over_the_file(
 
 
 def test_versions_of_one_model_stay_together() -> None:
-    """The snapshot of a table is one of the feed's: nothing is asked twice, nothing is lost."""
+    """A table's snapshot can be applied as a feed line: nothing is repeated or lost."""
     table = RoutingTable()
     table.apply(snapshot())
     names = [(row.model, row.version) for row in table.rows().versions if row.tenant == "default"]

@@ -1,4 +1,4 @@
-"""The door decodes a request's body once, and passes it on as it came."""
+"""The activator decodes a request body once, and forwards it unchanged."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ BODY = json.dumps(CHAT | {"user": MARK, "pad": "x" * 40_000}, indent=1).encode()
 
 
 class Counted(TypedDict, total=False):
-    """Settings of `counting`."""
+    """Settings of `counting.py`."""
 
     planted: int
 
@@ -21,12 +21,12 @@ class Counted(TypedDict, total=False):
 @pytest.mark.parametrize(
     ("settings", "want"),
     [
-        pytest.param(Counted(), 1, id="once"),
-        pytest.param(Counted(planted=1), 2, id="a second decode is seen"),
+        pytest.param(Counted(), 1, id="one decode"),
+        pytest.param(Counted(planted=1), 2, id="control: a second decode is detected"),
     ],
 )
 async def test_body_is_decoded_once(tmp_path: Path, settings: Counted, want: int) -> None:
-    """Once per request, whole or streamed, at a replica or refused; the replica is given the same bytes."""
+    """One decode per request, whole or streamed, served or refused. The replica gets the same bytes."""
     counted = tmp_path / "counted"
 
     async with world(tmp_path, program="tests.activator.counting", **settings, counted=counted) as here:

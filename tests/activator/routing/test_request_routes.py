@@ -1,4 +1,4 @@
-"""Method, path and host to what is asked, as a table."""
+"""Routing of method, path and host to a request type."""
 
 import pytest
 
@@ -42,13 +42,13 @@ TM = Target("t", "m")
         pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),
         pytest.param("DELETE", "/t/m/v1/requests/req_1", "x", CancelRequest("req_1", TM), id="a cancellation"),
         pytest.param("GET", "/v2", "x", ShowServer(NONE), id="the server"),
-        pytest.param("GET", "/v2/", "x", ShowServer(NONE), id="the server, as the specification writes it"),
+        pytest.param("GET", "/v2/", "x", ShowServer(NONE), id="the server with a trailing slash"),
         pytest.param("GET", "/t/m/v2", "x", ShowServer(TM), id="the server by path"),
-        pytest.param("GET", "/v2/health/live", "x", ShowServer(NONE, "live"), id="it lives"),
-        pytest.param("GET", "/t/m/v2/health/ready", "x", ShowServer(TM, "ready"), id="it is ready"),
-        pytest.param("GET", "/v2/models/m", "x", ShowPredictor(NONE, "m"), id="what a model takes"),
+        pytest.param("GET", "/v2/health/live", "x", ShowServer(NONE, "live"), id="liveness"),
+        pytest.param("GET", "/t/m/v2/health/ready", "x", ShowServer(TM, "ready"), id="readiness"),
+        pytest.param("GET", "/v2/models/m", "x", ShowPredictor(NONE, "m"), id="metadata of a model"),
         pytest.param("GET", "/v2/models/m/versions/0123456789ab", "x", ShowPredictor(NONE, "m@0123456789ab"),
-                     id="what a version takes"),
+                     id="metadata of a version"),
         pytest.param("GET", "/v2/models/m@next/ready", "x", ShowPredictor(NONE, "m@next", True), id="a model is ready"),
         pytest.param("GET", "/v2/models/m/versions/next/ready", "m.t.d.e", ShowPredictor(TM, "m@next", True),
                      id="a version is ready"),
@@ -60,7 +60,6 @@ TM = Target("t", "m")
     ],
 )  # fmt: skip
 def test_known_paths_are_routed(method: str, path: str, host: str, want: RequestRoute) -> None:
-    """What there is."""
     assert route(method, path.encode(), host, "d.e") == want
 
 
@@ -70,15 +69,15 @@ def test_known_paths_are_routed(method: str, path: str, host: str, want: Request
         pytest.param("GET", "/v1/completions", MethodNotAllowed, id="a completion is posted"),
         pytest.param("DELETE", "/v1/models", MethodNotAllowed, id="the list is only read"),
         pytest.param("GET", "/v1/requests/req_1", MethodNotAllowed, id="a request is not read"),
-        pytest.param("DELETE", "/v1/requests/req_1/timeline", MethodNotAllowed, id="a timeline stands"),
-        pytest.param("DELETE", "/v1/requests/a.b", NotFound, id="no request's name to cancel"),
+        pytest.param("DELETE", "/v1/requests/req_1/timeline", MethodNotAllowed, id="a timeline can't be deleted"),
+        pytest.param("DELETE", "/v1/requests/a.b", NotFound, id="an invalid request id to cancel"),
         pytest.param("GET", "/", NotFound, id="nothing at the root"),
         pytest.param("GET", "/internal/v1/feed", NotFound, id="internal"),
         pytest.param("GET", "/admin/v2/x", NotFound, id="another version of the API"),
-        pytest.param("GET", "/admin/v1/../internal", NotFound, id="one up"),
-        pytest.param("GET", "/admin/v1/%2e%2e/internal", NotFound, id="one up, escaped"),
+        pytest.param("GET", "/admin/v1/../internal", NotFound, id="a parent folder"),
+        pytest.param("GET", "/admin/v1/%2e%2e/internal", NotFound, id="an escaped parent folder"),
         pytest.param("GET", "/admin/v1/a\\b", NotFound, id="a backslash"),
-        pytest.param("GET", "/v1/requests/a/b/timeline", NotFound, id="no request's name"),
+        pytest.param("GET", "/v1/requests/a/b/timeline", NotFound, id="an invalid request id"),
         pytest.param("GET", "*", NotFound, id="an asterisk"),
         pytest.param("POST", "/v2", MethodNotAllowed, id="the server is only read"),
         pytest.param("GET", "/v2/models/m/infer", MethodNotAllowed, id="a prediction is posted"),
@@ -114,7 +113,7 @@ def test_unknown_paths_and_methods_are_refused(method: str, path: str, kind: typ
     ],
 )
 def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None:
-    """A base URL of another form is the usual mistake of a client that moves."""
+    """A wrong base URL is the usual mistake after a move from another provider."""
     asked = route("POST", path.encode(), "x", "d.e")
     assert isinstance(asked, NoRoute)
     message = asked.failure.message
@@ -135,20 +134,19 @@ def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None
     ],
 )
 def test_error_form_follows_the_path(path: bytes, want: bool) -> None:
-    """The protocol's own paths have its form, also where there is nothing."""
+    """Paths of the Open Inference Protocol use its error format, even unknown ones."""
     assert speaks_open_inference(path) == want
 
 
 @pytest.mark.parametrize(
     ("values", "want"),
     [
-        pytest.param([b"Localhost:8443"], "localhost", id="port and case fall away"),
+        pytest.param([b"Localhost:8443"], "localhost", id="port and case are dropped"),
         pytest.param([b"[::1]:8443"], "[::1]", id="an IPv6 address"),
         pytest.param([], None, id="none"),
         pytest.param([b"a", b"a"], None, id="two, even the same"),
     ],
 )
 def test_exactly_one_host_header_is_required(values: list[bytes], want: str | None) -> None:
-    """Exactly one Host."""
     found = host_of(values)
     assert found == want if want is not None else isinstance(found, InvalidRequest)

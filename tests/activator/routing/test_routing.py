@@ -1,4 +1,4 @@
-"""Which replica has a request, over HTTP: what belongs together meets, and all else goes to where there is room."""
+"""Choice of replica and version over HTTP: sessions and prefixes keep their replica, other requests spread."""
 
 import asyncio
 from pathlib import Path
@@ -17,14 +17,13 @@ def _long(ending: str) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": ending}]}
 
 
-def _served(here: ActivatorWorld) -> list[int]:
+def _call_counts(here: ActivatorWorld) -> list[int]:
     return [len(replica.calls) for replica in here.replicas]
 
 
 async def test_sessions_and_prefixes_keep_their_replica(tmp_path: Path) -> None:
-    """One after another, of four: each session at one, likewise what begins alike; with the replica gone, at another.
-
-    The control: requests that have nothing in common do not.
+    """Of four replicas each session uses one, and so does each prompt prefix. If the replica drains, they move to
+    another. Control: unrelated requests use all.
     """
 
     async with world(tmp_path) as here:
@@ -33,30 +32,30 @@ async def test_sessions_and_prefixes_keep_their_replica(tmp_path: Path) -> None:
         for number in range(8):
             assert (await here.post(x_kelvin_session="s-1")).status == 200
             assert (await here.post(body=_long(f"question {number}"), x_kelvin_session="s-1")).status == 200
-        at = _served(here).index(16)
+        at = _call_counts(here).index(16)
         await here.publish(replica_row("abcd"[at], draining=True))
         for _ in range(4):
             assert (await here.post(x_kelvin_session="s-1")).status == 200
-        assert sorted(_served(here)) == [0, 0, 4, 16]
+        assert sorted(_call_counts(here)) == [0, 0, 4, 16]
         await here.publish(replica_row("abcd"[at]))
 
-        before = _served(here)
+        before = _call_counts(here)
         for number in range(8):
             assert (await here.post(body=_long(f"question {number}"))).status == 200
-        assert sorted(now - then for now, then in zip(_served(here), before, strict=True)) == [0, 0, 0, 8]
+        assert sorted(now - then for now, then in zip(_call_counts(here), before, strict=True)) == [0, 0, 0, 8]
 
-        before = _served(here)
+        before = _call_counts(here)
         for _ in range(64):
             assert (await here.post()).status == 200
-        assert all(now > then for now, then in zip(_served(here), before, strict=True))
+        assert all(now > then for now, then in zip(_call_counts(here), before, strict=True))
 
         refused = await here.post(x_kelvin_session="x" * 129)
         assert (refused.status, refused.code) == (400, "invalid_request")
 
 
 async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
-    """Both versions answer; each session always has the same one, and each key; a pin has what it names. Without the
-    split all is prod's.
+    """Both versions answer, and each session and each key keeps one. A pinned version gets its own requests. Without
+    the split prod answers all.
     """
     row = snapshot().models[0]
 
@@ -73,15 +72,15 @@ async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
         first = [await answering(here, x_kelvin_session=session) for session in sessions]
         assert set(first) == {VERSION, OTHER}
         assert first == [await answering(here, x_kelvin_session=session) for session in sessions]
-        assert len({await answering(here) for _ in range(8)}) == 1, "the key's"
+        assert len({await answering(here) for _ in range(8)}) == 1, "the split uses the API key"
         assert {await answering(here, "m@" + VERSION[:12], x_kelvin_session=each) for each in sessions} == {VERSION}
         await here.publish(models=(row,))
         assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
 
 
 async def test_previous_version_answers_until_the_new_is_ready(tmp_path: Path) -> None:
-    """While it has no replica, or no slot, the one before it answers; what names it by its digest waits for it. Both
-    being full the new one has who waits. The control: told of none before it, the door has all wait for it.
+    """The previous version answers while the new one has no replica or slot. Requests for the new version by digest
+    wait for it. If both are full, requests wait for the new one. Control: without a previous version they wait.
     """
     before = snapshot().models[0]
     named = msgspec.structs.replace(before, aliases={"prod": OTHER})
@@ -109,7 +108,7 @@ async def test_previous_version_answers_until_the_new_is_ready(tmp_path: Path) -
         assert (await waiting).headers["x-kelvin-version"] == OTHER
         assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
         assert (await pinned).status == 200
-        assert (await here.post()).headers["x-kelvin-version"] == OTHER, "it has room again"
+        assert (await here.post()).headers["x-kelvin-version"] == OTHER, "the new version has room again"
 
         await here.publish(models=(named,), removed=("new",))
         late = asyncio.create_task(here.post())

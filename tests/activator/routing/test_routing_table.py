@@ -1,4 +1,4 @@
-"""The table follows the feed: full lines replace, others change, removals remove."""
+"""RoutingTable: full feed lines replace its contents, others change it, removals remove rows."""
 
 import tracemalloc
 
@@ -20,7 +20,6 @@ def _table() -> RoutingTable:
 
 
 def test_a_snapshot_replaces_everything() -> None:
-    """What it doesn't name is gone."""
     table = _table()
     assert table.principal(KEY, 0) is not None
     table.apply(Feed(revision=9, full=True))
@@ -29,7 +28,7 @@ def test_a_snapshot_replaces_everything() -> None:
 
 
 def test_table_is_unavailable_before_the_first_feed_line() -> None:
-    """A right key is not called wrong by a door that has just opened: its caller is told to come back."""
+    """A new activator does not call a valid key wrong. The refusal is retryable."""
     table = RoutingTable()
     with pytest.raises(Refused) as caught:
         table.principal(KEY, 0)
@@ -39,7 +38,7 @@ def test_table_is_unavailable_before_the_first_feed_line() -> None:
 
 
 def test_feed_changes_are_applied_in_any_order() -> None:
-    """A new version and a moved alias leave the rest alone; order of arrival doesn't matter."""
+    """A new version and a moved alias leave other rows unchanged."""
     table = _table()
     new = "00" * 32
     table.apply(Feed(revision=2, versions=(version_row("default", "m", new),)))
@@ -65,10 +64,10 @@ def test_feed_changes_are_applied_in_any_order() -> None:
 
 
 def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
-    """Told, moved, and gone: by its own word, with its version, or in a snapshot that knows none."""
+    """A revision is added, renamed, and removed by its own row, with its version, or by a snapshot without it."""
     table, key = _table(), VersionKey("default", "m", VERSION)
 
-    def told(name: str) -> RevisionRow:
+    def apply_revision(name: str) -> RevisionRow:
         row = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name=name)
         table.apply(Feed(revision=2, revisions=(row,)))
         assert table.revisions.of(key) == row
@@ -78,15 +77,15 @@ def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
         return row
 
     assert table.revisions.of(key) is None
-    told("m-00001")
-    told("m-00002")
+    apply_revision("m-00001")
+    apply_revision("m-00002")
     assert table.revisions.version("models", "m-00001") is None, "it has another name now"
     for gone in (
         Feed(revision=3, removed_revisions=(key,)),
         Feed(revision=3, removed_versions=(key,)),
         Feed(revision=3, full=True),
     ):
-        told("m-00001")
+        apply_revision("m-00001")
         table.apply(gone)
         assert table.revisions.of(key) is None
         assert table.revisions.version("models", "m-00001") is None
@@ -112,11 +111,12 @@ def _granting(*grantees: str) -> Feed:
     ],
 )
 def test_grant_ends_by_revocation_removal_or_suspension(end: Feed) -> None:
-    """Until then the grantee has the model in its list, after its own, and nobody else does."""
+    """Until then the grantee's list has the model after its own, and no other tenant's list has it."""
     table = _table()
     assert table.find_callable_model("stranger", "default", "m") is None
     table.apply(_granting("stranger"))
-    table.apply(Feed(revision=2, versions=(version_row("default", "m", "00" * 32),)))  # a version changes nothing of it
+    # a new version does not change the grant
+    table.apply(Feed(revision=2, versions=(version_row("default", "m", "00" * 32),)))
     table.check_integrity()
     assert [entry.name_for("stranger") for entry in table.models("stranger")] == ["theirs", "default/m"]
     assert table.find_callable_model("stranger", "default", "m") is table.find_callable_model("default", "default", "m")
@@ -133,7 +133,7 @@ def test_grant_ends_by_revocation_removal_or_suspension(end: Feed) -> None:
 
 
 def test_a_model_that_comes_again_is_granted_to_nobody() -> None:
-    """A name is not the model that had it."""
+    """A new model of the same name does not inherit grants."""
     table = _table()
     table.apply(_granting("stranger"))
     table.apply(Feed(revision=3, removed_models=(("default", "m"),)))
@@ -143,7 +143,7 @@ def test_a_model_that_comes_again_is_granted_to_nobody() -> None:
 
 
 def test_a_key_is_revoked_and_rotated() -> None:
-    """By its id; a row of the same id replaces the old secret."""
+    """A key is removed by its id. A row with the same id replaces the secret."""
     table = _table()
     table.apply(Feed(revision=2, keys=(key_row("k1", "kv-new", "default", Scope.INFER),)))
     assert table.principal(KEY, 0) is None
@@ -154,7 +154,7 @@ def test_a_key_is_revoked_and_rotated() -> None:
 
 
 def test_a_key_expires_by_itself() -> None:
-    """Whether or not the control plane is there to say so; in its second of expiry it is no longer good."""
+    """The key is invalid from its expiry second on, even without a control plane."""
     table = _table()
     row = msgspec.structs.replace(key_row("k1", KEY, "default", Scope.INFER), expires_at_s=100)
     table.apply(Feed(revision=2, keys=(row,)))
@@ -163,7 +163,7 @@ def test_a_key_expires_by_itself() -> None:
 
 
 def test_tenants_are_suspended_resumed_and_removed() -> None:
-    """Their keys stay known; nothing is known of one that was removed."""
+    """A suspended tenant's keys stay known. A removed tenant is unknown."""
     table = _table()
     assert table.tenants() == {"default", "stranger"}
     table.apply(Feed(revision=2, tenants=(TenantRow(tenant="default", suspended=True),)))
@@ -176,7 +176,7 @@ def test_tenants_are_suspended_resumed_and_removed() -> None:
 
 
 def test_limits_of_tenants() -> None:
-    """As the last row says; none for a tenant that has none, and for an unknown one."""
+    """The last row counts. A tenant without limits and an unknown one have none."""
     table = _table()
     assert table.limits("default") == table.limits("nobody") == TenantLimits()
     limits = TenantLimits(requests=3)
@@ -187,7 +187,7 @@ def test_limits_of_tenants() -> None:
 
 
 def test_rows_are_gathered_again_only_where_they_changed() -> None:
-    """What goes by most often (replicas, keys) costs the loop no look at every model; what changes them does."""
+    """Frequent lines (replicas, keys) don't rebuild the rows of models. Lines that change models do."""
     table = _table()
     before = table.rows()
     for quiet in (
@@ -213,7 +213,7 @@ def test_rows_are_gathered_again_only_where_they_changed() -> None:
 
 
 def test_lists_are_made_again_only_where_they_may_have_changed() -> None:
-    """A tenant of ten thousand models that asks for all of them again and again costs the loop one look at them."""
+    """Repeated lists of ten thousand models don't rebuild the list each time."""
     table = _table()
     table.apply(_granting("stranger"))
     for quiet in (
@@ -245,7 +245,7 @@ def test_lists_are_made_again_only_where_they_may_have_changed() -> None:
 
 
 def test_what_an_idle_model_takes() -> None:
-    """Less than 4 KB, what was gathered included."""
+    """An idle model uses less than 4 KB, including the gathered rows."""
     count = 2000
     names = [f"model-{number}" for number in range(count)]
     raw = encode(

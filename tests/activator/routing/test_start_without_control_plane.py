@@ -1,4 +1,4 @@
-"""An activator that starts while no control plane answers: a whole process, with what the one before it heard."""
+"""A whole activator process that starts while the control plane is down, with the feed that the previous one saved."""
 
 import asyncio
 from pathlib import Path
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.deep
 
 
 async def _until_kept(here: ActivatorWorld, what: str) -> None:
-    """The file says this."""
+    """Wait until the saved feed contains this text."""
     path = here.data / "run" / "feed"
     await eventually(lambda: path.exists() and what.encode() in path.read_bytes())
 
 
 async def _cut_off(here: ActivatorWorld, path: str = "/readyz") -> None:
-    """The control plane is gone, and the activator another."""
+    """Stop the control plane, kill the activator, and start another one."""
     await here.control.stop()
     here.process.kill()
     await here.process.wait()
@@ -27,7 +27,7 @@ async def _cut_off(here: ActivatorWorld, path: str = "/readyz") -> None:
 
 
 async def test_ready_models_serve(tmp_path: Path) -> None:
-    """Keys are known, replicas found, limits and models as they were; records wait, and each arrives once."""
+    """Keys, replicas, limits and models are as before. Records wait, and each is shipped once."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -53,7 +53,7 @@ async def test_ready_models_serve(tmp_path: Path) -> None:
 
 
 async def test_control_without_feed_file_nobody_is_authenticated(tmp_path: Path) -> None:
-    """Negative control: it is the file that serves."""
+    """Negative control: without the file no key is accepted."""
 
     async with world(tmp_path) as here:
         await here.replica("a")
@@ -63,14 +63,14 @@ async def test_control_without_feed_file_nobody_is_authenticated(tmp_path: Path)
         await here.process.wait()
         (here.data / "run" / "feed").unlink()
         await here.restart("/healthz")
-        await asyncio.sleep(1.5)  # longer than it waits for a control plane before it looks for the file
+        await asyncio.sleep(1.5)  # longer than it waits for a control plane before it reads the file
         assert (await here.post()).code == "unavailable"
         ready = await here.own("/readyz")
         assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None, "autoscaler": None})
 
 
 async def test_expired_feed_authenticates_nobody(tmp_path: Path) -> None:
-    """By an activator that ran all the time as by one that starts: a revocation can't be missed for longer."""
+    """This holds for a running activator and a new one. So a revocation is missed for at most the maximum age."""
 
     async with world(tmp_path, feed_max_age_s=3) as here:
         await here.replica("a")
@@ -91,15 +91,15 @@ async def test_expired_feed_authenticates_nobody(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_version_at_zero_waits_for_who_wakes_it(tmp_path: Path) -> None:
-    """It can't be started without the control plane: the request is held, and answered when there is one."""
+async def test_version_at_zero_waits_for_the_control_plane(tmp_path: Path) -> None:
+    """It can't start without the control plane. The request waits, and is answered when the control plane is back."""
 
     async with world(tmp_path) as here:
         await _until_kept(here, OTHER)
         await _cut_off(here)
-        asked = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await here.wait_for_queued(1)
         await here.control.start(here.data / "run")
         await here.control.wait_for_stat()
         await here.replica("a")
-        assert (await asked).status == 200
+        assert (await request_task).status == 200

@@ -1,7 +1,7 @@
-"""Knative's autoscaler as far as statistics go, and stricter: what the real one drops without a word is written down.
+"""A fake of Knative's autoscaler that is stricter: it records messages that the real one drops silently.
 
-Imitates pkg/autoscaler/statserver of knative/serving (98e5ef9), as recorded: any path, no subprotocol, no compression,
-a pong for each ping, never a word of its own; on SIGTERM a close with 1012.
+It imitates pkg/autoscaler/statserver of knative/serving (98e5ef9), as recorded: any path, no subprotocol, no
+compression, a pong for each ping, no messages of its own; on SIGTERM a close with 1012.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from activator.scale_link.stat_encoding import message_class
 from tests.stub_server import StubServer
 
-OLD_S: Final = 60.0  # a timestamp that is older counts for nothing
+OLD_S: Final = 60.0  # stats with an older timestamp are ignored
 RESTARTING: Final = 1012
 
 
 class Stat(NamedTuple):
-    """One that counts. `connection` and `message` are numbers, from 0 on."""
+    """An accepted stat. `connection` and `message` are numbers, from 0 on."""
 
     connection: int
     message: int
@@ -33,7 +33,7 @@ class Stat(NamedTuple):
 
 
 def faults(message: WSMessage, known: set[str]) -> list[str]:
-    """Why the autoscaler would drop it, or a part of it, without a word; `known` are NAMESPACE/NAME."""
+    """Return why the autoscaler would silently drop the message or a part of it. `known` has NAMESPACE/NAME."""
     if message.type is not WSMsgType.BINARY:
         return [f"a frame of type {message.type!r}"]
     try:
@@ -62,18 +62,18 @@ def _faults_of(each: Any) -> list[str]:
         return ["no stat"]
     stat, found = each.stat, []
     if not stat.pod_name:
-        found.append("nobody's")
+        found.append("no pod name")
     figures = {name: getattr(stat, name) for name in ("average_concurrent_requests", "request_count")}
     found += [f"{name} is {value}" for name, value in figures.items() if not (math.isfinite(value) and value >= 0)]
     others = ("average_proxied_concurrent_requests", "proxied_request_count", "process_uptime")
-    found += [f"{name} is a queue-proxy's to say" for name in others if getattr(stat, name)]
+    found += [f"{name} is for queue-proxy only" for name in others if getattr(stat, name)]
     if stat.timestamp and time.time() - stat.timestamp / 1000 > OLD_S:
         found.append("an old timestamp")
     return found
 
 
 class StrictAutoscaler:
-    """Listens at a port. `wrong` must be empty in the end."""
+    """A server on a local port. `wrong` must be empty at the end."""
 
     def __init__(self, *known: str) -> None:
         self.known = set(known)
@@ -82,8 +82,8 @@ class StrictAutoscaler:
         self.connections = 0
         self.pings = 0
         self.is_mute = False  # answers no ping
-        self.is_away = False  # refuses whoever comes
-        self.is_deaf = False  # reads nothing of who connects then
+        self.is_away = False  # refuses new connections
+        self.is_deaf = False  # reads nothing from new connections
         self.port = 0
         self._messages = 0
         self._open: set[web.WebSocketResponse] = set()
@@ -92,31 +92,30 @@ class StrictAutoscaler:
 
     @property
     def url(self) -> str:
-        """As the setting has it."""
+        """The URL as in the setting."""
         return f"ws://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._serve)
         self._listening = StubServer(app, shutdown_s=0.1)
         self.port = await self._listening.start_at()
 
     async def leave(self) -> None:
-        """As on SIGTERM, told to whoever is connected; `is_away` until that is said to be over."""
+        """Close all connections as on SIGTERM. `is_away` is set until a test clears it."""
         self.is_away = True
         for socket in list(self._open):
             await socket.close(code=RESTARTING)
 
     async def stop(self) -> None:
-        """It ends."""
+        """Close all connections and stop listening."""
         await self.leave()
         if self._listening is not None:
             await self._listening.stop()
             self._listening = None
 
     def kill(self) -> None:
-        """As on SIGKILL. Likewise."""
+        """Break all connections as on SIGKILL. `is_away` is set until a test clears it."""
         self.is_away = True
         for socket in list(self._open):
             assert socket._req is not None
@@ -124,7 +123,7 @@ class StrictAutoscaler:
             socket._req.transport.abort()
 
     async def until(self, claim: Callable[["StrictAutoscaler"], bool]) -> None:
-        """Wait until it holds."""
+        """Wait until the claim holds."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: claim(self))
 

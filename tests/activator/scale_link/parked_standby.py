@@ -1,7 +1,5 @@
-"""A parked standby as an activator meets it: `/control/state`, `/control/bind`, and the page on which it is metered.
-
-Imitates runtime/api/control_api.py, runtime/lifecycle/replica.py (one version, once) and
-runtime/lifecycle/meter_writer.py.
+"""A fake parked standby: `/control/state`, `/control/bind` and its meter page. It imitates runtime/api/control_api.py,
+runtime/lifecycle/replica.py (one version, once) and runtime/lifecycle/meter_writer.py.
 """
 
 import asyncio
@@ -21,7 +19,7 @@ from tests.stub_server import StubServer
 
 
 class FakeStandby:
-    """`release` lets a bind end; it ends with `failure` where there is one."""
+    """A standby whose bind ends when `release` is set, with `failure` if given."""
 
     def __init__(self, run: Path, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The connection to Knative's autoscaler, over a real WebSocket: what comes, when nothing does, and after it broke."""
+"""The link to Knative's autoscaler over a real WebSocket: sent stats, outages, and connections that hang."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ def stat(key: VersionKey, concurrency: float, requests: int = 0) -> ConcurrencyS
 
 @asynccontextmanager
 async def autoscaler() -> AsyncIterator[StrictAutoscaler]:
-    """One that knows the revisions; in the end it was sent nothing wrong."""
+    """Start an autoscaler that knows the revisions. At the end it must have received nothing wrong."""
     server = StrictAutoscaler(*(f"{row.namespace}/{row.name}" for row in ROWS.values()))
     await server.start()
     try:
@@ -45,7 +45,7 @@ async def autoscaler() -> AsyncIterator[StrictAutoscaler]:
 
 @asynccontextmanager
 async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterator[AutoscalerLink]:
-    """A link to it, which runs, and has connected if `told`."""
+    """Run a link to it. If `told`, wait until it is connected."""
     link = AutoscalerLink(server.url, POD, ROWS.get)
     running = asyncio.create_task(link.run())
     try:
@@ -60,7 +60,7 @@ async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterato
 
 @asynccontextmanager
 async def deaf() -> AsyncIterator[int]:
-    """A port at which WebSockets are opened, and nothing is read of them."""
+    """Listen on a port that opens WebSockets and reads nothing from them."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,13 +82,13 @@ async def deaf() -> AsyncIterator[int]:
 
 
 async def test_sent_stats_reach_the_autoscaler() -> None:
-    """Several revisions in one message; of a version that has none, that nobody was told."""
+    """Several revisions share a message. `send` returns False for a version without a Revision."""
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 1.0, 1),))
         assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
         assert not await link.send((stat(UNKNOWN, 1.0),))
         assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
-        await server.until(lambda heard: len(heard.stats) == 4)
+        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 4)
         assert [each[1:] for each in server.stats] == [
             (0, "ns/m-1", POD, 1.0, 1.0),
             (1, "ns/m-1", POD, 0.25, 0.0),
@@ -98,7 +98,7 @@ async def test_sent_stats_reach_the_autoscaler() -> None:
 
 
 async def test_version_without_revision_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However often it is told of while somebody waits; again after nobody did."""
+    """It is logged once while requests wait, and again after none waited."""
     async with autoscaler() as server, linked(server) as link:
         for concurrency in (1.0, 1.0, 0.0, 0.0, 1.0):
             assert not await link.send((stat(UNKNOWN, concurrency),))
@@ -106,24 +106,24 @@ async def test_version_without_revision_is_logged_once(caplog: pytest.LogCapture
 
 
 async def test_many_stats_are_split_into_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no message is too long to be taken; all of it comes."""
+    """Each message stays below the server's limit, and all stats arrive."""
     monkeypatch.setattr(autoscaler_link, "AT_ONCE", 1)
 
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 1.0), stat(N, 1.0)))
-        await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
+        await server.until(lambda sent_zeros: [each.message for each in sent_zeros.stats] == [0, 1])
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
-    """While it is away a figure is dropped, and said to be; a zero is owed, unless something came after it. Then it is
-    connected to again, in a session of its own.
+    """During an outage stats are dropped and reported as not sent. A zero is sent later, unless another stat follows
+    it. The new connection is a new session.
     """
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 2.0), stat(N, 2.0)))
         before = link.session
         assert before is not None
-        await server.until(lambda heard: len(heard.stats) == 2)
+        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 2)
         if how == "killed":
             server.kill()
         else:
@@ -136,7 +136,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
         await eventually(lambda: link.is_open)
         assert link.session is not before
         assert await link.send((stat(N, 1.0),))
-        await server.until(lambda heard: len(heard.stats) == 4)
+        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 4)
         assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
             (1, "ns/m-1", 0.0),
             (1, "ns/n-1", 1.0),
@@ -144,7 +144,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
 
 
 async def test_refused_connection_is_retried() -> None:
-    """Later and later; from the moment on in which it is let in it is heard."""
+    """The pauses grow. Once connected, stats are received."""
     async with autoscaler() as server:
         server.is_away = True
         async with linked(server, told=False) as link:
@@ -154,50 +154,50 @@ async def test_refused_connection_is_retried() -> None:
             server.is_away = False
             await eventually(lambda: link.is_open)
             assert await link.send((stat(M, 1.0),))
-            await server.until(lambda heard: len(heard.stats) == 1)
+            await server.until(lambda sent_zeros: len(sent_zeros.stats) == 1)
 
 
 async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the socket says: it is asked whether it lives, and another connection is made where it does not."""
+    """The link sends pings. Without a pong it makes another connection."""
     monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
 
     async with autoscaler() as server, linked(server):
-        await server.until(lambda heard: heard.pings >= 3)
+        await server.until(lambda sent_zeros: sent_zeros.pings >= 3)
         server.is_mute, before = True, server.connections
-        await server.until(lambda heard: heard.connections > before)
+        await server.until(lambda sent_zeros: sent_zeros.connections > before)
 
 
-FLOOD = (stat(M, 1.0),) * 400  # 44 MB where the pod's name is LONG: more than sockets hold
+FLOOD = (stat(M, 1.0),) * 400  # 44 MB with the pod name LONG: more than the sockets buffer
 LONG = POD * 10_000
 
 
 @asynccontextmanager
 async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task[None], socket.socket]]:
-    """A link to it that has connected, what runs it, and what it is connected by, which is closed in the end."""
+    """Yield a connected link, its task, and its socket, which must be closed at the end."""
     link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
     running = asyncio.create_task(link.run())
     await eventually(lambda: link.is_open)
     assert isinstance(link.session, aiohttp.ClientWebSocketResponse)
-    line = link.session.get_extra_info("socket")
-    yield link, running, line
+    tcp_socket = link.session.get_extra_info("socket")
+    yield link, running, tcp_socket
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await eventually(lambda: line.fileno() < 0)
+    await eventually(lambda: tcp_socket.fileno() < 0)
 
 
 async def test_stalled_autoscaler_blocks_no_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can't be sent within its time was not taken, and the connection is given up: what it holds is let go."""
+    """A stat that can't be sent in time counts as not sent, and its connection is closed."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
-    async with deaf() as port, unheard(port) as (link, _, line):
+    async with deaf() as port, unheard(port) as (link, _, tcp_socket):
         session = link.session
         assert not await link.send(FLOOD)
         assert link.session is not session
-        await eventually(lambda: line.fileno() < 0)
+        await eventually(lambda: tcp_socket.fileno() < 0)
 
 
 async def test_cancelled_link_leaves_no_open_connection() -> None:
-    """While more is to be sent than is taken."""
+    """The link is cancelled while a send is blocked."""
     async with deaf() as port, unheard(port) as (link, running, _):
         sending = asyncio.create_task(link.send(FLOOD))
         await asyncio.sleep(0)
@@ -206,10 +206,10 @@ async def test_cancelled_link_leaves_no_open_connection() -> None:
 
 
 def sockets() -> int:
-    """That this process has open."""
+    """Return the number of open sockets of this process."""
     found = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the one by which this was listed
+        with suppress(OSError):  # the descriptor of this listing itself
             found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
     return found
 
@@ -221,7 +221,7 @@ def sockets() -> int:
 def test_nothing_stays_open_on_either_loop(
     monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Of one that reads nothing, once it is given up: each time that it is connected to again, and in the end."""
+    """A server that reads nothing is given up. No socket is left after each reconnect and at the end."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_nothing_stays_open_on_either_loop(
             running = asyncio.create_task(link.run())
             for times in range(1, 3):
                 await eventually(lambda: link.is_open)
-                assert sockets() == before + 1 + times, "ours, and the other end of each that there was"
+                assert sockets() == before + 1 + times, "our socket, and the other end of each connection"
                 assert not await link.send(FLOOD)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -243,12 +243,12 @@ def test_nothing_stays_open_on_either_loop(
 
 @pytest.mark.parametrize(
     ("timeout_s", "times"),
-    [pytest.param(0.2, 1, id="its time is over"), pytest.param(30.0, 2, id="it is cancelled again")],
+    [pytest.param(0.2, 1, id="its timeout passes"), pytest.param(30.0, 2, id="it is cancelled again")],
 )
 async def test_unclosed_peer_leaves_no_open_connection(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int
 ) -> None:
-    """The other end keeps up a close in order, for longer than there is time."""
+    """The other end delays a clean close for longer than the timeout."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", timeout_s)
     leaving, really = asyncio.Event(), aiohttp.ClientWebSocketResponse.close
 
@@ -256,24 +256,24 @@ async def test_unclosed_peer_leaves_no_open_connection(
         leaving.set()
         return await really(socket)
 
-    async with deaf() as port, unheard(port) as (_, running, line):
+    async with deaf() as port, unheard(port) as (_, running, tcp_socket):
         monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
         for _ in range(times):
             running.cancel()
             await leaving.wait()
-        await eventually(lambda: line.fileno() < 0)
+        await eventually(lambda: tcp_socket.fileno() < 0)
 
 
 @pytest.mark.parametrize("then", [
-    pytest.param((), id="and is heard by the next connection"),
-    pytest.param((stat(N, 2.0),), id="unless something comes after it: the control"),
+    pytest.param((), id="the next connection sends it"),
+    pytest.param((stat(N, 2.0),), id="control: not if another stat follows"),
 ])  # fmt: skip
 async def test_undelivered_zero_is_sent_after_reconnect(
     monkeypatch: pytest.MonkeyPatch, then: tuple[ConcurrencyStat, ...]
 ) -> None:
-    """Among much else, by one that reads nothing and is left."""
+    """The zero is among many stats that a server which reads nothing did not receive."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 10)  # in messages that the server's bound lets in
+    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 10)  # messages small enough for the server's limit
 
     async with autoscaler() as server:
         server.is_deaf = True
@@ -287,14 +287,14 @@ async def test_undelivered_zero_is_sent_after_reconnect(
         server.is_deaf = False
         await eventually(lambda: link.is_open)
         assert await link.send((stat(M, 1.0),))
-        heard = [] if then else [("ns/n-1", 0.0)]
-        await server.until(lambda heard_by: len(heard_by.stats) == len(heard) + 1)
-        assert [(each.revision, each.concurrency) for each in server.stats] == [*heard, ("ns/m-1", 1.0)]
+        sent_zeros = [] if then else [("ns/n-1", 0.0)]
+        await server.until(lambda autoscaler: len(autoscaler.stats) == len(sent_zeros) + 1)
+        assert [(each.revision, each.concurrency) for each in server.stats] == [*sent_zeros, ("ns/m-1", 1.0)]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_lost_autoscaler_host_is_detected() -> None:
-    """The connection is made as each to another host."""
-    async with deaf() as port, unheard(port) as (_, _, line):
-        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    """Keepalive is on, as for every connection to another host."""
+    async with deaf() as port, unheard(port) as (_, _, tcp_socket):
+        assert tcp_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -1,4 +1,4 @@
-"""Knative's three rules of reporting, on a clock of our own."""
+"""Knative's three rules for reporting concurrency, on a manual clock, and concurrency weighted by tokens."""
 
 from math import isfinite
 
@@ -18,7 +18,7 @@ from activator.scale_link.concurrency_policy import (
 
 
 def test_the_average_is_weighted_by_time() -> None:
-    """Half a second of one, then of three: two."""
+    """Half a second of one request and half a second of three average to two."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
     meter.begin(0.5)
@@ -28,7 +28,7 @@ def test_the_average_is_weighted_by_time() -> None:
 
 
 def test_what_was_announced_is_taken_off_the_next_report() -> None:
-    """The first stat is one of concurrency 1; the report of that second is less by it, its request counted once."""
+    """The announcement is a stat of concurrency 1. The report of that second is less by it and by its request."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
     meter.announce()
@@ -47,7 +47,7 @@ def test_a_report_is_never_below_nothing() -> None:
 
 
 def test_withdrawn_announcement_is_in_the_next_report() -> None:
-    """Two announcements, one of which reached nobody: the next report is less by one."""
+    """One of two announcements was not delivered, so the next report is less by one."""
     meter = ConcurrencyMeter.starting(0.0)
     for _ in range(2):
         meter.begin(0.0)
@@ -57,7 +57,7 @@ def test_withdrawn_announcement_is_in_the_next_report() -> None:
 
 
 def test_second_announcement_of_a_request_is_taken_off_too() -> None:
-    """A request that waits is announced again after its report: the next report is less by one, not below nothing."""
+    """A waiting request is announced again after its report. The next report is less by one, and not negative."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
     meter.announce()
@@ -67,7 +67,7 @@ def test_second_announcement_of_a_request_is_taken_off_too() -> None:
 
 
 def test_idle_meter_is_forgotten_after_one_report() -> None:
-    """Not while something runs, and not in the second in which something ran."""
+    """The meter is kept while a request runs, and in the second in which one ran."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
     assert not meter.idle_since_report()
@@ -81,7 +81,7 @@ def test_idle_meter_is_forgotten_after_one_report() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 0.9), st.floats(0.01, 0.9)), max_size=20))
 def test_reports_add_up_to_the_time_that_requests_took(requests: list[tuple[float, float]]) -> None:
-    """Nothing announced: the sum of averages times their seconds is the sum of durations."""
+    """Without announcements the averages times their seconds add up to the durations."""
     events = sorted([(at, 1) for at, _ in requests] + [(at + took, -1) for at, took in requests])
     meter = ConcurrencyMeter.starting(0.0)
     total, reported_at = 0.0, 0.0
@@ -94,21 +94,20 @@ def test_reports_add_up_to_the_time_that_requests_took(requests: list[tuple[floa
     assert abs(total - sum(took for _, took in requests)) < 1e-6
 
 
-TEN = MeasuredThroughput(10.0, 1.0)  # tokens a second of a slot, as many as are estimated
+TEN = MeasuredThroughput(10.0, 1.0)  # tokens per second of a slot; all estimated tokens are computed
 HALF = MeasuredThroughput(10.0, 0.5)
 
 
 @pytest.mark.parametrize(
     ("each", "share", "want"),
     [
-        pytest.param(RequestProgress(100, 0), 1.0, 100, id="all of what was estimated"),
-        pytest.param(RequestProgress(100, 30), 1.0, 70, id="what is not computed yet"),
-        pytest.param(RequestProgress(100, 30), 0.5, 20, id="of what such requests come to"),
-        pytest.param(RequestProgress(100, 80), 0.5, 0, id="one that took more is about to end"),
+        pytest.param(RequestProgress(100, 0), 1.0, 100, id="all estimated tokens"),
+        pytest.param(RequestProgress(100, 30), 1.0, 70, id="tokens not computed yet"),
+        pytest.param(RequestProgress(100, 30), 0.5, 20, id="scaled by the usual share of the estimate"),
+        pytest.param(RequestProgress(100, 80), 0.5, 0, id="a request beyond its expected tokens"),
     ],
 )
 def test_remaining_tokens_are_never_negative(each: RequestProgress, share: float, want: float) -> None:
-    """Tokens."""
     assert remaining_tokens(each, share) == want
 
 
@@ -117,11 +116,11 @@ def test_remaining_tokens_are_never_negative(each: RequestProgress, share: float
     [
         pytest.param(2.0, [RequestProgress(9000, 0)] * 2, 0, TEN, 0, 2.0, id="by requests: off"),
         pytest.param(2.0, [RequestProgress(9000, 0)] * 2, 2, None, 10, 2.0, id="by requests: nothing was measured"),
-        pytest.param(2.0, [RequestProgress(100, 0)] * 2, 0, TEN, 10, 2.0, id="each is as long as one may be"),
-        pytest.param(2.0, [RequestProgress(200, 0)] * 2, 0, TEN, 10, 4.0, id="each is two of those"),
-        pytest.param(2.0, [RequestProgress(200, 100)] * 2, 0, TEN, 10, 2.0, id="half of each is over"),
-        pytest.param(2.0, [RequestProgress(200, 0)] * 2, 0, HALF, 10, 2.0, id="half of it is never asked for"),
-        pytest.param(20.0, [RequestProgress(10, 0)] * 20, 0, TEN, 10, 20.0, id="short ones are requests all the same"),
+        pytest.param(2.0, [RequestProgress(100, 0)] * 2, 0, TEN, 10, 2.0, id="each is one backlog unit"),
+        pytest.param(2.0, [RequestProgress(200, 0)] * 2, 0, TEN, 10, 4.0, id="each is two backlog units"),
+        pytest.param(2.0, [RequestProgress(200, 100)] * 2, 0, TEN, 10, 2.0, id="half of each is computed"),
+        pytest.param(2.0, [RequestProgress(200, 0)] * 2, 0, HALF, 10, 2.0, id="half of the estimate is never computed"),
+        pytest.param(20.0, [RequestProgress(10, 0)] * 20, 0, TEN, 10, 20.0, id="short requests count as one each"),
         pytest.param(
             2.0,
             [RequestProgress(20_000, 0), RequestProgress(20, 0)],
@@ -129,15 +128,13 @@ def test_remaining_tokens_are_never_negative(each: RequestProgress, share: float
             TEN,
             10,
             200.2,
-            id="a long one beside a short one",
+            id="a long and a short request",
         ),
-        pytest.param(0.3, [RequestProgress(10, 0)], 1, TEN, 10, 1.0, id="one that has just come, and waits"),
-        pytest.param(0.3, [RequestProgress(10, 0)], 0, TEN, 10, 0.3, id="one that has just come, and runs"),
-        pytest.param(0.3, [], 1, TEN, 10, 1.0, id="one that waits, of which nothing is known"),
-        pytest.param(0.0, [], 0, TEN, 10, 0.0, id="nobody"),
-        pytest.param(
-            1.0, [RequestProgress(1 << 40, 0)], 1, TEN, 0.001, MAX_CONCURRENCY, id="no more than a fleet serves"
-        ),
+        pytest.param(0.3, [RequestProgress(10, 0)], 1, TEN, 10, 1.0, id="a new request that waits"),
+        pytest.param(0.3, [RequestProgress(10, 0)], 0, TEN, 10, 0.3, id="a new request that runs"),
+        pytest.param(0.3, [], 1, TEN, 10, 1.0, id="a waiting request without progress"),
+        pytest.param(0.0, [], 0, TEN, 10, 0.0, id="no request"),
+        pytest.param(1.0, [RequestProgress(1 << 40, 0)], 1, TEN, 0.001, MAX_CONCURRENCY, id="the result has a maximum"),
     ],
 )
 def test_concurrency_is_weighted_by_tokens(
@@ -148,7 +145,7 @@ def test_concurrency_is_weighted_by_tokens(
     backlog_s: float,
     want: float,
 ) -> None:
-    """Requests at once: tokens over ten a second of a slot, and the seconds that count as one."""
+    """Ten tokens per second of a slot, and a backlog of so many seconds counts as one request."""
     assert concurrency_by_tokens(concurrency, inside, waiting, measured, backlog_s) == pytest.approx(want)
 
 
@@ -168,8 +165,8 @@ def test_weighted_concurrency_is_finite_and_monotonic(
     backlog_s: float,
     more: RequestProgress,
 ) -> None:
-    """A finite number, never under the requests at once, nor under 1 while one waits; more to do is never less; itself
-    where it is off or nothing is known.
+    """The result is finite and at least the concurrency, and at least 1 while a request waits. More work never reports
+    less. Without a setting or a measurement it is the concurrency itself.
     """
     found = concurrency_by_tokens(concurrency, inside, waiting, measured, backlog_s)
     if measured is None or backlog_s == 0:
@@ -188,10 +185,8 @@ def test_weighted_concurrency_is_finite_and_monotonic(
 
 
 @given(target=st.integers(1, 1000), speed=st.floats(0.1, 1000), backlog_s=st.floats(0.1, 1000), share=st.floats(0.1, 1))
-def test_a_replica_at_its_target_has_so_many_seconds_before_it(
-    target: int, speed: float, backlog_s: float, share: float
-) -> None:
-    """What `target` slots compute in `backlog_s` is reported as `target`: what Knative takes for one replica at it."""
+def test_work_of_target_slots_is_reported_as_target(target: int, speed: float, backlog_s: float, share: float) -> None:
+    """Work that `target` slots compute in `backlog_s` is reported as `target`, as Knative expects of one replica."""
     tokens = target * speed * backlog_s
     inside = [RequestProgress(1_000_000, 0)] * int(tokens // (1_000_000 * share))
     rest = tokens - len(inside) * 1_000_000 * share

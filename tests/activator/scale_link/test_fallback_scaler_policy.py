@@ -1,4 +1,4 @@
-"""Which runtime a version is given while no control plane decides."""
+"""Which runtime a version gets while no control plane decides."""
 
 import pytest
 
@@ -17,19 +17,19 @@ from kelvin.contracts.artifacts.runtime_control import RuntimeReport, RuntimeSta
 KEY = VersionKey("t", "m", "v" * 64)
 
 
-def said(name: str, state: RuntimeState, key: VersionKey | None = KEY) -> RuntimeReport:
-    """What a runtime of that name says."""
+def report(name: str, state: RuntimeState, key: VersionKey | None = KEY) -> RuntimeReport:
+    """Return the report of a runtime in this state."""
     if key is None:
         return RuntimeReport(runtime_id=name, pid=1, state=state)
     return RuntimeReport(runtime_id=name, pid=1, state=state, tenant=key.tenant, model=key.model, version=key.version)
 
 
-PARKED = said("parked", RuntimeState.STANDBY, None)
-READY = said("ready", RuntimeState.READY)
-RESTORING = said("restoring", RuntimeState.RESTORING)
-ASLEEP = said("asleep", RuntimeState.ASLEEP)
-ASLEEP2 = said("asleep2", RuntimeState.ASLEEP2)
-OTHERS = [said(state.value, state, KEY._replace(model="other")) for state in RuntimeState]
+PARKED = report("parked", RuntimeState.STANDBY, None)
+READY = report("ready", RuntimeState.READY)
+RESTORING = report("restoring", RuntimeState.RESTORING)
+ASLEEP = report("asleep", RuntimeState.ASLEEP)
+ASLEEP2 = report("asleep2", RuntimeState.ASLEEP2)
+OTHERS = [report(state.value, state, KEY._replace(model="other")) for state in RuntimeState]
 NO_ROOM, NONE, COMING = (
     NoStart(why) for why in ("every device slot is held", "no standby is parked", "one is on its way")
 )
@@ -40,25 +40,28 @@ NO_ROOM, NONE, COMING = (
     [
         pytest.param([PARKED], 1, StartRuntime(PARKED, wakes=False), id="a parked standby"),
         pytest.param(
-            [*OTHERS, PARKED], 1, StartRuntime(PARKED, wakes=False), id="and nobody's that has another version"
+            [*OTHERS, PARKED], 1, StartRuntime(PARKED, wakes=False), id="runtimes of another version are ignored"
         ),
-        pytest.param([PARKED], 2, NO_ROOM, id="never over the slots"),
-        pytest.param([], 0, NONE, id="nobody is there"),
-        pytest.param(OTHERS, 0, NONE, id="nobody is free"),
-        pytest.param([PARKED, READY], 2, AlreadyServing(READY), id="one that serves already, whatever room there is"),
-        pytest.param([PARKED, RESTORING], 1, COMING, id="one is on its way: never a second one"),
-        pytest.param([PARKED, ASLEEP], 1, StartRuntime(ASLEEP, wakes=True), id="one that sleeps is the sooner ready"),
-        pytest.param([ASLEEP2], 1, StartRuntime(ASLEEP2, wakes=True), id="also without its weights"),
-        pytest.param([ASLEEP], 2, NO_ROOM, id="a sleeper needs a slot, too"),
+        pytest.param([PARKED], 2, NO_ROOM, id="all device slots are held"),
+        pytest.param([], 0, NONE, id="no runtime"),
+        pytest.param(OTHERS, 0, NONE, id="no free runtime"),
+        pytest.param([PARKED, READY], 2, AlreadyServing(READY), id="a runtime already serves the version"),
+        pytest.param([PARKED, RESTORING], 1, COMING, id="a runtime is restoring the version"),
+        pytest.param([PARKED, ASLEEP], 1, StartRuntime(ASLEEP, wakes=True), id="a sleeping runtime is ready sooner"),
+        pytest.param([ASLEEP2], 1, StartRuntime(ASLEEP2, wakes=True), id="a deep sleeper"),
+        pytest.param([ASLEEP], 2, NO_ROOM, id="a sleeping runtime needs a slot too"),
         pytest.param(
-            [said("d", RuntimeState.DRAINING), PARKED], 1, StartRuntime(PARKED, wakes=False), id="one that leaves"
+            [report("d", RuntimeState.DRAINING), PARKED],
+            1,
+            StartRuntime(PARKED, wakes=False),
+            id="a draining runtime is ignored",
         ),
     ],
 )
 def test_chooses_ready_then_sleeping_then_standby_runtime(
     reports: list[RuntimeReport], held: int, want: Choice
 ) -> None:
-    """Of a machine with two slots."""
+    """The machine has two device slots."""
     assert choose(KEY, reports, held, 2) == want
 
 
@@ -71,5 +74,5 @@ def test_chooses_ready_then_sleeping_then_standby_runtime(
     ],
 )
 def test_awake_version_holds_a_device_slot(tenant: str, phase: Phase, want: bool) -> None:
-    """By the page on which it is billed."""
+    """The meter page decides, as it does for billing."""
     assert holds_slot(Meter(phase, 0, 0, tenant=tenant)) is want

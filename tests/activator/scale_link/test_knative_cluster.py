@@ -1,4 +1,4 @@
-"""An activator on a cluster: Knative's autoscaler is told what is asked for, and what it starts is used."""
+"""An activator on a cluster: it reports load to Knative's autoscaler, and uses the pods that Knative starts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,12 +17,12 @@ from tests.eventually import eventually
 
 REVISION = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name="m-aa-00001")
 NAME = "models/m-aa-00001"
-DOOR = "/readyz?exclude=autoscaler"  # as its kubelet asks
+KUBELET_PROBE = "/readyz?exclude=autoscaler"  # as its kubelet asks
 
 
 @asynccontextmanager
 async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, StrictAutoscaler, FakePod]]:
-    """Ready, of a version at zero that Knative scales, and the pod that it will have."""
+    """Start a ready activator with a version at zero, a fake autoscaler, and the pod that the version will have."""
     autoscaler, pod = StrictAutoscaler(NAME), FakePod()
     await autoscaler.start()
     await pod.start()
@@ -30,7 +30,7 @@ async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, St
         async with world(tmp_path, autoscaler=autoscaler.url) as here:
             await here.publish(revisions=(REVISION,))
             yield here, autoscaler, pod
-            assert here.control.posts == [], "there is one decider"
+            assert here.control.posts == [], "only Knative gets reports"
     finally:
         await autoscaler.stop()
         await pod.stop()
@@ -39,18 +39,18 @@ async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, St
 
 
 def row_of(pod: FakePod) -> ReplicaRow:
-    """As the control plane tells of a pod that isn't ready."""
+    """Return the control plane's row of a pod that is not ready."""
     return msgspec.structs.replace(replica_row("m-aa-1", 2), address="", url=pod.url, restore=(), unproven=True)
 
 
-@pytest.mark.parametrize("forgets", [False, True], ids=["it was told once", "it was started anew meanwhile"])
+@pytest.mark.parametrize("forgets", [False, True], ids=["the autoscaler stays up", "the autoscaler restarts"])
 async def test_version_scales_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
-    """The first request is told at once, as one; its pod is used once it answers for itself; then comes a zero, then
-    nothing. Who waits while the autoscaler is restarted is told of again.
+    """The first request is reported at once, as one. Its pod is used once its probe succeeds. Then a zero is reported,
+    and nothing more. A request that waits during a restart of the autoscaler is reported again.
     """
 
     async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
-        asking = asyncio.create_task(here.post())
+        request_task = asyncio.create_task(here.post())
         await autoscaler.until(lambda heard: len(heard.stats) >= 1)
         first = autoscaler.stats[0]
         assert (first.revision, first.concurrency, first.requests) == (NAME, 1.0, 1.0)
@@ -61,9 +61,9 @@ async def test_version_scales_from_zero_and_back(tmp_path: Path, forgets: bool) 
             await autoscaler.until(lambda heard: any(each.connection and each.concurrency for each in heard.stats))
         here.control.publish(row_of(pod))
         await eventually(lambda: len(pod.probes) >= 3)
-        assert not pod.replica.calls, "it has not said that it takes requests"
+        assert not pod.replica.calls, "its probe has not succeeded"
         pod.is_ready = True
-        got = await asking
+        got = await request_task
         assert got.status == 200, got.body
         assert pod.probes.count(200) == 1
         told = len(autoscaler.stats)
@@ -72,7 +72,7 @@ async def test_version_scales_from_zero_and_back(tmp_path: Path, forgets: bool) 
 
 
 async def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> None:
-    """It says that it isn't heard, and answers; its door is open all the while. Then it is heard again."""
+    """`/readyz` reports the outage, requests are served, and its kubelet probe stays 200. Then the link is restored."""
 
     async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
         pod.is_ready = True
@@ -81,7 +81,7 @@ async def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> Non
         assert (await until_heard(here, True)).status == 200
         await autoscaler.leave()
         assert (await until_heard(here, False)).status == 503
-        assert (await here.own(DOOR)).status == 200
+        assert (await here.own(KUBELET_PROBE)).status == 200
         assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
         assert (await here.post()).status == 200
         autoscaler.is_away = False
@@ -89,7 +89,7 @@ async def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> Non
 
 
 async def test_unheard_activator_is_not_ready(tmp_path: Path) -> None:
-    """Also where it knows all else; who comes all the same is answered. Heard once, it is."""
+    """This holds even if the feed is live. Requests are served. Once the autoscaler hears it, it is ready."""
 
     async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
         pod.is_ready = True
@@ -100,15 +100,15 @@ async def test_unheard_activator_is_not_ready(tmp_path: Path) -> None:
         await here.settled()
         ready = await here.own("/readyz")
         assert (ready.status, ready.json["feed"], ready.json["autoscaler"]) == (503, "live", False)
-        assert (await here.own(DOOR)).status == 503
+        assert (await here.own(KUBELET_PROBE)).status == 503
         assert (await here.post()).status == 200
         autoscaler.is_away = False
         assert (await until_heard(here, True)).status == 200
-        assert (await here.own(DOOR)).status == 200
+        assert (await here.own(KUBELET_PROBE)).status == 200
 
 
 async def until_heard(here: ActivatorWorld, is_so: bool) -> ReceivedResponse:
-    """What it says of itself once it says that."""
+    """Wait until `/readyz` reports this state of the autoscaler link."""
     async with asyncio.timeout(30):
         while (ready := await here.own("/readyz")).json["autoscaler"] is not is_so:
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""When the decider is told what, in virtual time: by a post each, or by a connection that may be away."""
+"""LoadReporter on virtual time: what a decider gets and when, by separate posts or over a connection that may break."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,37 +14,37 @@ from kelvin.contracts.serving.control_messages import ConcurrencyStat
 pytestmark = pytest.mark.virtual_time
 
 M, N = VersionKey("t", "m", "v" * 64), VersionKey("t", "n", "w" * 64)
-ALONE = "each telling stands for itself"
-HEARD = "it hears all of a session"
+POSTED = "each telling stands for itself"
+CONNECTED = "it hears all of a session"
 
 
 class Decider:
-    """Writes down at which second it was told what; away, it takes nothing."""
+    """A decider that records each stat and its time. While `is_there` is False it accepts nothing."""
 
     def __init__(self, kind: str) -> None:
-        self.told: list[tuple[float, str, float, int]] = []
+        self.received: list[tuple[float, str, float, int]] = []
         self.is_there = True
         self._kind = kind
         self._session = object()
 
     @property
     def session(self) -> object | None:
-        return self._session if self.is_there and self._kind == HEARD else None
+        return self._session if self.is_there and self._kind == CONNECTED else None
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
         now = round(asyncio.get_running_loop().time(), 3)
         if self.is_there:
-            self.told += [(now, stat.model, round(stat.concurrency, 3), stat.requests) for stat in stats]
+            self.received += [(now, stat.model, round(stat.concurrency, 3), stat.requests) for stat in stats]
         return self.is_there
 
     def restart(self) -> None:
-        """Another connection; it remembers nothing."""
+        """Start a new session without the old one's stats."""
         self._session = object()
 
 
 @asynccontextmanager
 async def reporting(kind: str) -> AsyncIterator[tuple[Decider, LoadReporter, Waker]]:
-    """From a quarter of a second on."""
+    """Run a reporter and a waker. The block starts at 0.25 s."""
     decider = Decider(kind)
     clock = asyncio.get_running_loop().time
     reporter = LoadReporter(decider, clock=clock)
@@ -59,12 +59,14 @@ async def reporting(kind: str) -> AsyncIterator[tuple[Decider, LoadReporter, Wak
         await asyncio.gather(running, return_exceptions=True)
 
 
-both = pytest.mark.parametrize("kind", [ALONE, HEARD])
+both = pytest.mark.parametrize("kind", [POSTED, CONNECTED])
 
 
 @both
-async def test_a_request_at_a_ready_version(kind: str) -> None:
-    """The first is told at once, then each second what the second was, less what was told; a zero, and no more."""
+async def test_request_is_announced_then_reported_each_second(kind: str) -> None:
+    """The first request is announced at once. Then each second's concurrency is reported, less the announcement. After
+    a zero nothing more is sent.
+    """
     async with reporting(kind) as (decider, reporter, _):
         reporter.begin_request(M, lambda key: False)
         await asyncio.sleep(1.0)
@@ -73,7 +75,7 @@ async def test_a_request_at_a_ready_version(kind: str) -> None:
         reporter.end_request(M)
         reporter.end_request(M)
         await asyncio.sleep(10)
-    assert decider.told == [
+    assert decider.received == [
         (0.25, "m", 1.0, 1),
         (1.0, "m", 0.0, 0),
         (2.0, "m", 1.75, 1),
@@ -84,46 +86,46 @@ async def test_a_request_at_a_ready_version(kind: str) -> None:
 
 @both
 async def test_the_next_request_after_the_zero_is_a_first_one(kind: str) -> None:
-    """It was forgotten; so it is told at once again."""
+    """After the zero the version is forgotten, so its next request is announced at once."""
     async with reporting(kind) as (decider, reporter, _):
         for _again in range(2):
             reporter.begin_request(M, lambda key: False)
             reporter.end_request(M)
             await asyncio.sleep(3)
-    assert [each[:3] for each in decider.told] == [
+    assert [each[:3] for each in decider.received] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 0.0), (3.25, "m", 1.0), (4.0, "m", 0.0), (5.0, "m", 0.0),
     ]  # fmt: skip
 
 
 async def test_connected_decider_gets_one_wake_call() -> None:
-    """Reports of one second add where they are heard: while somebody waits there is one a second, and no other."""
-    async with reporting(HEARD) as (decider, reporter, waker):
+    """A connected decider adds up the reports of a second, so a waiting request is reported once per second."""
+    async with reporting(CONNECTED) as (decider, reporter, waker):
         reporter.begin_request(M, lambda key: True)
         waker.start_wake(M)
         await asyncio.sleep(4.5)
         waker.stop_wake(M)
         reporter.end_request(M)
         await asyncio.sleep(3)
-    assert decider.told == [
+    assert decider.received == [
         (0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.0, "m", 1.0, 0), (3.0, "m", 1.0, 0), (4.0, "m", 1.0, 0),
         (5.0, "m", 0.75, 0), (6.0, "m", 0.0, 0),
     ]  # fmt: skip
 
 
 async def test_control_posted_wake_calls_repeat() -> None:
-    """Negative control of the last: a post each stands for itself, and is taken off the next."""
-    async with reporting(ALONE) as (decider, reporter, waker):
+    """Negative control: each post stands alone and is subtracted from the next report."""
+    async with reporting(POSTED) as (decider, reporter, waker):
         reporter.begin_request(M, lambda key: True)
         waker.start_wake(M)
         await asyncio.sleep(3)
-    assert [each[:3] for each in decider.told] == [
+    assert [each[:3] for each in decider.received] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
     ]  # fmt: skip
 
 
 @both
 async def test_wake_call_is_retried_until_taken(kind: str) -> None:
-    """It is repeated ten times a second until it is taken; what could not be told is not told late, nor taken off."""
+    """It is repeated ten times a second until it is accepted. A lost call is neither sent late nor subtracted."""
     async with reporting(kind) as (decider, reporter, waker):
         decider.is_there = False
         for _ in range(3):
@@ -132,27 +134,27 @@ async def test_wake_call_is_retried_until_taken(kind: str) -> None:
         await asyncio.sleep(2.5)
         decider.is_there = True
         await asyncio.sleep(1.5)
-    assert decider.told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
+    assert decider.received == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
 
 
 async def test_wake_call_is_repeated_in_a_new_session() -> None:
-    """Another connection is another session: whoever waits is told of anew."""
-    async with reporting(HEARD) as (decider, reporter, waker):
+    """Another connection is a new session, and waiting requests are reported again."""
+    async with reporting(CONNECTED) as (decider, reporter, waker):
         reporter.begin_request(M, lambda key: True)
         waker.start_wake(M)
         await asyncio.sleep(1.5)
         decider.restart()
         await asyncio.sleep(1.4)
-    assert [each[:3] for each in decider.told] == [
+    assert [each[:3] for each in decider.received] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
     ]  # fmt: skip
 
 
-async def test_each_poke_counts_the_request_that_waits() -> None:
-    """A decider restarts after the first poke, and while reports are lost: the pokes that it hears say as much as the
-    first. A report without a request may be about one that an earlier replica still serves.
+async def test_each_wake_call_counts_the_waiting_request() -> None:
+    """The decider restarts after the first wake call, and reports are lost. Later wake calls count one request too,
+    since a report without one may concern requests that an earlier replica serves.
     """
-    async with reporting(ALONE) as (decider, reporter, waker):
+    async with reporting(POSTED) as (decider, reporter, waker):
         reporter.begin_request(M, lambda key: True)
         waker.start_wake(M)
         await asyncio.sleep(0.5)
@@ -160,13 +162,13 @@ async def test_each_poke_counts_the_request_that_waits() -> None:
         await asyncio.sleep(3.0)
         decider.is_there = True
         await asyncio.sleep(4.5)
-    pokes = [each for each in decider.told if each[0] % 1 > 0]  # reports come with the full second
+    pokes = [each for each in decider.received if each[0] % 1 > 0]  # reports are sent at full seconds
     assert len(pokes) >= 3
     assert [each[2:] for each in pokes] == [(1.0, 1)] * len(pokes)
 
 
-class Slow(Decider):
-    """Takes what it is told a while later."""
+class SlowDecider(Decider):
+    """A decider that accepts each stat after a delay."""
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
         await asyncio.sleep(0.1)
@@ -174,13 +176,13 @@ class Slow(Decider):
 
 
 @pytest.mark.parametrize(("meanwhile", "want"), [
-    pytest.param("it is cancelled", True, id="one that was cancelled is"),
-    pytest.param("it is forgotten", True, id="so is one whose version was forgotten before it was taken"),
-    pytest.param("nothing", False, id="the control: one that was taken is not"),
+    pytest.param("it is cancelled", True, id="a cancelled call is repeated"),
+    pytest.param("it is forgotten", True, id="a call whose version was forgotten is repeated"),
+    pytest.param("nothing", False, id="control: an accepted call is not"),
 ])  # fmt: skip
 async def test_untaken_wake_call_is_repeated(meanwhile: str, want: bool) -> None:
-    """A version is told of where its poke was taken, and not before: else who waits next would be heard by nobody."""
-    decider = Slow(HEARD)
+    """A version counts as announced once its wake call was accepted. Otherwise the next request is not reported."""
+    decider = SlowDecider(CONNECTED)
     reporter = LoadReporter(decider, clock=asyncio.get_running_loop().time)
     send_wake = asyncio.create_task(reporter.send_wake(M))
     await asyncio.sleep(0.05)
@@ -189,34 +191,36 @@ async def test_untaken_wake_call_is_repeated(meanwhile: str, want: bool) -> None
     elif meanwhile == "it is forgotten":
         assert [stat.concurrency for stat in reporter.take_reports()] == [0.0]
     await asyncio.gather(send_wake, return_exceptions=True)
-    before = len(decider.told)
+    before = len(decider.received)
     assert await reporter.send_wake(M)
-    assert (len(decider.told) > before) == want
+    assert (len(decider.received) > before) == want
 
 
-async def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> None:
-    """The announcement was lost: nothing is taken off for it."""
-    async with reporting(HEARD) as (decider, reporter, _):
+async def test_unheard_first_request_is_in_the_next_report() -> None:
+    """The announcement was lost, so nothing is subtracted for it."""
+    async with reporting(CONNECTED) as (decider, reporter, _):
         decider.is_there = False
         reporter.begin_request(M, lambda key: False)
         await asyncio.sleep(0.25)
         decider.is_there = True
         await asyncio.sleep(1.0)
-    assert decider.told == [(1.0, "m", 1.0, 1)]
+    assert decider.received == [(1.0, "m", 1.0, 1)]
 
 
-@pytest.mark.parametrize(("kind", "zeros"), [(HEARD, [1.0, 3.0]), (ALONE, [])])
-async def test_who_could_not_wait_leaves_a_zero_behind(kind: str, zeros: list[float]) -> None:
-    """Somebody wants it for three seconds, and nobody is inside: each poke ends with a zero where that is heard."""
+@pytest.mark.parametrize(("kind", "zeros"), [(CONNECTED, [1.0, 3.0]), (POSTED, [])])
+async def test_timed_wake_call_is_followed_by_a_zero(kind: str, zeros: list[float]) -> None:
+    """A request could not wait, and wants the version for three seconds. Over a connection each wake call is followed
+    by a zero.
+    """
     async with reporting(kind) as (decider, _, waker):
         waker.start_wake_for(M, 3.0)
         await asyncio.sleep(6)
     pokes = [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
-    assert decider.told == sorted([*pokes, *((at_s, "m", 0.0, 0) for at_s in zeros)])
+    assert decider.received == sorted([*pokes, *((at_s, "m", 0.0, 0) for at_s in zeros)])
 
 
 async def test_all_versions_share_one_report() -> None:
-    """One telling a second, however many there are."""
+    """There is one report per second for any number of versions."""
     tellings: list[int] = []
 
     class Counting(Decider):
@@ -224,7 +228,7 @@ async def test_all_versions_share_one_report() -> None:
             tellings.append(len(stats))
             return True
 
-    reporter = LoadReporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
+    reporter = LoadReporter(Counting(CONNECTED), clock=asyncio.get_running_loop().time)
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(0.25)
     reporter.begin_request(M, lambda key: False)

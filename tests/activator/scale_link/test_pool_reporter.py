@@ -1,4 +1,6 @@
-"""Who is told of versions and of the pods that they share, in virtual time; and a link to a real WebSocket."""
+"""PoolReporter on virtual time: stats of versions and shared pods go to the right decider. One test uses a real Redis,
+one a real WebSocket.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -23,12 +25,12 @@ from tests.eventually import eventually
 POOL = PoolRow(namespace="ns", name="pool-1", share=2.5, wanted=5)
 
 
-class Heard:
-    """Both deciders."""
+class RecordingDecider:
+    """A decider that records what it receives, as Knative or as the control plane."""
 
     def __init__(self) -> None:
         self.stats: list[ConcurrencyStat] = []
-        self.told: list[tuple[float, RevisionStat]] = []
+        self.received: list[tuple[float, RevisionStat]] = []
         self.takes = True
         self.hangs = False
         self.session = object()
@@ -39,19 +41,19 @@ class Heard:
         self.stats.extend(stats)
         return self.takes
 
-    async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
+    async def send_revision_stats(self, received: Iterable[RevisionStat]) -> bool:
         now = round(asyncio.get_running_loop().time(), 3)
-        self.told.extend((now, each) for each in told)
+        self.received.extend((now, each) for each in received)
         return self.takes
 
 
 @pytest.mark.virtual_time
 async def test_stats_go_to_knative_or_the_control_plane() -> None:
-    """Knative of what has a Revision, the control plane of what has none; without pools all of it is Knative's to hear.
-    What one of them doesn't take is not taken.
+    """Knative gets versions with a Revision, the control plane the others. Without pools Knative gets all. A stat that
+    its decider does not accept counts as not sent.
     """
 
-    link, control, pools = Heard(), Heard(), [POOL]
+    link, control, pools = RecordingDecider(), RecordingDecider(), [POOL]
     reporter = PoolReporter(link, link.send_revision_stats, control, ROWS.get, lambda: tuple(pools), lambda: None)
     own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
     assert await reporter.send((own, shared))
@@ -62,7 +64,7 @@ async def test_stats_go_to_knative_or_the_control_plane() -> None:
     control.hangs, began_s = True, asyncio.get_running_loop().time()
     link.stats.clear()
     assert not await reporter.send((shared, own))
-    assert link.stats == [own], "who hangs holds up nobody"
+    assert link.stats == [own], "a hanging decider delays no other"
     assert asyncio.get_running_loop().time() - began_s < PERIOD_S
     pools.clear()
     link.stats.clear()
@@ -72,13 +74,15 @@ async def test_stats_go_to_knative_or_the_control_plane() -> None:
 
 @pytest.mark.virtual_time
 async def test_pods_are_told_each_second() -> None:
-    """What the feed said last, whether or not it still says anything; nothing where there is no pool."""
+    """The last line's share is reported each second, even if the feed is silent. Without a pool there is none."""
 
-    link, seen = Heard(), Revisions()
-    reporter = PoolReporter(link, link.send_revision_stats, Heard(), seen.of, lambda: seen.pools, lambda: None)
+    link, seen = RecordingDecider(), Revisions()
+    reporter = PoolReporter(
+        link, link.send_revision_stats, RecordingDecider(), seen.of, lambda: seen.pools, lambda: None
+    )
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(1.5)
-    assert link.told == []
+    assert link.received == []
     seen.apply(Feed(revision=1, full=True, pools=(POOL,)))
     seen.apply(Feed(revision=2))
     await asyncio.sleep(3)
@@ -86,18 +90,18 @@ async def test_pods_are_told_each_second() -> None:
     await asyncio.sleep(3)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert link.told == [(at, RevisionStat("ns", "pool-1", 2.5, 0)) for at in (2.0, 3.0, 4.0)]
+    assert link.received == [(at, RevisionStat("ns", "pool-1", 2.5, 0)) for at in (2.0, 3.0, 4.0)]
 
 
 @pytest.mark.virtual_time
 async def test_live_activators_report_a_dead_ones_share() -> None:
-    """Who is alive is known or not: with it the whole is reported while the control plane says nothing new. The
-    control: without it what was said last, by as many as there were then.
+    """If the number of live activators is known, they report the whole while the control plane is silent. Control:
+    otherwise each reports its last share.
     """
 
-    link, activator_count = Heard(), list[int | None]((None,))
+    link, activator_count = RecordingDecider(), list[int | None]((None,))
     reporter = PoolReporter(
-        link, link.send_revision_stats, Heard(), ROWS.get, lambda: (POOL,), lambda: activator_count[-1]
+        link, link.send_revision_stats, RecordingDecider(), ROWS.get, lambda: (POOL,), lambda: activator_count[-1]
     )
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(PERIOD_S / 2)  # between two reports
@@ -106,11 +110,11 @@ async def test_live_activators_report_a_dead_ones_share() -> None:
         await asyncio.sleep(PERIOD_S)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert [each.concurrency for _, each in link.told] == [2.5, 2.5, 5.0, 2.5]
+    assert [each.concurrency for _, each in link.received] == [2.5, 2.5, 5.0, 2.5]
 
 
-async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch, redis: RedisServer) -> None:
-    """One that is silent counts no more; nobody says how many there are without a Redis, or while it is away."""
+async def test_live_activators_are_counted_by_redis(monkeypatch: pytest.MonkeyPatch, redis: RedisServer) -> None:
+    """A silent activator is no longer counted. Without Redis, or while it is down, the number is unknown."""
     monkeypatch.setattr(redis_store, "SILENT_S", 1.0)
 
     async with open_limit_counters(None, "one", MetricsPage("activator")) as alone:
@@ -131,16 +135,16 @@ async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyP
 
 
 async def test_autoscaler_receives_pool_stats() -> None:
-    """As it hears of a version's Revision; while it is away nobody does, and nothing is kept."""
+    """While the autoscaler is down nothing is sent or kept."""
 
     server = StrictAutoscaler("ns/pool-1")
     await server.start()
     link = AutoscalerLink(server.url, "activator-7", ROWS.get)
-    told = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
-    assert not await link.send_revision_stats(told)
+    received = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
+    assert not await link.send_revision_stats(received)
     running = asyncio.create_task(link.run())
     await eventually(lambda: link.is_open)
-    assert await link.send_revision_stats(told)
+    assert await link.send_revision_stats(received)
     await eventually(lambda: bool(server.stats))
     assert [each[1:] for each in server.stats] == [(0, "ns/pool-1", "activator-7", 2.5, 0.0)]
     running.cancel()

@@ -1,4 +1,4 @@
-"""What goes over the wire to Knative's autoscaler, byte for byte; and that the tests' own one is loud."""
+"""The encoding of stats for Knative's autoscaler, byte for byte. Also negative controls of the fake autoscaler."""
 
 import math
 from pathlib import Path
@@ -18,12 +18,11 @@ ONE = RevisionStat("default", "m-00001", 1.0, 1)
 
 
 def test_the_first_stat_is_that_of_knatives_own_activator() -> None:
-    """Every byte of it."""
     assert encode_stats("activator-0", [ONE]) == GOLDEN
 
 
 def test_several_revisions_share_a_message() -> None:
-    """In order; that of nothing says nothing, which is how zero is written."""
+    """The order is kept. A zero is encoded as a missing field."""
     message = message_class().FromString(encode_stats("a", [ONE, RevisionStat("other", "x-00002", 0.0, 0)]))
     assert [(each.namespace, each.name, each.stat.request_count) for each in message.messages] == [
         ("default", "m-00001", 1.0),
@@ -33,7 +32,7 @@ def test_several_revisions_share_a_message() -> None:
 
 
 def test_the_descriptors_are_made_of_the_proto(tmp_path: Path) -> None:
-    """Making them again gives the same bytes; of another field number they differ."""
+    """Compiling the proto file gives the same bytes. Another field number gives others."""
     source = stat_encoding.DESCRIPTORS.with_name("stats.proto")
 
     def made(text: str) -> bytes:
@@ -60,29 +59,33 @@ def _stat(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "data", "fault"),
     [
-        pytest.param(WSMsgType.BINARY, GOLDEN, None, id="a right one passes"),
+        pytest.param(WSMsgType.BINARY, GOLDEN, None, id="a valid message passes"),
         pytest.param(WSMsgType.TEXT, "{}", "a frame of type", id="text"),
-        pytest.param(WSMsgType.BINARY, b"\xff\xff", "no message", id="no protobuf"),
+        pytest.param(WSMsgType.BINARY, b"\xff\xff", "no message", id="not protobuf"),
         pytest.param(WSMsgType.BINARY, GOLDEN[:-3], "no message", id="cut off"),
         pytest.param(WSMsgType.BINARY, b"", "an empty message", id="empty"),
-        pytest.param(WSMsgType.BINARY, GOLDEN + b"\x10\x01", "unknown fields", id="a field that there is not"),
-        pytest.param(WSMsgType.BINARY, GOLDEN + GOLDEN, "twice", id="a revision twice, which would add"),
+        pytest.param(WSMsgType.BINARY, GOLDEN + b"\x10\x01", "unknown fields", id="an unknown field"),
+        pytest.param(WSMsgType.BINARY, GOLDEN + GOLDEN, "twice", id="a revision twice, which would add up"),
         pytest.param(WSMsgType.BINARY, encode_stats("a", [ONE._replace(name="x")]), "unknown revision", id="unknown"),
-        pytest.param(WSMsgType.BINARY, encode_stats("", [ONE]), "nobody's", id="of nobody"),
+        pytest.param(WSMsgType.BINARY, encode_stats("", [ONE]), "no pod name", id="no pod name"),
         pytest.param(WSMsgType.BINARY, encode_stats("a", [ONE._replace(concurrency=-1)]), "-1", id="negative"),
-        pytest.param(WSMsgType.BINARY, encode_stats("a", [ONE._replace(concurrency=math.nan)]), "nan", id="no number"),
+        pytest.param(
+            WSMsgType.BINARY, encode_stats("a", [ONE._replace(concurrency=math.nan)]), "nan", id="not a number"
+        ),
         pytest.param(WSMsgType.BINARY, _stat(timestamp=1), "an old timestamp", id="old"),
-        pytest.param(WSMsgType.BINARY, _stat(proxied_request_count=1.0), "queue-proxy", id="what isn't ours to say"),
+        pytest.param(
+            WSMsgType.BINARY, _stat(proxied_request_count=1.0), "queue-proxy", id="a field for queue-proxy only"
+        ),
     ],
 )
 def test_control_fake_autoscaler_detects_dropped_stats(kind: WSMsgType, data: bytes | str, fault: str | None) -> None:
-    """Negative controls of the tests' own autoscaler."""
+    """Negative controls of the fake autoscaler."""
     found = faults(WSMessage(kind, data, None), {"default/m-00001"})
     assert not found if fault is None else any(fault in each for each in found), found
 
 
 def test_a_message_without_a_stat_is_found() -> None:
-    """Knative's ignores it."""
+    """Knative's autoscaler ignores such a message."""
     body = message_class()()
     body.messages.add(namespace="default", name="m-00001")
     encoded = body.SerializeToString()

@@ -1,4 +1,4 @@
-"""A certificate authority that is not ours, as an ACME server or a company's."""
+"""A foreign certificate authority, such as an ACME server or a company's own."""
 
 import datetime
 import ssl
@@ -18,7 +18,7 @@ def _name(text: str) -> x509.Name:
 
 
 class Issuer:
-    """Issues pairs into directories."""
+    """A certificate authority that writes key pairs into directories."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -29,11 +29,11 @@ class Issuer:
 
     @property
     def root(self) -> bytes:
-        """Its own certificate, which is for no name."""
+        """Its own certificate, which has no host name."""
         return self._root.public_bytes(serialization.Encoding.PEM)
 
     def client(self) -> ssl.SSLContext:
-        """Trusts this issuer, and nobody else."""
+        """Return a client context that trusts this authority only."""
         return ssl.create_default_context(cadata=self._root.public_bytes(serialization.Encoding.PEM).decode())
 
     def pair(
@@ -45,15 +45,15 @@ class Issuer:
         begins_in_days: int = -1,
         repeats_names: bool = False,
     ) -> int:
-        """A new certificate for these names, and its key, written over what was there; its serial number. With
-        `repeats_names` it has two extensions of names, which is malformed.
+        """Write a new certificate for these names and its key, replacing old ones. Return its serial number. With
+        `repeats_names` it has two name extensions, which is malformed.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(names[0], key, days, begins_in_days).add_extension(
             x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
         )
         if repeats_names:
-            builder._extensions.append(builder._extensions[0])  # its methods refuse a second one
+            builder._extensions.append(builder._extensions[0])  # the builder's methods refuse a second one
         certificate = builder.sign(self._key, hashes.SHA256())
         chain = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in (certificate, self._root))
         pem = key.private_bytes(

@@ -1,10 +1,10 @@
-"""TLS without a socket."""
+"""TLS handshakes without a socket."""
 
 import ssl
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str | None) -> ssl.SSLObject:
-    """The client's end of a finished handshake. Raises ssl.SSLError."""
+    """Perform a handshake. Return the client's end. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_hostname=name),

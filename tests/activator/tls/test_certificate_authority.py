@@ -1,4 +1,4 @@
-"""The CA is made once, kept private, and never silently replaced."""
+"""The activator's CA is created once, kept private, and never silently replaced."""
 
 import ssl
 from pathlib import Path
@@ -14,21 +14,21 @@ def _load(path: Path) -> CertificateAuthority:
 
 
 def test_ca_is_created_once(tmp_path: Path) -> None:
-    """A second start has the same CA; its key is its owner's alone."""
+    """A second start loads the same CA. Only its owner can read the key."""
     first = _load(tmp_path).certificate
     assert _load(tmp_path).certificate == first
     assert (tmp_path / "tls" / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_missing_ca_certificate_is_recreated_from_its_key(tmp_path: Path) -> None:
-    """The key was written, the certificate not yet."""
+    """A crash may leave the key without its certificate."""
     key = _load(tmp_path).certificate.public_key()
     (tmp_path / "ca.pem").unlink()
     assert _load(tmp_path).certificate.public_key() == key
 
 
 def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
-    """Clients trust ca.pem: a new CA behind their backs would lock them out without a word."""
+    """Clients trust ca.pem, so a new CA would silently lock them out."""
     _load(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
@@ -44,7 +44,7 @@ def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", ["ca.pem", "tls/ca.key"])
 @pytest.mark.parametrize("content", [b"", b"\0" * 241, b"half"], ids=["empty", "zeroed", "torn"])
 def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, damaged: str, content: bytes) -> None:
-    """The sentence names the file and what to do; neither file is written."""
+    """The error names the file and the remedy. Neither file is written."""
     _load(tmp_path)
     path = tmp_path / damaged
     path.write_bytes(path.read_bytes()[:100] if content == b"half" else content)
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, damaged: str, conten
 
 
 def test_a_leaf_satisfies_strict_verification(tmp_path: Path) -> None:
-    """Python's own strict mode (RFC 5280) takes chain and names."""
+    """Python's strict mode (RFC 5280) accepts the chain and the names."""
     server = _load(tmp_path).context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])
     client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     client.verify_flags |= ssl.VERIFY_X509_STRICT

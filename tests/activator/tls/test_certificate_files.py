@@ -1,4 +1,4 @@
-"""Certificates from files: shown for the names that they are for, and changed under connections that go on."""
+"""Server certificates from files: chosen by name, and reloaded while connections continue."""
 
 import asyncio
 import datetime
@@ -24,7 +24,7 @@ GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def issuer() -> Issuer:
-    """Somebody else's."""
+    """A foreign certificate authority."""
     return Issuer()
 
 
@@ -41,7 +41,7 @@ def _shown(certificates: ServerCertificates, name: str) -> int:
 
 
 def test_certificate_is_chosen_by_name(tmp_path: Path, issuer: Issuer) -> None:
-    """Its own pair, then one for all names beside it, of one label; what no file is for keeps our own."""
+    """An exact name comes first, then a wildcard of one label. Other names get the activator's own certificate."""
     place = tmp_path / "from"
     exact = issuer.pair(place / "a", "models.example.com", "www.example.com")
     beside = issuer.pair(place / "b", "*.example.com", acme=True)
@@ -58,7 +58,7 @@ def test_certificate_is_chosen_by_name(tmp_path: Path, issuer: Issuer) -> None:
 
 
 async def test_changed_pair_is_reloaded_and_broken_pair_is_ignored(tmp_path: Path, issuer: Issuer) -> None:
-    """Half a renewal, or a directory that goes, leaves the certificate before it; the other half brings the new one."""
+    """Half a renewal, or a missing directory, keeps the previous certificate. The other half activates the new one."""
 
     place = tmp_path / "from"
     first = issuer.pair(place, "a.b")
@@ -67,7 +67,7 @@ async def test_changed_pair_is_reloaded_and_broken_pair_is_ignored(tmp_path: Pat
     second = issuer.pair(tmp_path / "next", "a.b")
     os.replace(tmp_path / "next" / "tls.crt", place / "tls.crt")
     await files.reload_if_changed()
-    assert _shown(own, "a.b") == first, "its key is not there yet"
+    assert _shown(own, "a.b") == first, "its key has not arrived"
     os.replace(tmp_path / "next" / "tls.key", place / "tls.key")
     await files.reload_if_changed()
     assert _shown(own, "a.b") == second
@@ -91,7 +91,7 @@ def _own(tmp_path: Path, files: CertificateFiles) -> ServerCertificates:
 
 
 async def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, issuer: Issuer) -> None:
-    """Of pairs for one name the valid one wins, wherever it lies; of two valid ones the one that was issued last."""
+    """Of several pairs for a name a valid one is chosen, from any directory. Of two valid ones the newest."""
     place = tmp_path / "from"
     issuer.pair(place / "a", "x.y", days=-1, begins_in_days=-9)
     good = issuer.pair(place / "b", "x.y", begins_in_days=-5)
@@ -101,16 +101,16 @@ async def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: P
     files = CertificateFiles(place)
     own = _own(tmp_path, files)
     assert _shown(own, "x.y") == good
-    assert _shown(own, "z.y") == beside, "a name's own pair has expired"
+    assert _shown(own, "z.y") == beside, "the exact pair has expired"
     latest = issuer.pair(place / "0", "x.y", begins_in_days=-2)
     await files.reload_if_changed()
     assert _shown(own, "x.y") == latest
     expired = issuer.pair(tmp_path / "only" / "a", "x.y", days=-1, begins_in_days=-9)
-    assert _shown(_own(tmp_path, CertificateFiles(tmp_path / "only")), "x.y") == expired, "there is no other"
+    assert _shown(_own(tmp_path, CertificateFiles(tmp_path / "only")), "x.y") == expired, "the only pair is expired"
 
 
 def test_pair_becomes_valid_while_nothing_changes(tmp_path: Path, issuer: Issuer) -> None:
-    """The clock decides at each handshake; nobody writes the files again."""
+    """The clock is checked at each handshake, so no file has to change."""
     now = [datetime.datetime.now(datetime.UTC)]
     first = issuer.pair(tmp_path / "from" / "a", "x.y", days=5)
     second = issuer.pair(tmp_path / "from" / "b", "x.y", days=60, begins_in_days=3)
@@ -127,7 +127,7 @@ def test_pair_becomes_valid_while_nothing_changes(tmp_path: Path, issuer: Issuer
 async def test_broken_pair_stops_no_other(
     tmp_path: Path, issuer: Issuer, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither at start nor when others are renewed; it is told once, and counts as soon as it is whole."""
+    """It affects neither the start nor the renewal of others. It is logged once, and used once it is complete."""
 
     def broken(place: Path) -> None:
         issuer.pair(place, "b.b", repeats_names=harm == "an extension twice")
@@ -160,7 +160,7 @@ async def test_broken_pair_stops_no_other(
 def test_a_directory_of_another_user_stops_no_pair(
     tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`lost+found` of a mount: nobody but root may look into it."""
+    """A mount has a `lost+found` that only root may read."""
     first = issuer.pair(tmp_path / "from", "c.c")
     (tmp_path / "from" / "lost+found").mkdir()
     stat = Path.stat
@@ -175,10 +175,10 @@ def test_a_directory_of_another_user_stops_no_pair(
     assert _shown(_own(tmp_path, files), "c.c") == first
 
 
-async def test_what_could_not_be_read_is_tried_again(
+async def test_failed_read_of_certificates_is_tried_again(
     tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No descriptor was left, say: the files are as they were, and a later look reads them."""
+    """No descriptor was left, for example. The files are unchanged, and a later check reads them."""
     place = tmp_path / "from"
     issuer.pair(place, "a.b")
     files = CertificateFiles(place)
@@ -197,8 +197,8 @@ async def test_what_could_not_be_read_is_tried_again(
 
 
 @pytest.mark.parametrize("case", ["nowhere", "empty", "no key", "another's key", "no certificate"])
-def test_a_start_with_what_can_not_be_shown_is_refused(tmp_path: Path, issuer: Issuer, case: str) -> None:
-    """The place is named."""
+def test_start_without_a_usable_certificate_is_refused(tmp_path: Path, issuer: Issuer, case: str) -> None:
+    """The error names the path."""
     place = tmp_path / "from"
     if case != "nowhere":
         place.mkdir()
@@ -216,7 +216,7 @@ def test_a_start_with_what_can_not_be_shown_is_refused(tmp_path: Path, issuer: I
 
 
 async def test_certificate_changes_under_open_connections(tmp_path: Path, issuer: Issuer) -> None:
-    """16 connections ask on, each over the certificate it began with; who comes afterwards is shown the new one."""
+    """16 connections continue with their certificate. Later ones get the new one."""
     place = tmp_path / "from"
     old = issuer.pair(place, "localhost")
     (tmp_path / "world").mkdir()
@@ -251,7 +251,7 @@ async def test_certificate_changes_under_open_connections(tmp_path: Path, issuer
 
 
 async def test_certificate_expiry_is_reported(tmp_path: Path, issuer: Issuer) -> None:
-    """The first of the files, and our own beside it; a renewal is seen without a restart."""
+    """The earliest expiry of the files is reported beside the activator's own. A renewal shows without a restart."""
     place = tmp_path / "from"
     issuer.pair(place / "a", "localhost", days=90)
     issuer.pair(place / "b", "other.example.com", days=7)

@@ -1,4 +1,4 @@
-"""Memory that a burst of handshakes took is given back."""
+"""HeapTrimmer: memory used by a burst of handshakes is returned to the system."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class _Process:
-    """A process whose trim gives back what is free."""
+    """A process whose trim returns its free memory."""
 
     def __init__(self) -> None:
         self.in_use = 60 * MIB
@@ -36,7 +36,7 @@ class _Process:
 
 
 def test_heap_is_trimmed_after_growth_only() -> None:
-    """A process that is small again after a trim is left alone until it has grown."""
+    """A process that is small after a trim is not trimmed until it has grown."""
     process = _Process()
     trimmer = HeapTrimmer(process.resident, process.trim)
     process.free = GROWN_BYTES
@@ -49,7 +49,7 @@ def test_heap_is_trimmed_after_growth_only() -> None:
 
 
 def test_heap_is_trimmed_again_after_a_burst() -> None:
-    """What a trim found in use is given back once it is free; a process that stays large is trimmed less often."""
+    """Memory in use at a trim is returned once it is free. A process that stays large is trimmed less often."""
     process = _Process()
     trimmer = HeapTrimmer(process.resident, process.trim)
     process.in_use += 2 * GROWN_BYTES
@@ -65,7 +65,7 @@ def test_heap_is_trimmed_again_after_a_burst() -> None:
 
 
 def test_pause_between_trims_is_bounded_and_ends_with_growth() -> None:
-    """A large process is trimmed once in MAX_PAUSE looks, and at once when it grows further."""
+    """A large process is trimmed once per MAX_PAUSE checks, and at once when it grows further."""
     process = _Process()
     trimmer = HeapTrimmer(process.resident, process.trim)
     process.in_use += 2 * GROWN_BYTES
@@ -109,13 +109,13 @@ async def _abort(here: ActivatorWorld, hello: bytes, count: int) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 async def test_aborted_handshakes_leave_no_memory_behind(tmp_path: Path) -> None:
-    """The activator gives back what they took: it is soon as small as after the first tenth, but for a few MiB."""
+    """The activator is soon within a few MiB of its size after the first tenth."""
     sizes, hello = [], _client_hello()
     async with world(tmp_path, trusted_addresses="127.0.0.1") as here:
         for count in (HANDSHAKES // 10, HANDSHAKES - HANDSHAKES // 10):
             began = time.monotonic()
             await _abort(here, hello, count)
-            # It looks at once when it has grown, and after a burst within twice the burst's length.
+            # It checks at once after growth, and after a burst within twice the burst's length.
             deadline = 2 * time.monotonic() - began + 3 * LOOK_S
             while (size := _resident_mib(here.process.pid)) > 62 + GROWN_BYTES / MIB and time.monotonic() < deadline:
                 await asyncio.sleep(LOOK_S / 10)

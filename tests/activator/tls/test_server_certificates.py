@@ -1,4 +1,4 @@
-"""Whoever asks is shown a leaf in its first half of life, for the name that was asked for."""
+"""ServerCertificates: each name gets its own certificate, renewed at half of its life."""
 
 import asyncio
 import datetime
@@ -29,7 +29,7 @@ def _made(tmp_path: Path, clock: _Clock) -> tuple[ServerCertificates, ssl.SSLCon
     authority = CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "tls" / "ca.key", clock)
     client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     client.check_hostname = False
-    client.verify_mode = ssl.CERT_NONE  # its clock is not ours
+    client.verify_mode = ssl.CERT_NONE  # its clock is not the test's
     return ServerCertificates(authority, "d.e"), client
 
 
@@ -39,9 +39,9 @@ def _shown(certificates: ServerCertificates, client: ssl.SSLContext, name: str |
     return shown
 
 
-@pytest.mark.parametrize("age", [pytest.param(HALF - DAY, id="young: the control"), pytest.param(HALF + DAY, id="due")])
+@pytest.mark.parametrize("age", [pytest.param(HALF - DAY, id="control: young"), pytest.param(HALF + DAY, id="due")])
 async def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> None:
-    """Past half of its life a leaf is replaced, the default and a tenant's alike, behind the same listener."""
+    """At half of its life a certificate is replaced, both the default and a tenant's, without a new listener."""
     clock = _Clock()
     certificates, client = _made(tmp_path, clock)
     names = ("localhost", None, "m.t.d.e")
@@ -56,8 +56,8 @@ async def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> No
 @pytest.mark.parametrize(
     "ahead", [pytest.param(DAY, id="a day ahead"), pytest.param(datetime.timedelta(days=5000), id="years ahead")]
 )
-async def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: datetime.timedelta) -> None:
-    """CA and leaves begin in the future. Once the clock is right, callers are shown what they can verify."""
+async def test_certificates_made_by_a_fast_clock_are_replaced(tmp_path: Path, ahead: datetime.timedelta) -> None:
+    """The CA and leaves begin in the future. Once the clock is right, clients get certificates that they can verify."""
     clock = _Clock()
     clock.at += ahead
     certificates, _ = _made(tmp_path, clock)
@@ -82,7 +82,7 @@ async def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: 
     ],
 )
 def test_default_leaf_is_for_the_listeners_address(tmp_path: Path, host: str, more: tuple[str, ...]) -> None:
-    """Commands on this machine reach it there, if it is not at localhost."""
+    """Commands on this machine verify the listener's address, if it is not localhost."""
     authority = CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key")
     certificates = ServerCertificates(authority, "d.e", host=host)
     for name in ("localhost", "127.0.0.1", "::1", *more):
@@ -91,7 +91,7 @@ def test_default_leaf_is_for_the_listeners_address(tmp_path: Path, host: str, mo
 
 
 async def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
-    """Its names get the default one."""
+    """Its names get the default certificate."""
     certificates, client = _made(tmp_path, _Clock())
     await certificates.ensure(frozenset({"t", "u"}))
     await certificates.ensure(frozenset({"u"}))
@@ -100,13 +100,13 @@ async def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     assert _shown(certificates, client, "m.u.d.e") != default
 
 
-async def test_who_asks_before_a_new_tenants_leaf_was_made_gets_it(tmp_path: Path) -> None:
-    """Its model may be asked for as soon as it is known. The control: of a stranger nothing is made."""
+async def test_first_handshake_of_a_new_tenant_gets_its_leaf(tmp_path: Path) -> None:
+    """A new tenant's model may be called at once. Control: no certificate is made for an unknown tenant."""
     certificates, client = _made(tmp_path, _Clock())
     tenants: set[str] = set()
 
     following = asyncio.create_task(certificates.follow(lambda: frozenset(tenants), asyncio.Event()))
-    await asyncio.sleep(0)  # it waits for news, which never come
+    await asyncio.sleep(0)  # it waits for changes, and none come
     tenants.add("t")
     default = _shown(certificates, client, "localhost")
     leaf = _shown(certificates, client, "m.t.d.e")
@@ -120,7 +120,7 @@ async def test_who_asks_before_a_new_tenants_leaf_was_made_gets_it(tmp_path: Pat
 async def test_a_certificate_that_cannot_be_made_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And ends nothing: until then its names get the default one."""
+    """The failure ends nothing. Until a retry succeeds, its names get the default certificate."""
     certificates, client = _made(tmp_path, _Clock())
     default = _shown(certificates, client, "m.t.d.e")
     made, failed = CertificateAuthority.context, threading.Event()
@@ -144,13 +144,13 @@ async def test_a_certificate_that_cannot_be_made_is_tried_again(
     assert _shown(certificates, client, "m.t.d.e") != default
 
 
-async def test_follower_ends_where_tenants_change_in_the_same_round(tmp_path: Path) -> None:
-    """A cancellation is not lost where what is waited for comes with it."""
+async def test_follower_ends_when_tenants_change_at_the_same_time(tmp_path: Path) -> None:
+    """The cancellation is not lost when the awaited event comes in the same loop iteration."""
 
     certificates, _ = _made(tmp_path, _Clock())
     changed = asyncio.Event()
     following = asyncio.create_task(certificates.follow(frozenset, changed))
-    for _ in range(5):  # rounds of the event loop, until it waits
+    for _ in range(5):  # iterations of the event loop, until it waits
         await asyncio.sleep(0)
     changed.set()
     following.cancel()

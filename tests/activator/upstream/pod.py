@@ -1,6 +1,5 @@
-"""A Knative pod as an activator sees it: a replica behind a queue-proxy, at a port, without TLS.
-
-Imitates pkg/queue/health and pkg/queue/sharedmain of knative/serving (98e5ef9) as far as probes and requests go.
+"""A fake Knative pod: a replica behind a queue-proxy, on a port, without TLS. It imitates pkg/queue/health and
+pkg/queue/sharedmain of knative/serving (98e5ef9) for probes and requests.
 """
 
 import asyncio
@@ -14,34 +13,32 @@ PROBE = "K-Network-Probe"
 
 
 class FakePod:
-    """`probes` are the statuses of answered probes; `wrong` are probes that queue-proxy would not know."""
+    """A pod. `probes` are the statuses of answered probes; `wrong` are probes that queue-proxy would not know."""
 
     def __init__(self) -> None:
         self.replica = FakeReplica()
         self.is_ready = False
-        self.is_hung = False  # takes probes, and answers none
+        self.is_hung = False  # receives probes and answers none
         self.body = b"queue"
         self.probes: list[int] = []
         self.wrong: list[str] = []
         self.probed = asyncio.Event()
         self._held = reserve_port()
-        self.port: int = self._held.getsockname()[1]  # ours, before anybody listens there
+        self.port: int = self._held.getsockname()[1]  # reserved before the pod listens
         self._listening: StubServer | None = None
 
     @property
     def url(self) -> str:
-        """Its address, as in a row of the feed."""
+        """Its URL, as in a row of the feed."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen."""
         app = self.replica.application()
         app.router.add_get("/healthz", self._probe)
         self._listening = StubServer(app)
         await self._listening.start_at(self._held)
 
     async def stop(self) -> None:
-        """Stop listening."""
         if self._listening is not None:
             await self._listening.stop()
             self._listening = None

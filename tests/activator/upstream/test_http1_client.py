@@ -1,4 +1,4 @@
-"""The client of replicas: kept connections, bounded reads, and no answer that was cut passes for a whole one."""
+"""The HTTP/1.1 client for replicas: kept connections, bounded reads, and cut answers that are errors."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,21 +18,21 @@ Script = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaita
 
 
 class Server:
-    """Answers each request by a script; knows how many connections there were, and what was asked."""
+    """A server that answers each request by a script. It counts connections and records requests."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.connections = 0
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.heard = asyncio.Event()
-        self.left = asyncio.Event()  # a client ended its connection
+        self.left = asyncio.Event()  # a client closed its connection
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-                self.asked.append(head + await reader.readexactly(length))
+                self.requests.append(head + await reader.readexactly(length))
                 self.heard.set()
                 await self.script(self, reader, writer)
                 await writer.drain()
@@ -44,7 +44,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(tmp_path: Path, script: Script, keep_s: float = 30.0) -> AsyncIterator[tuple[Server, Client]]:
-    """Both, ended in any case."""
+    """Start a server and a client, and close both at the end."""
     server, path = Server(script), str(tmp_path / "s.sock")
     client = Client(SocketConnector(path), keep_s=keep_s)
     listening = await asyncio.start_unix_server(server.serve, path)
@@ -58,8 +58,8 @@ async def serving(tmp_path: Path, script: Script, keep_s: float = 30.0) -> Async
             await listening.wait_closed()
 
 
-def says(*pieces: bytes, ends: bool = False) -> Script:
-    """These, each in a write; then perhaps the end of the connection."""
+def script_of(*pieces: bytes, ends: bool = False) -> Script:
+    """Return a script that writes these pieces one by one, and closes the connection if `ends`."""
 
     async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -73,7 +73,7 @@ def says(*pieces: bytes, ends: bool = False) -> Script:
 
 
 async def ask(client: Client, body: bytes = b"{}") -> tuple[int, bytes]:
-    """Status and body of one request."""
+    """Send a request. Return its status and body."""
     answer = await client.send("POST", "/v1/x", body, [("content-type", "application/json")])
     try:
         return answer.status, await answer.read()
@@ -94,13 +94,13 @@ async def ask(client: Client, body: bytes = b"{}") -> tuple[int, bytes]:
 async def test_answers_come_whole_and_their_connection_is_kept(
     tmp_path: Path, pieces: list[bytes], want: tuple[int, bytes]
 ) -> None:
-    """Three requests, one connection; each leaves as head and body."""
+    """Three requests use one connection. Each request is sent as head and body."""
 
-    async with serving(tmp_path, says(*pieces)) as (server, client):
+    async with serving(tmp_path, script_of(*pieces)) as (server, client):
         assert [await ask(client) for _ in range(3)] == [want] * 3
         assert server.connections == 1
-        assert server.asked[0].startswith(b"POST /v1/x HTTP/1.1\r\nhost: replica\r\n")
-        assert server.asked[0].endswith(b"content-type: application/json\r\n\r\n{}")
+        assert server.requests[0].startswith(b"POST /v1/x HTTP/1.1\r\nhost: replica\r\n")
+        assert server.requests[0].endswith(b"content-type: application/json\r\n\r\n{}")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ async def test_answers_come_whole_and_their_connection_is_kept(
         pytest.param([OK], id="in its head"),
         pytest.param([OK + b"content-length: 2\r\n\r\na"], id="in a body of a known length"),
         pytest.param([CHUNKED + b"1\r\na\r\n"], id="between chunks"),
-        pytest.param([b"HELLO\r\n\r\n"], id="no HTTP"),
+        pytest.param([b"HELLO\r\n\r\n"], id="not HTTP"),
         pytest.param([], id="before it began"),
     ],
 )
 async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[bytes]) -> None:
-    """Wherever it is cut; its connection is not used again."""
+    """The connection of a cut answer is not used again."""
 
-    async with serving(tmp_path, says(*pieces, ends=True)) as (server, client):
+    async with serving(tmp_path, script_of(*pieces, ends=True)) as (server, client):
         for _ in range(2):
             with pytest.raises(OSError, match=r"."):
                 await ask(client)
@@ -126,25 +126,27 @@ async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[by
 @pytest.mark.parametrize(
     ("script", "keep_s"),
     [
-        pytest.param(says(OK + b"content-length: 1\r\n\r\nab"), 30.0, id="said more than it had promised"),
-        pytest.param(says(OK + b"connection: close\r\ncontent-length: 1\r\n\r\na"), 30.0, id="said that it would end"),
-        pytest.param(says(OK + b"content-length: 1\r\n\r\na"), 0.0, id="waited for too long"),
+        pytest.param(script_of(OK + b"content-length: 1\r\n\r\nab"), 30.0, id="it sent more than its length"),
+        pytest.param(
+            script_of(OK + b"connection: close\r\ncontent-length: 1\r\n\r\na"), 30.0, id="it announced its end"
+        ),
+        pytest.param(script_of(OK + b"content-length: 1\r\n\r\na"), 0.0, id="it was idle for too long"),
     ],
 )
 async def test_unusable_connection_is_not_reused(tmp_path: Path, script: Script, keep_s: float) -> None:
-    """The next request has another one, and the right answer."""
+    """The next request uses another connection and gets the right answer."""
 
     async with serving(tmp_path, script, keep_s) as (server, client):
         for _ in range(2):
             try:
                 assert (await ask(client))[1] == b"a"
             except OSError:
-                assert keep_s, "only bytes that nobody asked for may cost an answer"
+                assert keep_s, "only unexpected bytes may cost an answer"
         assert server.connections == 2
 
 
 async def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> None:
-    """What is not taken stays with the replica but for a buffer; all of it comes once it is."""
+    """Unread data stays at the replica, except for one buffer. All of it arrives once it is read."""
     size, sent = 64 * BUFFER, 0
 
     async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,28 +169,28 @@ async def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> N
 
 
 async def test_a_large_body_arrives(tmp_path: Path) -> None:
-    """One that is not copied behind its head."""
+    """A large body is not copied behind its head."""
 
-    async with serving(tmp_path, says(OK + b"content-length: 0\r\n\r\n")) as (server, client):
+    async with serving(tmp_path, script_of(OK + b"content-length: 0\r\n\r\n")) as (server, client):
         assert await ask(client, b"y" * (LARGE + 1)) == (200, b"")
-        assert server.asked[0].endswith(b"\r\n\r\n" + b"y" * (LARGE + 1))
+        assert server.requests[0].endswith(b"\r\n\r\n" + b"y" * (LARGE + 1))
 
 
 async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
-    """While the head is awaited; likewise an answer that is given back before its end."""
+    """The request is cancelled while the head is awaited, or the answer is released before its end."""
 
     async def silent(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         server.left.set()
 
     async with serving(tmp_path, silent) as (server, client):
-        asking = asyncio.create_task(ask(client))
+        request_task = asyncio.create_task(ask(client))
         await server.heard.wait()
-        asking.cancel()
-        await asyncio.wait((asking,))
+        request_task.cancel()
+        await asyncio.wait((request_task,))
         await server.left.wait()
         server.left.clear()
-        server.script = says(CHUNKED + b"1\r\na\r\n")
+        server.script = script_of(CHUNKED + b"1\r\na\r\n")
         answer = await client.send("GET", "/v1/x")
         assert (await answer.read_part(), answer.at_end) == (b"a", False)
         answer.release()
@@ -197,7 +199,7 @@ async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
 
 
 async def test_unreachable_replica_raises_os_error(tmp_path: Path) -> None:
-    """An OSError, as of a client that was closed."""
+    """A closed client raises OSError too."""
 
     client = Client(SocketConnector(str(tmp_path / "none.sock")))
     with pytest.raises(OSError, match="No such file"):

@@ -1,4 +1,4 @@
-"""Receipts: one call at a time, the last word of each request, and nothing is held up by a replica that is gone."""
+"""Receipts to replicas: one call at a time, only the last receipt of each request, and no delay by a lost replica."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _receipt(name: str, tokens: int, *, recorded: bool = False) -> Receipt:
 
 
 async def test_pending_receipts_share_the_next_call(tmp_path: Path) -> None:
-    """The first goes at once; of the others only the last word of each request."""
+    """The first receipt is sent at once. Of the others only the last of each request is sent."""
 
     replica, background_tasks = FakeReplica(), BackgroundTasks()
     await replica.start(tmp_path, "a")
@@ -41,7 +41,7 @@ async def test_pending_receipts_share_the_next_call(tmp_path: Path) -> None:
 
 
 async def test_delivery_receipts_are_sent_at_once_records_batched(tmp_path: Path) -> None:
-    """Many records are one call, once the moment is over; a delivery ends the wait, and so does the desk's end."""
+    """Many records are sent in one call after the linger time. A delivery receipt or a close ends the wait."""
 
     replica, background_tasks = FakeReplica(), BackgroundTasks()
     await replica.start(tmp_path, "a")
@@ -66,8 +66,8 @@ async def test_delivery_receipts_are_sent_at_once_records_batched(tmp_path: Path
     await replica.stop()
 
 
-async def test_a_replica_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
-    """No error, no backlog: it keeps the account, or its death is recorded."""
+async def test_receipts_to_a_lost_replica_are_dropped(tmp_path: Path) -> None:
+    """There is no error and no backlog. The replica keeps its account, or its death is recorded."""
 
     background_tasks = BackgroundTasks()
     with contextlib.closing(Client(SocketConnector(str(tmp_path / "rt-a.sock")))) as http:
@@ -80,8 +80,8 @@ async def test_a_replica_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
     await background_tasks.close()
 
 
-async def test_the_end_of_a_stream_is_acknowledged_before_its_record_is_durable(tmp_path: Path) -> None:
-    """Tokens that the client has are charged even if this process dies now; then the replica may forget them."""
+async def test_end_of_a_stream_is_acknowledged_before_its_record(tmp_path: Path) -> None:
+    """Delivered tokens are charged even if the activator dies now. Afterwards the replica may forget them."""
 
     async def script(call: ReceivedRequest) -> None:
         for tokens in range(1, 71):
@@ -101,7 +101,7 @@ async def test_the_end_of_a_stream_is_acknowledged_before_its_record_is_durable(
 async def test_retired_session_closes_although_its_replica_is_deaf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call that tells it something may take longer than the errand that closes the session."""
+    """A pending receipt call may take longer than the background task that closes the session."""
     monkeypatch.setattr(replica_sessions, "RECEIPT_TIMEOUT_S", 0.2)
     replica, background_tasks = FakeReplica(), BackgroundTasks()
     replica.deaf = True

@@ -1,4 +1,4 @@
-"""A minute's limit as a table, and as properties: what is charged in any span is what flows in and a minute's worth."""
+"""The token bucket of a limit per minute: usage in any interval is at most the refill plus one minute's worth."""
 
 import pytest
 from hypothesis import given
@@ -6,23 +6,23 @@ from hypothesis import strategies as st
 
 from activator.limits.policy.gcra import MINUTE_S, Bucket, Buckets, RateStatus, duration
 
-LIMIT = 60  # one a second
+LIMIT = 60  # one unit per second
 
 
 @pytest.mark.parametrize(
     ("gaps_s", "want"),
     [
         pytest.param([0.0] * 60, None, id="a minute's worth at once"),
-        pytest.param([0.0] * 61, 1.0, id="the one beyond waits for one"),
-        pytest.param([0.0] * 99, 1.0, id="who is refused does not wait the longer"),
-        pytest.param([0.0] * 60 + [1.0], None, id="and passes after what it was told"),
-        pytest.param([0.0] * 60 + [0.75], 0.25, id="not before"),
-        pytest.param([1.0] * 500, None, id="at the rate for ever"),
+        pytest.param([0.0] * 61, 1.0, id="the next one waits for one unit"),
+        pytest.param([0.0] * 99, 1.0, id="a refusal does not lengthen the wait"),
+        pytest.param([0.0] * 60 + [1.0], None, id="it passes after the wait"),
+        pytest.param([0.0] * 60 + [0.75], 0.25, id="it does not pass before"),
+        pytest.param([1.0] * 500, None, id="requests at the rate always pass"),
         pytest.param([*[0.0] * 60, 9999.0, *[0.0] * 60], 1.0, id="a long pause is worth one minute"),
     ],
 )
 def test_request_rate_of_a_tenant_is_limited(gaps_s: list[float], want: float | None) -> None:
-    """What the last of requests with these gaps before them is told."""
+    """Return the wait of the last request, when requests arrive with these gaps."""
     bucket, now_s, found = Bucket(), 1000.0, None
     for gap_s in gaps_s:
         now_s += gap_s
@@ -34,7 +34,7 @@ def test_request_rate_of_a_tenant_is_limited(gaps_s: list[float], want: float | 
 
 
 def test_estimate_is_held_and_actual_use_is_charged() -> None:
-    """What is under way is nobody else's; what it did not use is there at once; nothing used leaves no trace."""
+    """Units held by running requests are not available. Unused ones return at once."""
     bucket = Bucket()
     assert bucket.hold(100, 80, 0.0) == RateStatus(100, 20, 0.0)
     assert bucket.hold(100, 30, 0.0) == RateStatus(100, 20, 0.0, wait_s=6.0)
@@ -46,7 +46,7 @@ def test_estimate_is_held_and_actual_use_is_charged() -> None:
 
 
 def test_underestimate_is_charged_in_full() -> None:
-    """Charged in full: who comes next waits until it is paid."""
+    """The next request waits until the debt is repaid."""
     bucket = Bucket()
     bucket.hold(60, 10, 0.0)
     bucket.settle(60, 10, 90, 0.0)
@@ -56,7 +56,7 @@ def test_underestimate_is_charged_in_full() -> None:
 
 
 def test_a_limit_that_changes_keeps_the_share_that_is_used() -> None:
-    """Half of it is used, whatever it is now."""
+    """If half the old limit is used, half the new one is left."""
     bucket = Bucket()
     bucket.hold(60, 30, 0.0)
     bucket.settle(60, 30, 30, 0.0)
@@ -72,8 +72,8 @@ STEPS = st.lists(
 def test_no_window_has_more_than_flows_in_and_a_minutes_worth(
     steps: list[tuple[float, int, int, float]], limit: int
 ) -> None:
-    """Requests of any estimate that take any time and use up to it: charges of each span are within the limit, and so
-    is all that entered in it, whenever it was charged.
+    """Requests have any estimate and duration and use up to the estimate. Both what is charged and what enters in any
+    interval are within the limit.
     """
     bucket, now_s = Bucket(), 0.0
     ending: list[tuple[float, float, int, int]] = []
@@ -110,8 +110,8 @@ def test_no_window_has_more_than_flows_in_and_a_minutes_worth(
                 assert used <= limit * ((max(0.0, last - first)) / MINUTE_S + 1) + 1e-3
 
 
-def test_tenants_are_apart_and_none_is_kept_for_nothing() -> None:
-    """One's use costs another nothing; those that are full again are forgotten, those that hold are not."""
+def test_idle_buckets_are_forgotten() -> None:
+    """Each tenant has its own bucket. Full buckets are forgotten; buckets with held units are kept."""
     buckets = Buckets(least=4)
     assert buckets.of("busy", 0.0).hold(2, 2, 0.0).wait_s is None
     for number in range(100):
@@ -136,5 +136,5 @@ def test_tenants_are_apart_and_none_is_kept_for_nothing() -> None:
     ],
 )
 def test_durations_in_gos_form(seconds: float, want: str) -> None:
-    """As OpenAI's clients read them."""
+    """The format is the one that OpenAI clients parse."""
     assert duration(seconds) == want

@@ -1,4 +1,4 @@
-"""What is left of a budget: the ledger's sum and what it lacks, each counted once, in whatever order they are told."""
+"""A tenant's monthly spending: the ledger's sum and the records it lacks, each counted once, in any order."""
 
 from datetime import UTC, datetime
 
@@ -28,20 +28,20 @@ def row(spent_micros: int, seen: int = 0, *, ends_at_us: int = END_US) -> Spendi
         pytest.param(0, 0, 101, False, id="more than all of it"),
         pytest.param(60, 30, 10, True, id="the rest"),
         pytest.param(60, 30, 11, False, id="more than the rest"),
-        pytest.param(100, 0, 0, False, id="nothing is left: not even what costs nothing"),
-        pytest.param(0, 100, 0, False, id="all is held: likewise"),
+        pytest.param(100, 0, 0, False, id="nothing is left, even for a free request"),
+        pytest.param(0, 100, 0, False, id="all is held, even for a free request"),
         pytest.param(999, 0, 1, False, id="a budget that was lowered below what is spent"),
     ],
 )
 def test_budget_covers_spent_and_held_amounts(spent: int, held: int, wanted: int, want: bool) -> None:
-    """What the ledger says, and what requests under way may cost."""
+    """The ledger's sum plus the amount held by running requests."""
     each = TenantSpending("here", row(spent), held)
     assert each.try_hold(100, wanted, 0) == want
     assert each.held_micros == held + (wanted if want else 0)
 
 
 def test_a_record_counts_until_the_ledger_has_it() -> None:
-    """Also one that it has before we are told that it is durable."""
+    """A record is not counted twice if the ledger has it before it is known to be durable."""
     each = TenantSpending("here", row(10))
     for sequence in (1, 2, 3):
         assert each.try_hold(100, 20, 0)
@@ -56,7 +56,7 @@ def test_a_record_counts_until_the_ledger_has_it() -> None:
 
 
 def test_a_new_month_begins_with_what_ended_in_it() -> None:
-    """Before the ledger tells of it; what ended before is the old one's."""
+    """Records that end in the new month count before the ledger's first row of it. Earlier ones don't."""
     each = TenantSpending("here", row(90))
     each.settle(0, 5, 1, END_US - 1)
     assert not each.try_hold(95, 1, END_US - 1)
@@ -84,19 +84,20 @@ def december(spent_micros: int, **more: dict[str, int]) -> SpendingRow:
 @pytest.mark.parametrize(
     ("month", "now_us", "want"),
     [
-        pytest.param("2026-11", 0, "2026-11", id="the one that the ledger told of"),
-        pytest.param("2026-11", END_US, "2026-12", id="the next, from its end on"),
-        pytest.param("2026-12", END_US, "2027-01", id="of the next year"),
-        pytest.param("2026-09", END_US, "2026-10", id="with two digits"),
+        pytest.param("2026-11", 0, "2026-11", id="the ledger's month"),
+        pytest.param("2026-11", END_US, "2026-12", id="the next month, from its end on"),
+        pytest.param("2026-12", END_US, "2027-01", id="January of the next year"),
+        pytest.param("2026-09", END_US, "2026-10", id="a month of two digits"),
     ],
 )
 def test_month_is_formatted_as_in_the_ledger(month: str, now_us: int, want: str) -> None:
-    """As the ledger writes it."""
     assert TenantSpending("here", replace(row(0), month=month)).month_at(now_us) == want
 
 
 def test_a_control_plane_ahead_of_us_opens_no_budget() -> None:
-    """It tells of December while it is November here: what ends now is November's, and that is spent."""
+    """The control plane reports December while the activator is in November. Requests still count in November, whose
+    budget is spent.
+    """
     each, now_us = TenantSpending("here", november(1000)), DECEMBER_US - 10 * MINUTE_US
     each.apply_ledger_row(december(0))
     assert each.month_at(now_us) == "2026-11"
@@ -105,7 +106,7 @@ def test_a_control_plane_ahead_of_us_opens_no_budget() -> None:
 
 
 def test_record_counts_in_the_month_it_ended_in() -> None:
-    """Also once the ledger has it, and tells of December alone."""
+    """They count even after the ledger has them, when it reports December only."""
     each, now_us = TenantSpending("here", november(900)), DECEMBER_US - 10 * MINUTE_US
     each.apply_ledger_row(december(0))
     for sequence in range(1, 3):
@@ -117,7 +118,7 @@ def test_record_counts_in_the_month_it_ended_in() -> None:
 
 
 def test_ledger_row_includes_adjacent_months() -> None:
-    """An activator that has just begun knows no other row; what others spent in November is in it, too."""
+    """A new activator knows only the December row. It includes what others spent in November."""
     each, now_us = TenantSpending("here"), DECEMBER_US - 10 * MINUTE_US
     each.apply_ledger_row(december(7, beside={"2026-11": 1000}))
     assert not each.try_hold(1000, 1, now_us)
@@ -127,7 +128,7 @@ def test_ledger_row_includes_adjacent_months() -> None:
 
 
 def test_a_control_plane_behind_us_opens_no_budget() -> None:
-    """It tells of November while it is December here."""
+    """The control plane reports November while it is December here."""
     each = TenantSpending("here", november(1000))
     each.apply_ledger_row(november(1000, beside={"2026-12": 995}, seen={"here": 1}))
     assert not each.try_hold(1000, 6, DECEMBER_US + MINUTE_US)
@@ -137,7 +138,7 @@ def test_a_control_plane_behind_us_opens_no_budget() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=100), st.integers(1, 500))
 def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], budget: int) -> None:
-    """Of requests that cost at most what they hold, whenever the ledger tells: nothing counts twice, or not at all."""
+    """Requests cost at most what they hold, and ledger rows arrive at any time. Each record counts exactly once."""
     each, ledger, spent, sequence, shipped = TenantSpending("here", row(0)), 0, 0, 0, 0
     records: list[int] = []
     for most, what in steps:
@@ -157,7 +158,7 @@ def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], bud
 
 
 def test_ledger_outage_uses_bounded_memory() -> None:
-    """All still counts."""
+    """Records beyond UNSEEN still count."""
     each = TenantSpending("here", row(0))
     for sequence in range(1, UNSEEN + 101):
         each.settle(0, 1, sequence, 0)

@@ -1,4 +1,4 @@
-"""Blocks out of a shared bucket, as tables and a property: members never use what was not in it, whatever is lost."""
+"""Blocks taken from a shared bucket: members never use more than it had, even if messages are lost."""
 
 from dataclasses import dataclass, field
 
@@ -13,13 +13,13 @@ LIMIT = 600
 
 
 @dataclass
-class Shared:
-    """What the script in `shared_rates` does; it is compared with a real one in `test_shared_rates`."""
+class SharedBucket:
+    """A model of the script in `redis_rate_counter.py`."""
 
     full_at_s: float = 0.0
 
     def take(self, asked: RefillRequest, now_s: float) -> tuple[int, float]:
-        """Granted, and seconds until it is full."""
+        """Return the granted units, and the seconds until the bucket is full."""
         per = MINUTE_S / LIMIT
         full = max(max(self.full_at_s, now_s) - asked.give * per, now_s)
         room = int(LIMIT - (full - now_s) / per + 1e-6)
@@ -30,27 +30,27 @@ class Shared:
 
 @dataclass
 class Members:
-    """Several over one, whose answers may be lost before or after it heard."""
+    """Several members over one bucket. Requests or answers between them may be lost."""
 
     blocks: list[TokenBlock]
-    bucket: Shared = field(default_factory=Shared)
+    bucket: SharedBucket = field(default_factory=SharedBucket)
     now_s: float = 0.0
     running: list[tuple[TokenBlock, int]] = field(default_factory=list)
     used: list[tuple[float, int, int]] = field(default_factory=list)  # when, how much, all stocks before it
 
     def hold(self, block: TokenBlock, units: int, fate: str) -> bool:
-        """Whether a request entered."""
+        """Return whether a request was admitted."""
         if not block.try_hold(units, self.now_s):
             if block.refill_pause_s(units, self.now_s) is not None:
                 return False
-            self.say(block, block.ask(LIMIT, units, units, self.now_s), fate)
+            self.send(block, block.ask(LIMIT, units, units, self.now_s), fate)
             if not block.try_hold(units, self.now_s):
                 return False
         self.running.append((block, units))
         return True
 
-    def say(self, block: TokenBlock, asked: RefillRequest, fate: str) -> None:
-        """Ask the bucket."""
+    def send(self, block: TokenBlock, asked: RefillRequest, fate: str) -> None:
+        """Send the request to the bucket. `fate`: heard, unheard (request lost) or unanswered (answer lost)."""
         if fate != "unheard":
             granted, full_in_s = self.bucket.take(asked, self.now_s)
         if fate == "heard":
@@ -59,7 +59,7 @@ class Members:
             block.record_unanswered(asked)
 
     def settle(self, used: int) -> None:
-        """The oldest request ends."""
+        """End the oldest request."""
         if self.running:
             block, held = self.running.pop(0)
             stocks = sum(max(0, each.stock) for each in self.blocks)
@@ -81,7 +81,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -> None:
-    """In any span of time: what flows in, a minute's worth, and what they had taken before it."""
+    """Usage in any interval is at most the refill, one minute's worth, and the stocks taken before it."""
     members = Members([TokenBlock() for _ in range(3)])
     for what, which, units, gap_s, fate in steps:
         members.now_s += gap_s
@@ -91,7 +91,7 @@ def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -
         elif what == "settle":
             members.settle(units)
         elif (asked := block.give_back(LIMIT, members.now_s)) is not None:
-            members.say(block, asked, fate)
+            members.send(block, asked, fate)
         assert all(each.held >= 0 for each in members.blocks)
         assert block.stock - block.held <= LIMIT
     for first, (since_s, _, stocks) in enumerate(members.used):
@@ -102,7 +102,7 @@ def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -
 
 
 def test_a_block_is_used_until_its_time_is_over() -> None:
-    """Then what is left goes back with the next question."""
+    """After its time, the rest of the block is returned with the next request to the bucket."""
     block = TokenBlock()
     asked = block.ask(LIMIT, 1, 1, 0.0)
     assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_of(LIMIT))
@@ -123,13 +123,13 @@ def test_a_block_is_used_until_its_time_is_over() -> None:
 @pytest.mark.parametrize(
     ("granted", "asks", "want"),
     [
-        pytest.param(31, 1, None, id="all of it: ask on"),
-        pytest.param(5, 1, QUIET_S, id="less than was wanted: nobody asks for a while"),
-        pytest.param(0, 1, QUIET_S, id="nothing: likewise"),
+        pytest.param(31, 1, None, id="all of it: no pause"),
+        pytest.param(5, 1, QUIET_S, id="less than wanted: a pause"),
+        pytest.param(0, 1, QUIET_S, id="nothing: a pause"),
     ],
 )
 def test_depleted_bucket_is_not_asked_often(granted: int, asks: int, want: float | None) -> None:
-    """So a tenant at its limit does not ask with each request."""
+    """A tenant at its limit does not query the bucket with each request."""
     block = TokenBlock()
     block.record_refill(block.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
     assert block.refill_pause_s(asks, 0.0) == want
@@ -137,7 +137,7 @@ def test_depleted_bucket_is_not_asked_often(granted: int, asks: int, want: float
 
 
 def test_smaller_request_may_ask_after_a_refusal() -> None:
-    """A refusal says nothing of those that need less."""
+    """A refusal says nothing about smaller requests."""
     block = TokenBlock()
     block.record_refill(block.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
     assert block.refill_pause_s(100, 0.0) == QUIET_S
@@ -145,7 +145,7 @@ def test_smaller_request_may_ask_after_a_refusal() -> None:
 
 
 def test_local_use_is_repaid_after_an_outage() -> None:
-    """A share that begins with a block of it; what was used, and has not flowed in since, is owed to the bucket."""
+    """The local share begins with one block. Units used locally, minus the refill since, are owed to the bucket."""
     block, share = TokenBlock(), 60
     assert block.hold_locally(share, 4, 0.0).wait_s == pytest.approx(1.0)
     for _ in range(3):
@@ -163,7 +163,7 @@ def test_local_use_is_repaid_after_an_outage() -> None:
 
 
 def test_debt_is_reported_until_acknowledged() -> None:
-    """More used than held: owed at once, and again where nobody knows whether it was heard."""
+    """Units used beyond the held ones are owed at once, and again if the bucket may not have heard."""
     block = TokenBlock()
     block.record_refill(block.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
     assert block.try_hold(31, 0.0)
@@ -179,20 +179,20 @@ def test_debt_is_reported_until_acknowledged() -> None:
     assert block.give_back(LIMIT, 0.0) is None
 
 
-def test_request_larger_than_the_share_is_told_a_time_that_comes() -> None:
-    """Without the bucket it enters once all of the share is there, and the next one waits for what it owes."""
+def test_request_larger_than_the_share_is_admitted_in_time() -> None:
+    """Without the bucket it is admitted once the whole share is available. The next one waits for the debt."""
     block = TokenBlock()
     wait_s = block.hold_locally(100, 300, 0.0).wait_s
     assert wait_s is not None
     assert block.hold_locally(100, 300, wait_s).wait_s is None
     block.settle(300, 300, wait_s)
-    assert block.hold_locally(100, 300, wait_s).wait_s == MINUTE_S  # what is said at most
+    assert block.hold_locally(100, 300, wait_s).wait_s == MINUTE_S  # the longest wait that is reported
     assert block.hold_locally(100, 300, wait_s + 3 * MINUTE_S).wait_s is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(100, 1000), (1000, 100)])
 def test_limit_changed_while_the_bucket_is_away_counts(before: int, after: int) -> None:
-    """What was used counts in units, and the rest is that of the new limit."""
+    """Used units count as units; the rest follows the new limit."""
     block = TokenBlock()
     assert block.hold_locally(before, 1, 0.0).wait_s is None
     block.settle(1, 1, 0.0)

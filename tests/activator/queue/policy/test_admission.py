@@ -1,4 +1,4 @@
-"""Admit, hold or shed, as a table; first reason wins."""
+"""The admission decision: admit, hold or shed, by the first reason that applies."""
 
 import pytest
 
@@ -32,10 +32,17 @@ def shared(tenant: str, load: QueueUsage) -> QueueUsageByTenant:
 @pytest.mark.parametrize(
     ("has_slot", "own", "loads", "deadline_s", "want"),
     [
-        pytest.param(True, QueueUsage(), QueueUsageByTenant(), 5.0, Admit(), id="a free slot and nobody before"),
-        pytest.param(True, QueueUsage(), shared("u", QueueUsage(4, 200, 2000)), 5.0, Admit(), id="who needs no place"),
+        pytest.param(True, QueueUsage(), QueueUsageByTenant(), 5.0, Admit(), id="a free slot and an empty queue"),
         pytest.param(
-            True, QueueUsage(2, 100), QueueUsageByTenant(), 5.0, Admit(), id="who waits may not have this slot"
+            True, QueueUsage(), shared("u", QueueUsage(4, 200, 2000)), 5.0, Admit(), id="full queues and a free slot"
+        ),
+        pytest.param(
+            True,
+            QueueUsage(2, 100),
+            QueueUsageByTenant(),
+            5.0,
+            Admit(),
+            id="a full queue whose requests may not use the slot",
         ),
         pytest.param(False, QueueUsage(), QueueUsageByTenant(), 5.0, Hold(5.0), id="no slot: wait until the deadline"),
         pytest.param(
@@ -50,15 +57,20 @@ def shared(tenant: str, load: QueueUsage) -> QueueUsageByTenant:
         pytest.param(
             False, QueueUsage(1, 90, 901), QueueUsageByTenant(), 5.0, full(MINE, "tokens", 1000), id="one token more"
         ),
-        pytest.param(False, QueueUsage(2), QueueUsageByTenant(), 5.0, full(MINE, "requests", 2), id="the third of two"),
+        pytest.param(False, QueueUsage(2), QueueUsageByTenant(), 5.0, full(MINE, "requests", 2), id="one request more"),
         pytest.param(
-            False, QueueUsage(), shared("t", QueueUsage(3)), 5.0, full(OURS, "requests", 3), id="a fourth of three"
+            False, QueueUsage(), shared("t", QueueUsage(3)), 5.0, full(OURS, "requests", 3), id="a tenant's requests"
         ),
         pytest.param(
             False, QueueUsage(), shared("t", QueueUsage(1, 141)), 5.0, full(OURS, "bytes", 150), id="a tenant's bytes"
         ),
         pytest.param(
-            False, QueueUsage(), shared("t", QueueUsage(1, 0, 1401)), 5.0, full(OURS, "tokens", 1500), id="its tokens"
+            False,
+            QueueUsage(),
+            shared("t", QueueUsage(1, 0, 1401)),
+            5.0,
+            full(OURS, "tokens", 1500),
+            id="a tenant's tokens",
         ),
         pytest.param(False, QueueUsage(), shared("u", QueueUsage(3, 190, 1900)), 5.0, Hold(5.0), id="another tenant's"),
         pytest.param(
@@ -73,7 +85,7 @@ def shared(tenant: str, load: QueueUsage) -> QueueUsageByTenant:
             shared("u", QueueUsage(1, 0, 1901)),
             5.0,
             full(ALL, "tokens", 2000),
-            id="all tokens are",
+            id="all tokens are taken",
         ),
         pytest.param(
             True,
@@ -81,13 +93,13 @@ def shared(tenant: str, load: QueueUsage) -> QueueUsageByTenant:
             QueueUsageByTenant(),
             0.0,
             Shed(DeadlineExceeded(0.0, "admitting")),
-            id="too late already",
+            id="the deadline has passed",
         ),
     ],
 )
 def test_admission_decides_by_first_reason_that_applies(
     has_slot: bool, own: QueueUsage, loads: QueueUsageByTenant, deadline_s: float, want: Admission
 ) -> None:
-    """Ten bytes and a hundred tokens of tenant t arrive at time 0."""
+    """A request of ten bytes and a hundred tokens of tenant t arrives at time 0."""
     facts = AdmissionFacts(has_slot, QueuedRequest("t", 10, 100), own, loads, LIMITS, Deadline(deadline_s))
     assert decide(facts, 0.0) == want

@@ -1,4 +1,4 @@
-"""A breaker opens when it should, and lets one at a time try, whatever happened before."""
+"""Circuit breaker policy: when it opens, for how long, and that one trial runs at a time."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,27 +12,41 @@ LIMITS = BreakerLimits(3, first_s=1.0, longest_s=8.0)
 @pytest.mark.parametrize(
     ("failures_s", "at_once", "now_s", "want"),
     [
-        pytest.param([0.0, 0.0], False, 0.0, BreakerState.CLOSED, id="two in a row are not enough"),
-        pytest.param([0.0, 0.0, 0.0], False, 0.9, BreakerState.OPEN, id="three are"),
-        pytest.param([0.0], True, 0.9, BreakerState.OPEN, id="or one that says enough"),
-        pytest.param([0.0, 0.0, 0.0], False, 1.0, BreakerState.HALF_OPEN, id="for a second"),
+        pytest.param([0.0, 0.0], False, 0.0, BreakerState.CLOSED, id="two failures in a row don't open it"),
+        pytest.param([0.0, 0.0, 0.0], False, 0.9, BreakerState.OPEN, id="three failures in a row open it"),
+        pytest.param([0.0], True, 0.9, BreakerState.OPEN, id="one failure with at_once opens it"),
+        pytest.param([0.0, 0.0, 0.0], False, 1.0, BreakerState.HALF_OPEN, id="it is open for a second"),
         pytest.param(
-            [0.0, 0.0, 0.0, 0.5, 0.9], False, 1.0, BreakerState.HALF_OPEN, id="not longer by what fails meanwhile"
+            [0.0, 0.0, 0.0, 0.5, 0.9],
+            False,
+            1.0,
+            BreakerState.HALF_OPEN,
+            id="failures while it is open don't extend it",
         ),
         pytest.param(
-            [0.0, 0.0, 0.0, 1.0], False, 2.9, BreakerState.OPEN, id="then one failure is enough, for twice as long"
+            [0.0, 0.0, 0.0, 1.0], False, 2.9, BreakerState.OPEN, id="a failed trial opens it for twice as long"
         ),
-        pytest.param([0.0, 0.0, 0.0, 1.0], False, 3.0, BreakerState.HALF_OPEN, id="and no more"),
-        pytest.param([0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_006.9, BreakerState.OPEN, id="up to the bound"),
+        pytest.param([0.0, 0.0, 0.0, 1.0], False, 3.0, BreakerState.HALF_OPEN, id="and for no longer"),
         pytest.param(
-            [0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_007.0, BreakerState.HALF_OPEN, id="which is one"
+            [0.0] * 3 + [9.0, 99.0, 999.0, 9999.0],
+            False,
+            10_006.9,
+            BreakerState.OPEN,
+            id="the time doubles up to the bound",
+        ),
+        pytest.param(
+            [0.0] * 3 + [9.0, 99.0, 999.0, 9999.0],
+            False,
+            10_007.0,
+            BreakerState.HALF_OPEN,
+            id="and never exceeds the bound",
         ),
     ],
 )
 def test_breaker_opens_after_failures_in_a_row(
     failures_s: list[float], at_once: bool, now_s: float, want: BreakerState
 ) -> None:
-    """After failures at these times."""
+    """Failures happen at these times."""
     breaker = CircuitBreaker(LIMITS)
     for at_s in failures_s:
         breaker.failed(at_s, at_once=at_once)
@@ -40,7 +54,7 @@ def test_breaker_opens_after_failures_in_a_row(
 
 
 def test_half_open_breaker_admits_one_trial() -> None:
-    """Whoever leaves later, of those before, does not make room for two."""
+    """A request that leaves late does not make room for a second trial."""
     breaker, first, second, third = CircuitBreaker(LIMITS), object(), object(), object()
     breaker.failed(0.0, at_once=True)
     assert not breaker.takes(0.5)
@@ -71,7 +85,7 @@ STEPS = st.lists(
 @given(STEPS)
 @settings(max_examples=200)
 def test_half_open_breaker_never_admits_two_trials(steps: list[tuple[str, int]]) -> None:
-    """Whatever order things come in. Each refusal ends: after the bound somebody may try."""
+    """This holds for any order of events. Every open period ends: then a trial is admitted."""
     breaker, now_s, inside, trying = CircuitBreaker(LIMITS), 0.0, list[object](), set[int]()
     for what, which in steps:
         if what == "enter" and breaker.takes(now_s):

@@ -1,4 +1,6 @@
-"""Which replicas each activator prefers: all are, evenly, by few, and few change where one comes or goes."""
+"""Preferred replicas of each activator: every replica is preferred evenly, by few activators, and few preferences
+change.
+"""
 
 from collections import Counter
 
@@ -13,7 +15,7 @@ def names(what: str, count: int) -> list[str]:
     return [f"{what}-{number}" for number in range(count)]
 
 
-def by_door(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
+def preferences(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
     return {door: preferred_replicas(doors, replicas, door, slots) for door in doors}
 
 
@@ -21,7 +23,7 @@ def by_door(doors: list[str], replicas: list[str], slots: int) -> dict[str, froz
     ("slots", "want"), [(1, 1), (4, 1), (8, 2), (15, 3), (16, 4), (64, 4)], ids=lambda number: str(number)
 )
 def test_sharers_follow_the_slots_of_a_replica(slots: int, want: int) -> None:
-    """A quarter of the slots, one at least, four at most."""
+    """A quarter of the slots, at least one and at most four."""
     assert sharers(slots) == want
 
 
@@ -41,24 +43,21 @@ def test_sharers_follow_the_slots_of_a_replica(slots: int, want: int) -> None:
     ],
 )
 def test_each_activator_prefers_equally_many_replicas(doors: int, replicas: int, slots: int, want: int) -> None:
-    """Each activator has as many as any other."""
-    found = by_door(names("door", doors), names("replica", replicas), slots)
+    found = preferences(names("door", doors), names("replica", replicas), slots)
     assert {len(each) for each in found.values()} == {want}
 
 
 def test_unknown_activator_prefers_all_replicas() -> None:
-    """The others have not heard of it yet: it has all, as they go by themselves."""
+    """The others don't know it yet. It uses all replicas, as if alone."""
     assert len(preferred_replicas(names("door", 9), names("replica", 9), "new", 1)) == 9
 
 
 @settings(deadline=None)
 @given(doors=st.integers(1, 12), replicas=st.integers(1, 24), slots=st.integers(1, 64), seed=st.integers(0, 10**6))
-def test_each_replica_is_somebody_s_and_each_activator_has_enough(
-    doors: int, replicas: int, slots: int, seed: int
-) -> None:
-    """Whatever there is, in whichever order it is told."""
+def test_every_replica_is_preferred_by_some_activator(doors: int, replicas: int, slots: int, seed: int) -> None:
+    """This holds for any numbers, in any order."""
     doors_, replicas_ = names(f"door-{seed}", doors), names(f"replica-{seed}", replicas)
-    found = by_door(doors_, replicas_, slots)
+    found = preferences(doors_, replicas_, slots)
     assert frozenset().union(*found.values()) == frozenset(replicas_)
     assert min(map(len, found.values())) >= min(MIN_REPLICAS, replicas)
     assert len(set(map(len, found.values()))) == 1
@@ -67,15 +66,15 @@ def test_each_replica_is_somebody_s_and_each_activator_has_enough(
 
 @pytest.mark.parametrize(("doors", "replicas", "slots"), [(5, 20, 8), (8, 32, 8), (16, 64, 64), (6, 12, 1)])
 def test_activators_spread_evenly_over_replicas(doors: int, replicas: int, slots: int) -> None:
-    """No replica has more than twice as many activators as there are for each."""
+    """No replica is preferred by more than twice the average number of activators."""
     for seed in range(5):
-        found = by_door(names(f"door-{seed}", doors), names(f"replica-{seed}", replicas), slots)
+        found = preferences(names(f"door-{seed}", doors), names(f"replica-{seed}", replicas), slots)
         having = Counter(replica for each in found.values() for replica in each)
         assert max(having.values()) <= 2 * sum(having.values()) / replicas
 
 
-def by_index(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
-    """As many in a row for each, by its index: the control."""
+def preferences_by_index(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
+    """Control: assign consecutive replicas by index."""
     number = max(MIN_REPLICAS, -(-len(replicas) * sharers(slots) // len(doors)))
     return {
         door: frozenset(replicas[(at * number + offset) % len(replicas)] for offset in range(number))
@@ -84,7 +83,7 @@ def by_index(doors: list[str], replicas: list[str], slots: int) -> dict[str, fro
 
 
 def moved(before: dict[str, frozenset[str]], after: dict[str, frozenset[str]]) -> float:
-    """Of what those who stay prefer by now, the share that is new to them."""
+    """Return the share of changed preferences among activators that stay."""
     stay = before.keys() & after.keys()
     return sum(len(after[door] - before[door]) for door in stay) / sum(len(after[door]) for door in stay)
 
@@ -98,25 +97,25 @@ def moved(before: dict[str, frozenset[str]], after: dict[str, frozenset[str]]) -
     ],
 )
 def test_few_preferences_change_when_an_activator_leaves(doors: int, replicas: int, slots: int, most: float) -> None:
-    """The first of all, or back: beside its own part few. By index, nearly half of all."""
+    """The same holds when it returns. Control: by index, nearly half of all preferences change."""
     shares, others = [], []
     for seed in range(5):
         every, of = names(f"door-{seed}", doors), names(f"replica-{seed}", replicas)
         less = every[1:]
-        shares.append(moved(by_door(every, of, slots), by_door(less, of, slots)))
-        shares.append(moved(by_door(less, of, slots), by_door(every, of, slots)))
-        others.append(moved(by_index(every, of, slots), by_index(less, of, slots)))
+        shares.append(moved(preferences(every, of, slots), preferences(less, of, slots)))
+        shares.append(moved(preferences(less, of, slots), preferences(every, of, slots)))
+        others.append(moved(preferences_by_index(every, of, slots), preferences_by_index(less, of, slots)))
     assert sum(shares) / len(shares) < most < sum(others) / len(others)
 
 
 @pytest.mark.parametrize(("doors", "replicas", "slots"), [(8, 32, 8), (5, 20, 8), (16, 64, 64)])
 def test_few_preferences_change_when_a_replica_leaves(doors: int, replicas: int, slots: int) -> None:
-    """Or comes back."""
+    """The same holds when it returns."""
     shares = []
     for seed in range(5):
         every, of = names(f"door-{seed}", doors), names(f"replica-{seed}", replicas)
-        shares.append(moved(by_door(every, of, slots), by_door(every, of[1:], slots)))
-        shares.append(moved(by_door(every, of[1:], slots), by_door(every, of, slots)))
+        shares.append(moved(preferences(every, of, slots), preferences(every, of[1:], slots)))
+        shares.append(moved(preferences(every, of[1:], slots), preferences(every, of, slots)))
     assert sum(shares) / len(shares) < 0.3
 
 
@@ -125,5 +124,5 @@ def test_few_preferences_change_when_a_replica_leaves(doors: int, replicas: int,
     [pytest.param(7, False, id="fewer than replicas"), pytest.param(8, True, id="one for each")],
 )
 def test_busy_activator_uses_all_replicas(at_once: int, want: bool) -> None:
-    """Of eight replicas."""
+    """There are eight replicas."""
     assert uses_all(at_once, 8) == want

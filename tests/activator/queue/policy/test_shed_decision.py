@@ -1,4 +1,6 @@
-"""Who makes way for whom, and who can't be in time: as tables; bounds hold, and nobody is shed twice."""
+"""Shedding: which queued requests are displaced by a newcomer, and which can't meet their deadline. Queue limits hold,
+and no request is shed twice.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ LIMITS = QueueLimits(QueueLimit(3, 100, 100), QueueLimit(3, 100, 100), QueueLimi
 
 
 class Queues:
-    """Two versions' queues that share what is in all; the entry is a number."""
+    """The queues of two versions with a shared limit. Entries are numbers."""
 
     def __init__(self, limits: QueueLimits = LIMITS) -> None:
         self.limits = limits
@@ -36,14 +38,14 @@ class Queues:
         self.queues = [FairQueue[int](self.shared_shed_order, limits.per_version) for _ in range(2)]
         self.next = 0
 
-    def come(self, ask: QueuedRequest, which: int = 0, deadline_s: float = 0.0) -> list[tuple[ShedClass, int]] | None:
-        """Who made way, by number, and why."""
+    def enter(self, ask: QueuedRequest, which: int = 0, deadline_s: float = 0.0) -> list[tuple[ShedClass, int]] | None:
+        """Add a request. Return the displaced entries and why, or None if it was refused."""
         number, self.next = self.next, self.next + 1
         out = try_enter(self.queues[which], number, ask, deadline_s, self.limits)
         return None if out is None else [(shed_class, place.entry) for shed_class, place in out]
 
     def waiting(self) -> list[set[int]]:
-        """Who waits, by queue."""
+        """Return the queued entries of each queue."""
         return [{place.entry for places in queue.entries_by_backlog() for place in places} for queue in self.queues]
 
     def check(self) -> None:
@@ -63,65 +65,67 @@ def ask(tenant: str = "t", priority_class: PriorityClass = F, *, tokens: int = 1
     ("before", "comes", "which", "want"),
     [
         pytest.param([], ask(), 0, [], id="there is room"),
-        pytest.param([ask(), ask("u"), ask("v")], ask(), 0, None, id="of equals the newcomer goes"),
+        pytest.param([ask(), ask("u"), ask("v")], ask(), 0, None, id="an equal newcomer is refused"),
         pytest.param([ask(), ask("u", B), ask("v")], ask("v"), 0, [(ShedClass.BATCH, 1)], id="batch makes way"),
-        pytest.param([ask(), ask("u", B), ask("v")], ask("v", S), 0, [(ShedClass.BATCH, 1)], id="for standard, too"),
-        pytest.param([ask(), ask("u", S), ask("v")], ask("v", B), 0, None, id="batch makes nobody leave"),
+        pytest.param([ask(), ask("u", B), ask("v")], ask("v", S), 0, [(ShedClass.BATCH, 1)], id="also for standard"),
+        pytest.param([ask(), ask("u", S), ask("v")], ask("v", B), 0, None, id="batch displaces no request"),
         pytest.param([ask(), ask("t", S), ask()], ask(), 0, [(ShedClass.STANDARD, 1)],
-                     id="a tenant's own standard one"),
-        pytest.param([ask(), ask(), ask()], ask("u"), 0, [(ShedClass.OVER, 2)], id="who holds most makes way"),
-        pytest.param([ask(), ask(), ask("u")], ask("u"), 0, None, id="not beyond what is fair"),
-        pytest.param([ask(tokens=50), ask("u", tokens=50)], ask("v", tokens=90), 0, None, id="large, itself too much"),
+                     id="a tenant's own standard request"),
+        pytest.param([ask(), ask(), ask()], ask("u"), 0, [(ShedClass.OVER, 2)], id="the largest tenant makes way"),
+        pytest.param([ask(), ask(), ask("u")], ask("u"), 0, None, id="a fair share is not displaced"),
+        pytest.param([ask(tokens=50), ask("u", tokens=50)], ask("v", tokens=90), 0, None, id="a large newcomer"),
         pytest.param(
             [ask("t", B, tokens=40), ask("t", B, tokens=40)], ask("v", tokens=90), 0,
-            [(ShedClass.BATCH, 1), (ShedClass.BATCH, 0)], id="several for one",
+            [(ShedClass.BATCH, 1), (ShedClass.BATCH, 0)], id="several make way for one",
         ),
-        pytest.param([], ask(tokens=101), 0, None, id="what would not fit into an empty queue"),
-        pytest.param([ask("u", B, tokens=99)], ask(tokens=101), 0, None, id="nobody is shed for that"),
+        pytest.param([], ask(tokens=101), 0, None, id="too large for an empty queue"),
+        pytest.param([ask("u", B, tokens=99)], ask(tokens=101), 0, None, id="too large: none is shed"),
         pytest.param(
-            [ask("u", B, tokens=99), ask("v")], ask("v", tokens=101), 1, None, id="nor where another queue has room"
+            [ask("u", B, tokens=99), ask("v")], ask("v", tokens=101), 1, None, id="too large: none is shed elsewhere"
         ),
     ],
 )  # fmt: skip
 def test_full_queue_sheds_lower_requests(
     before: Sequence[QueuedRequest], comes: QueuedRequest, which: int, want: list[tuple[ShedClass, int]] | None
 ) -> None:
-    """The queue of a version holds three, all of them four. None: the newcomer is refused, and all others wait on."""
+    """A version's queue holds three requests, all queues together four. None: the newcomer is refused and the queue is
+    unchanged.
+    """
     queues = Queues()
     for each in before:
-        assert queues.come(each) == []
-    stood = queues.waiting()
-    assert queues.come(comes, which) == want
+        assert queues.enter(each) == []
+    queued_before = queues.waiting()
+    assert queues.enter(comes, which) == want
     if want is None:
-        assert queues.waiting() == stood
+        assert queues.waiting() == queued_before
     queues.check()
 
 
 def test_full_installation_sheds_from_another_version() -> None:
-    """Four wait for two versions; the lowest of them is another version's."""
+    """Four requests wait for two versions. The lowest of them waits for the other version."""
     queues = Queues()
     for which, each in ((0, ask("t")), (1, ask("u", B)), (1, ask("u")), (0, ask("v"))):
-        assert queues.come(each, which) == []
-    assert queues.come(ask("v"), 0) == [(ShedClass.BATCH, 1)]
+        assert queues.enter(each, which) == []
+    assert queues.enter(ask("v"), 0) == [(ShedClass.BATCH, 1)]
     queues.check()
 
 
 def test_failed_entry_restores_the_queue() -> None:
-    """Seventeen would have to leave for one: nobody does, and the order of service is the old one."""
+    """Seventeen requests would have to be shed for one, so none is, and the service order is unchanged."""
     queues = Queues(QueueLimits(QueueLimit(50, 1000, 100), UNBOUNDED, UNBOUNDED, 60.0))
     for number in range(50):
-        assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
-    assert queues.come(ask("u", tokens=2 * MAX_DISPLACED + 1)) is None
+        assert queues.enter(ask("t", B, tokens=2), 0, float(number)) == []
+    assert queues.enter(ask("u", tokens=2 * MAX_DISPLACED + 1)) is None
     queues.check()
     assert [taken(queues.queues[0])[0] for _ in range(len(queues.queues[0]))] == list(range(50))
     for number in range(50):
-        assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
-    assert len(queues.come(ask("u", tokens=2 * MAX_DISPLACED)) or ()) == MAX_DISPLACED
+        assert queues.enter(ask("t", B, tokens=2), 0, float(number)) == []
+    assert len(queues.enter(ask("u", tokens=2 * MAX_DISPLACED)) or ()) == MAX_DISPLACED
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["come", "come", "come", "take", "leave"]), st.integers(0, 1), st.sampled_from("tuv"),
+        st.sampled_from(["enter", "enter", "enter", "take", "leave"]), st.integers(0, 1), st.sampled_from("tuv"),
         st.sampled_from(list(PriorityClass)), st.integers(1, 110), st.integers(0, 20),
     ),
     max_size=60,
@@ -132,24 +136,24 @@ STEPS = st.lists(
 def test_bounds_hold_and_nobody_is_shed_twice(
     steps: list[tuple[str, int, str, PriorityClass, int, int]],
 ) -> None:
-    """Each newcomer waits or is refused; each who waits leaves once: served, by itself or shed; who was given a slot
-    is never shed; nobody of a higher rank makes way for a lower one of the same tenant.
+    """Each newcomer waits or is refused. Each queued request leaves once: served, cancelled or shed. A request with a
+    slot is never shed. No request is shed for a lower one of the same tenant.
     """
-    queues, asked, gone = Queues(), dict[int, QueuedRequest](), set[int]()
+    queues, requests, gone = Queues(), dict[int, QueuedRequest](), set[int]()
     for what, which, tenant, priority_class, tokens, number in steps:
-        queue, stood = queues.queues[which], queues.waiting()
-        if what == "come":
-            asked[queues.next] = comes = ask(tenant, priority_class, tokens=tokens)
-            entry, out = queues.next, queues.come(comes, which, float(number))
+        queue, queued_before = queues.queues[which], queues.waiting()
+        if what == "enter":
+            requests[queues.next] = comes = ask(tenant, priority_class, tokens=tokens)
+            entry, out = queues.next, queues.enter(comes, which, float(number))
             if out is None:
-                assert queues.waiting() == stood
+                assert queues.waiting() == queued_before
                 gone.add(entry)
             else:
                 left = {each for _, each in out}
                 assert len(left) == len(out)
-                assert left <= (stood[0] | stood[1]) - gone
+                assert left <= (queued_before[0] | queued_before[1]) - gone
                 assert all(
-                    asked[each].priority_class <= priority_class for each in left if asked[each].tenant == tenant
+                    requests[each].priority_class <= priority_class for each in left if requests[each].tenant == tenant
                 )
                 assert queues.waiting()[which] >= {entry}
                 gone |= left
@@ -158,22 +162,22 @@ def test_bounds_hold_and_nobody_is_shed_twice(
         elif what == "leave" and queue.discard(number):
             gone.add(number)
         queues.check()
-        assert queues.waiting()[0] | queues.waiting()[1] == set(asked) - gone
+        assert queues.waiting()[0] | queues.waiting()[1] == set(requests) - gone
 
 
 def test_control_unrestored_queue_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: who was taken out in vain stays out."""
+    """Negative control: a removed entry is not put back."""
     monkeypatch.setattr(FairQueue, "put_back", lambda queue, place: None)
     with pytest.raises(AssertionError):
         test_failed_entry_restores_the_queue()
 
 
 def _served(pattern: list[tuple[int, int]]) -> Counter[PriorityClass]:
-    """By rank, of 420 steps in each of which one is served, and more than one comes: so many interactive and standard
-    ones, in turn, and one of batch.
+    """Count the served requests of each priority class in 420 steps. Each step serves one request, and more than one
+    arrives: so many interactive and standard ones, and one of batch.
     """
     bound = QueueLimit(42, 10_000, 10_000)
-    queues, asked, served = (
+    queues, requests, served = (
         Queues(QueueLimits(bound, bound, bound, 60.0)),
         dict[int, QueuedRequest](),
         Counter[PriorityClass](),
@@ -181,9 +185,9 @@ def _served(pattern: list[tuple[int, int]]) -> Counter[PriorityClass]:
     for step in range(420):
         urgent, standard = pattern[step % len(pattern)]
         for each in [ask("v", B)] + [ask("u", S)] * standard + [ask("tu"[step % 2])] * urgent:
-            asked[queues.next] = each
-            queues.come(each, 0, float(step))
-        served[asked[taken(queues.queues[0])[0]].priority_class] += 1
+            requests[queues.next] = each
+            queues.enter(each, 0, float(step))
+        served[requests[taken(queues.queues[0])[0]].priority_class] += 1
     queues.check()
     return served
 
@@ -191,9 +195,7 @@ def _served(pattern: list[tuple[int, int]]) -> Counter[PriorityClass]:
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=8))
 @settings(max_examples=25, deadline=None)
 def test_no_priority_class_starves_in_a_full_queue(pattern: list[tuple[int, int]]) -> None:
-    """Whatever comes, batch has its twentieth of what is served, and standard its fifth, but for the time in which the
-    queue fills; and no more than that.
-    """
+    """Batch gets a twentieth of the service and standard a fifth, except while the queue fills, and no more."""
     served = _served(pattern)
     assert served[B] >= 18
     assert served[S] >= 72
@@ -201,16 +203,16 @@ def test_no_priority_class_starves_in_a_full_queue(pattern: list[tuple[int, int]
 
 
 def test_control_missing_reserve_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: once it is full of interactive ones, batch waits for ever."""
+    """Negative control: batch starves in a queue full of interactive requests."""
     monkeypatch.setattr(shed_order, "_kept", lambda tiers, bound: [])
     assert _served([(5, 1)])[B] <= 2
 
 
-# Those who can't be in time
+# Requests that can't meet their deadline.
 
 
-def _pace(answers: int = MIN_ANSWERS) -> Throughput:
-    """So many answers of ten tokens each, one after the other, of two seconds each; it is 0 now."""
+def _throughput(answers: int = MIN_ANSWERS) -> Throughput:
+    """Return the throughput after so many answers of ten tokens and two seconds each. The time is 0."""
     throughput = Throughput(_at_s=-2.0 * answers)
     for number in range(answers, 0, -1):
         throughput.record_grant(-2.0 * number)
@@ -221,53 +223,55 @@ def _pace(answers: int = MIN_ANSWERS) -> Throughput:
 @pytest.mark.parametrize(
     ("deadlines", "want"),
     [
-        pytest.param([1.0], [], id="who is next is not judged here"),
-        pytest.param([2.0, 3.0], [(1, 4.0, 3.0)], id="ten tokens before it, and its own ten, in two seconds each"),
+        pytest.param([1.0], [], id="the next request is not judged"),
+        pytest.param([2.0, 3.0], [(1, 4.0, 3.0)], id="ten tokens before it take two seconds"),
         pytest.param([2.0, 4.0, 6.0], [], id="just in time"),
-        pytest.param([2.0, 3.9, 4.5], [(1, 4.0, 3.9)], id="who leaves makes it in time for the next"),
-        pytest.param([9.0, 2.0, 3.0], [(2, 4.0, 3.0)], id="who has more time is not before it"),
+        pytest.param([2.0, 3.9, 4.5], [(1, 4.0, 3.9)], id="a late request does not delay the next"),
+        pytest.param([9.0, 2.0, 3.0], [(2, 4.0, 3.0)], id="a later deadline is not before it"),
     ],
 )
 def test_requests_behind_too_many_tokens_are_late(deadlines: list[float], want: list[tuple[int, float, float]]) -> None:
-    """Ten tokens each, at one slot; by number, the seconds that it would take and those that are left."""
+    """Requests of ten tokens wait for one slot. Expected are the number, the needed seconds and the remaining ones."""
     queues = Queues()
     for deadline_s in deadlines:
-        queues.come(ask(tokens=10), 0, deadline_s)
-    found = list(find_late_requests(queues.queues[0], _pace(), 1, 0.0))
+        queues.enter(ask(tokens=10), 0, deadline_s)
+    found = list(find_late_requests(queues.queues[0], _throughput(), 1, 0.0))
     assert [(late.place.entry, late.expected_s, late.remaining_s) for late in found] == want
-    assert not list(find_late_requests(queues.queues[0], _pace(MIN_ANSWERS - 1), 1, 0.0)), "no pace is known"
+    assert not list(find_late_requests(queues.queues[0], _throughput(MIN_ANSWERS - 1), 1, 0.0)), (
+        "the throughput is unknown"
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "tokens", "slots", "want"),
     [
         pytest.param(10, 10, 1, 4.0, id="two seconds each"),
-        pytest.param(10, 10, 2, 3.0, id="two at once; its own answer is no quicker for that"),
-        pytest.param(10, 5, 1, 3.0, id="a short one takes less"),
-        pytest.param(10, 1000, 1, 6.0, id="one that may take much is thought to take twice as long as others"),
-        pytest.param(0, 10, 1, None, id="nobody before it"),
+        pytest.param(10, 10, 2, 3.0, id="two slots halve only the tokens before it"),
+        pytest.param(10, 5, 1, 3.0, id="a short answer takes less"),
+        pytest.param(10, 1000, 1, 6.0, id="a long answer counts as twice the mean"),
+        pytest.param(0, 10, 1, None, id="no request before it"),
     ],
 )
 def test_completion_time_includes_tokens_before(before: int, tokens: int, slots: int, want: float | None) -> None:
     """Ten tokens took two seconds."""
-    assert completion_time_s(before, ask(tokens=tokens), _pace(), slots) == want
+    assert completion_time_s(before, ask(tokens=tokens), _throughput(), slots) == want
 
 
 @pytest.mark.parametrize(
     ("waited_s", "remaining_s", "want"),
     [
-        pytest.param(1.0, 2.0, 2.0, id="who came with little time"),
-        pytest.param(2.0, 2.0, 2.0, id="who waited for as long as is left"),
-        pytest.param(2.1, 2.0, 8.0, id="who waited for longer leaves some more"),
+        pytest.param(1.0, 2.0, 2.0, id="a short wait needs no margin"),
+        pytest.param(2.0, 2.0, 2.0, id="a wait as long as the rest needs no margin"),
+        pytest.param(2.1, 2.0, 8.0, id="a longer wait needs a margin"),
     ],
 )
 def test_long_waiter_needs_a_time_margin(waited_s: float, remaining_s: float, want: float) -> None:
-    """Ten tokens took two seconds; it asks for ten."""
-    assert required_time_s(_pace(), ask(tokens=10), waited_s, remaining_s) == want
+    """Ten tokens took two seconds; the request has ten."""
+    assert required_time_s(_throughput(), ask(tokens=10), waited_s, remaining_s) == want
 
 
 def test_control_ignoring_tokens_before_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
+    """Negative control."""
     monkeypatch.setattr(shed_decision, "completion_time_s", lambda before, ask, throughput, slots: None)
     with pytest.raises(AssertionError):
         test_requests_behind_too_many_tokens_are_late([2.0, 3.0], [(1, 4.0, 3.0)])

@@ -11,7 +11,7 @@ from activator.queue.policy.slot_shares import MANY, PAUSE_S, WINDOW_S, SlotShar
 
 @dataclass(frozen=True)
 class Owner:
-    """Weight of the owner, slots that it has, and requests that it had at once."""
+    """The owner's weight, its running requests, and its peak of concurrent requests."""
 
     weight: int = 1
     running: int = 0
@@ -19,7 +19,7 @@ class Owner:
 
 
 def shares(owner: Owner | None) -> SlotShares:
-    """Shares of a version. Without an owner it never sent a request."""
+    """Return the shares of a version. None: its owner never sent a request."""
     made = SlotShares("o")
     if owner is not None:
         made.record_request("o", owner.weight, owner.need - 1)
@@ -34,28 +34,28 @@ def shares(owner: Owner | None) -> SlotShares:
         pytest.param(None, 15, 1, 16, 1, True, id="nothing is reserved for an owner that never asked"),
         pytest.param(None, 16, 1, 16, 0, False, id="no slot is free"),
         pytest.param(Owner(need=3), 5, 1, 8, 3, False, id="the owner gets as many as it needed"),
-        pytest.param(Owner(need=3), 4, 1, 8, 4, True, id="and no more than that"),
+        pytest.param(Owner(need=3), 4, 1, 8, 4, True, id="the owner gets no more than it needed"),
         pytest.param(Owner(running=3, need=3), 4, 1, 8, 1, True, id="slots that it has count"),
         pytest.param(Owner(running=7, need=7), 0, 1, 8, 1, True, id="a slot beyond its share is open to a guest"),
         pytest.param(Owner(need=99), 3, 1, 8, 5, True, id="half of the slots is for guests"),
-        pytest.param(Owner(need=99), 4, 1, 8, 4, False, id="and half is for the owner"),
+        pytest.param(Owner(need=99), 4, 1, 8, 4, False, id="half of the slots is for the owner"),
         pytest.param(Owner(3, need=99), 1, 1, 8, 7, True, id="a heavy owner leaves a quarter"),
-        pytest.param(Owner(3, need=99), 2, 1, 8, 6, False, id="and gets three quarters"),
+        pytest.param(Owner(3, need=99), 2, 1, 8, 6, False, id="a heavy owner gets three quarters"),
         pytest.param(Owner(need=99), 5, 3, 8, 3, True, id="a heavy guest gets three quarters"),
-        pytest.param(Owner(need=99), 6, 3, 8, 2, False, id="and leaves a quarter"),
+        pytest.param(Owner(need=99), 6, 3, 8, 2, False, id="a heavy guest leaves a quarter"),
         pytest.param(Owner(need=9), 6, 99, 8, 2, True, id="the share of a light owner is small"),
-        pytest.param(Owner(need=9), 7, 99, 8, 1, False, id="but one slot at least"),
+        pytest.param(Owner(need=9), 7, 99, 8, 1, False, id="a light owner has one slot at least"),
         pytest.param(Owner(99, need=9), 0, 1, 2, 2, True, id="guests have one slot at least"),
-        pytest.param(Owner(need=9), 0, 1, 1, 1, True, id="also where there is one slot"),
+        pytest.param(Owner(need=9), 0, 1, 1, 1, True, id="a guest may take the only slot"),
         pytest.param(Owner(need=1), 5, 1, 16, 1, True, id="a guest may try a replica that was lost"),
         pytest.param(Owner(need=4), 9, 1, 8, 5, True, id="guests at a replica that drains do not count"),
-        pytest.param(Owner(need=4), 9, 1, 8, 4, False, id="but the owner's share does"),
+        pytest.param(Owner(need=4), 9, 1, 8, 4, False, id="the owner's share still counts"),
     ],
 )
 def test_guest_may_take_a_slot(
     owner: Owner | None, guests: int, weight: int, slots: int, free: int, want: bool
 ) -> None:
-    """As the owner needs and weighs. The owner itself may have any free slot."""
+    """It depends on the owner's need and weight. The owner itself may take any free slot."""
     made = shares(owner)
     running = made.owner_running + guests
     assert made.may_take("g", weight, slots, free, running) is want
@@ -63,7 +63,9 @@ def test_guest_may_take_a_slot(
 
 
 def test_need_is_forgotten() -> None:
-    """After two windows. Of many slots one stays reserved for PAUSE_S. What runs or waits still counts."""
+    """Need is forgotten after two windows. Of many slots one stays reserved for PAUSE_S. Running and waiting requests
+    still count.
+    """
     made = SlotShares("o")
     made.refresh(1000.0, 0)
     made.record_request("o", 1, 3)
@@ -84,7 +86,7 @@ def test_need_is_forgotten() -> None:
 
 
 def test_need_is_forgotten_after_hours_without_a_request() -> None:
-    """Nothing happened meanwhile, so that no window began."""
+    """No event began a new window meanwhile."""
     made = SlotShares("o")
     made.refresh(1000.0, 0)
     made.record_request("o", 1, 3)
@@ -93,7 +95,7 @@ def test_need_is_forgotten_after_hours_without_a_request() -> None:
 
 
 def test_weight_of_the_owner_changes_shares() -> None:
-    """The caller learns of it, as queued requests may get slots."""
+    """The return value tells the caller, since queued requests may get slots."""
     made = SlotShares("o")
     assert made.record_request("o", 3, 9)
     assert not made.record_request("o", 3, 9)
@@ -106,8 +108,8 @@ OWNERS = st.none() | st.builds(Owner, st.integers(1, 1000), st.integers(0, 9), s
 
 @given(OWNERS, st.integers(0, 40), st.integers(1, 1000), st.integers(1, 40))
 def test_slots_are_never_reserved_from_everybody(owner: Owner | None, guests: int, weight: int, slots: int) -> None:
-    """A guest may have the first slot, and each one beyond what the owner needed. Guests that take all slots that they
-    may have leave the owner its share, as far as that is free.
+    """A guest may take the first slot, and each slot beyond the owner's need. Guests that take all they may leave the
+    owner its share, if it is free.
     """
     made = shares(owner)
     running, need = (0, 0) if owner is None else (owner.running, owner.need)
@@ -130,7 +132,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_need_is_no_less_than_what_runs(operations: list[tuple[str, int]]) -> None:
-    """The owner asks for each slot that it takes, and asks again later."""
+    """The owner sends a request for each slot that it takes."""
     made, now_s, waiting = SlotShares("o"), 0.0, 0
     for what, weight in operations:
         if what == "ask":

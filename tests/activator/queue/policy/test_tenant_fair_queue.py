@@ -1,4 +1,6 @@
-"""Fair in tokens, whatever comes, leaves, is served and costs more or less than it was thought to."""
+"""FairQueue: tenants get fair shares in tokens, whatever arrives, leaves, is served, and costs more or less than
+estimated.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,18 +25,18 @@ from activator.queue.policy.tenant_fair_queue import (
 
 LARGEST = 100
 TOKENS = st.integers(1, LARGEST)
-RANKS = st.sampled_from(list(PriorityClass))
+CLASSES = st.sampled_from(list(PriorityClass))
 
 
 def taken(queue: FairQueue[int]) -> tuple[int, QueuedRequest]:
-    """The next; somebody waits."""
+    """Return the next entry. The queue must not be empty."""
     found = queue.take()
     assert found is not None
     return found
 
 
 class Arrivals(FairQueue[int]):
-    """The control: whoever came first is next."""
+    """Control: a queue that serves in order of arrival."""
 
     def take(self, may_take: Callable[[str], bool] = lambda _: True) -> tuple[int, QueuedRequest]:
         entry, place = next(iter(self._places.items()))
@@ -43,7 +45,7 @@ class Arrivals(FairQueue[int]):
 
 
 class Machine(RuleBasedStateMachine):
-    """Two queues that share their loads, beside the set of what each holds."""
+    """Two queues with shared loads, compared with the set of entries in each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         which=st.integers(0, 1),
         tenant=st.sampled_from("tu"),
         tokens=TOKENS,
-        priority_class=RANKS,
+        priority_class=CLASSES,
         deadline_s=st.floats(0, 9),
     )
     def put(self, which: int, tenant: str, tokens: int, priority_class: PriorityClass, deadline_s: float) -> None:
@@ -74,7 +76,7 @@ class Machine(RuleBasedStateMachine):
             assert self.held[which].pop(entry) == queued_request
             self.granted[which].append(queued_request)
 
-    @rule(which=st.integers(0, 1), tenant=st.sampled_from("tu"), tokens=TOKENS, priority_class=RANKS)
+    @rule(which=st.integers(0, 1), tenant=st.sampled_from("tu"), tokens=TOKENS, priority_class=CLASSES)
     def charge_immediate(self, which: int, tenant: str, tokens: int, priority_class: PriorityClass) -> None:
         if not self.held[which]:
             self.queues[which].charge_immediate(QueuedRequest(tenant, 0, tokens, priority_class))
@@ -113,8 +115,8 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=25, stateful_step_count=30)
 
 
-def test_a_tenant_that_is_not_counted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a queue that counts what comes in all, and for no tenant, fails the check."""
+def test_control_uncounted_tenant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a queue that counts a request in the total but not for its tenant fails the check."""
     monkeypatch.setattr(QueueUsageByTenant, "add", lambda loads, queued_request: loads.in_all.add(queued_request))
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     queue.put(1, QueuedRequest("t", 1, 1), 0.0)
@@ -122,13 +124,15 @@ def test_a_tenant_that_is_not_counted_is_seen(monkeypatch: pytest.MonkeyPatch) -
         queue.check_integrity()
 
 
-# What two tenants were given while both wait differs by two of their largest requests at most.
+# While two tenants wait, the tokens given to each differ by at most two of their largest requests.
 
 HISTORIES = st.lists(st.tuples(st.sampled_from("tu"), TOKENS), max_size=40)
 
 
 def _unfairness(queue: FairQueue[int], before: list[tuple[str, int]], both: list[tuple[str, int]]) -> float:
-    """The largest difference while both wait, after `before` was served to whoever came."""
+    """Return the largest difference in tokens while both tenants wait, after `before` was served in
+    order of arrival.
+    """
     for number, (tenant, tokens) in enumerate(before):
         queue.put(-1 - number, QueuedRequest(tenant, 0, tokens), 0.0)
         taken(queue)
@@ -145,20 +149,20 @@ def _unfairness(queue: FairQueue[int], before: list[tuple[str, int]], both: list
 
 @given(HISTORIES, HISTORIES)
 def test_waiting_tenants_get_equal_tokens(before: list[tuple[str, int]], both: list[tuple[str, int]]) -> None:
-    """But for two of the largest requests, whatever was before."""
+    """The difference is at most two of the largest requests, whatever was served before."""
     assert _unfairness(FairQueue(ShedOrder(UNBOUNDED)), before, both) <= 2 * LARGEST
 
 
 def test_control_arrival_order_is_not_fair() -> None:
-    """The control: who sends ten requests at once is given ten times as much."""
+    """Control: a tenant that sends ten requests at once gets ten times as much."""
     both = [("t", LARGEST)] * 10 + [("u", LARGEST)] * 10
     assert _unfairness(Arrivals(ShedOrder(UNBOUNDED)), [], both) == 10 * LARGEST
     assert _unfairness(FairQueue(ShedOrder(UNBOUNDED)), [], both) <= 2 * LARGEST
 
 
 def test_returning_tenant_claims_no_past_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tenant was served alone for long; the other comes, and is not given all that it did not ask for meanwhile.
-    The control begins where it was.
+    """One tenant was served alone for long. The other one returns and does not get what it did not use. Control: a
+    queue that keeps its old counter.
     """
     before, both = [("t", LARGEST)] * 50, [("t", LARGEST), ("u", LARGEST)] * 20
     assert _unfairness(FairQueue(ShedOrder(UNBOUNDED)), before, both) <= 2 * LARGEST
@@ -167,8 +171,8 @@ def test_returning_tenant_claims_no_past_share(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_leaving_tenant_keeps_its_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tenant always waits; the other comes with a large request, is served, leaves, and comes with the next one.
-    What it was given counts all the same. The control lets everybody begin anew.
+    """One tenant always waits. The other returns with each large request. What it was given still counts. Control: a
+    queue that resets the counter at each return.
     """
 
     def served() -> int:
@@ -193,7 +197,7 @@ def test_leaving_tenant_keeps_its_debt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weight", [1, 3, 10])
 def test_heavier_tenant_gets_proportionally_more(weight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as its weight says while both wait. The control weighs nobody."""
+    """The shares follow the weights while both wait. Control: a queue that ignores weights."""
 
     def share() -> float:
         queue, given = FairQueue[int](ShedOrder(UNBOUNDED)), Counter[str]()
@@ -212,12 +216,12 @@ def test_heavier_tenant_gets_proportionally_more(weight: int, monkeypatch: pytes
 give = VirtualCounters.give
 
 
-# Ranks
+# Priority classes
 
 
 @pytest.mark.parametrize("priority_class", list(PriorityClass))
 def test_no_rank_starves(priority_class: PriorityClass, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While all three wait each is given its weight's share, within a request of it. The control serves the highest."""
+    """While all three classes wait, each gets its weight's share. Control: serve the highest class only."""
 
     def share() -> float:
         queue, given = FairQueue[int](ShedOrder(UNBOUNDED)), Counter[PriorityClass]()
@@ -238,7 +242,7 @@ def test_no_rank_starves(priority_class: PriorityClass, monkeypatch: pytest.Monk
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=20), st.data())
 def test_the_earliest_deadline_of_a_tenant_is_next(deadlines: list[float], data: st.DataObject) -> None:
-    """In order of arrival where they are equal, whoever leaves in between."""
+    """Equal deadlines are served in order of arrival, whichever entries leave in between."""
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     for number, deadline_s in enumerate(deadlines):
         queue.put(number, QueuedRequest("t", 0, 10), deadline_s)
@@ -250,7 +254,7 @@ def test_the_earliest_deadline_of_a_tenant_is_next(deadlines: list[float], data:
 
 
 def test_control_arrival_order_ignores_deadlines() -> None:
-    """The control."""
+    """Negative control."""
     queue = Arrivals(ShedOrder(UNBOUNDED))
     queue.put(0, QueuedRequest("t", 0, 10), 9.0)
     queue.put(1, QueuedRequest("t", 0, 10), 1.0)
@@ -260,9 +264,9 @@ def test_control_arrival_order_ignores_deadlines() -> None:
 # Settlement
 
 
-@given(st.lists(st.tuples(st.sampled_from("tu"), RANKS, TOKENS, st.integers(0, LARGEST)), max_size=40))
+@given(st.lists(st.tuples(st.sampled_from("tu"), CLASSES, TOKENS, st.integers(0, LARGEST)), max_size=40))
 def test_settled_tokens_replace_estimates(history: list[tuple[str, PriorityClass, int, int]]) -> None:
-    """Estimates leave no trace: the counters are those of a queue that knew from the start what each would take."""
+    """The counters equal those of a queue that knew each actual cost from the start."""
     guessing, knowing = FairQueue[int](ShedOrder(UNBOUNDED)), FairQueue[int](ShedOrder(UNBOUNDED))
     for queue in (guessing, knowing):
         for priority_class in PriorityClass:
@@ -289,8 +293,8 @@ def test_settled_tokens_replace_estimates(history: list[tuple[str, PriorityClass
 
 
 def _quiet_waits(queue: FairQueue[int], slots: int, every: int) -> list[int]:
-    """One tenant sends 1,000 requests at once; another one sends one in each `every` steps. A slot is held for `slots`
-    steps, so one comes free in each. How many steps each of the quiet ones waited.
+    """Return how many steps each request of the quiet tenant waited. One tenant sends 1,000 requests at once, the quiet
+    one sends one per `every` steps. A slot is held for `slots` steps, so one is free in each step.
     """
     for number in range(1000):
         queue.put(number, QueuedRequest("loud", 0, 10), 0.0)
@@ -307,13 +311,13 @@ def _quiet_waits(queue: FairQueue[int], slots: int, every: int) -> list[int]:
 
 
 def test_flood_of_one_tenant_delays_only_itself() -> None:
-    """Each of the quiet tenant's requests waits at most one service time; first come first served, hundreds of them."""
+    """The quiet tenant's requests wait at most one service time. In order of arrival they would wait longer."""
     assert max(_quiet_waits(FairQueue(ShedOrder(UNBOUNDED)), 8, 16)) <= 8
     assert min(_quiet_waits(Arrivals(ShedOrder(UNBOUNDED)), 8, 16)) > 8
 
 
 def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many tenants have been here, also while they wait."""
+    """The bound holds however many tenants there were, even while they wait."""
     monkeypatch.setattr(tenant_fair_queue, "MAX_COUNTERS", 10)
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     for number in range(100):
@@ -326,21 +330,21 @@ def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("queued_request", "deadline_s", "want"),
     [
-        pytest.param(QueuedRequest("t", 1, 5), 10.0, 30, id="those with less time"),
-        pytest.param(QueuedRequest("t", 1, 5), 2.0, 10, id="not those with as much"),
-        pytest.param(QueuedRequest("t", 1, 5), 1.0, 0, id="who has the least time is next"),
+        pytest.param(QueuedRequest("t", 1, 5), 10.0, 30, id="earlier deadlines count"),
+        pytest.param(QueuedRequest("t", 1, 5), 2.0, 10, id="an equal deadline does not count"),
+        pytest.param(QueuedRequest("t", 1, 5), 1.0, 0, id="the earliest deadline has none before it"),
         pytest.param(
             QueuedRequest("t", 1, 5, PriorityClass.BATCH),
             10.0,
             1,
-            id="not those of another rank; what has no tokens counts one",
+            id="another class does not count; no tokens count as one",
         ),
-        pytest.param(QueuedRequest("u", 1, 5), 10.0, 40, id="not another tenant's"),
-        pytest.param(QueuedRequest("v", 1, 5), 10.0, 0, id="a tenant of which nobody waits"),
+        pytest.param(QueuedRequest("u", 1, 5), 10.0, 40, id="another tenant does not count"),
+        pytest.param(QueuedRequest("v", 1, 5), 10.0, 0, id="a tenant without requests"),
     ],
 )
 def test_tokens_before_counts_earlier_deadlines(queued_request: QueuedRequest, deadline_s: float, want: int) -> None:
-    """One of tenant t has left."""
+    """One entry of tenant t has left."""
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     for entry, (tenant, tokens, at_s, priority_class) in enumerate(
         [
@@ -357,7 +361,7 @@ def test_tokens_before_counts_earlier_deadlines(queued_request: QueuedRequest, d
 
 
 def test_entry_put_back_comes_first_and_uncharged() -> None:
-    """Before those of its tenant with the same deadline, and uncharged: else another tenant would be next."""
+    """It comes before those of its tenant with the same deadline. If it were charged, another tenant would be next."""
     queue: FairQueue[str] = FairQueue(ShedOrder(UNBOUNDED))
     for entry, queued_request in (
         ("t1", QueuedRequest("t", 0, 100)),
@@ -381,16 +385,16 @@ ENTRIES = st.lists(st.tuples(st.floats(0, 100_000), st.integers(1, 100)), max_si
 def test_deadline_index_returns_the_prefix_sum(
     entries: list[tuple[float, int]], deadline_s: float, leaving: int
 ) -> None:
-    """Of those that are before by a whole sixteenth, after some have left; nothing is kept of who is gone."""
-    tally = DeadlineIndex()
+    """The sum covers earlier sixteenths of a second, after some entries have left. Removed entries leave nothing."""
+    deadline_index = DeadlineIndex()
     for at_s, tokens in entries:
-        tally.add(at_s, tokens)
+        deadline_index.add(at_s, tokens)
     for at_s, tokens in entries[:leaving]:
-        tally.add(at_s, -tokens)
+        deadline_index.add(at_s, -tokens)
     stay = entries[leaving:]
     want = sum(tokens for at_s, tokens in stay if int(at_s * FINEST) < int(deadline_s * FINEST))
-    assert tally.before(deadline_s) == want
-    assert tally.total() == sum(tokens for _, tokens in stay)
+    assert deadline_index.before(deadline_s) == want
+    assert deadline_index.total() == sum(tokens for _, tokens in stay)
     for at_s, tokens in stay:
-        tally.add(at_s, -tokens)
-    assert not any(tally._sums)
+        deadline_index.add(at_s, -tokens)
+    assert not any(deadline_index._sums)

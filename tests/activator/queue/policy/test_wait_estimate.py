@@ -1,4 +1,4 @@
-"""What is known of a wait: nothing before it was said or measured, and never more than that."""
+"""Wait estimates: throughput, start forecasts and start problems, and that nothing is claimed before it is known."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +24,12 @@ from kelvin.contracts.serving.start_forecast import Forecast, StartRow
 KEY = VersionKey("t", "m", "v")
 OTHER = VersionKey("t", "m", "w")
 NAMES = {"tenant": "t", "model": "m", "version": "v"}
-STANDING = StartRow(start_ms=9000, **NAMES)
-STARTING = Forecast(tenant="t", model="m", version="v", ready_in_ms=4000)
+START = StartRow(start_ms=9000, **NAMES)
+FORECAST = Forecast(tenant="t", model="m", version="v", ready_in_ms=4000)
 
 
-def paced(answers: int, each_s: float = 2.0) -> Throughput:
-    """One slot, so many answers one after another."""
+def throughput_after(answers: int, each_s: float = 2.0) -> Throughput:
+    """Return the throughput after so many sequential answers on one slot."""
     throughput, now = Throughput(), 50.0
     for _ in range(answers):
         throughput.record_grant(now)
@@ -42,21 +42,21 @@ def paced(answers: int, each_s: float = 2.0) -> Throughput:
     ("answers", "slots", "want"),
     [
         pytest.param(0, 1, None, id="nothing was served"),
-        pytest.param(MIN_ANSWERS - 1, 1, None, id="too little was served to know"),
+        pytest.param(MIN_ANSWERS - 1, 1, None, id="too few answers"),
         pytest.param(MIN_ANSWERS, 1, 50.0, id="a hundred tokens in two seconds"),
-        pytest.param(MIN_ANSWERS, 4, 200.0, id="four slots are four times as quick"),
+        pytest.param(MIN_ANSWERS, 4, 200.0, id="four slots are four times as fast"),
         pytest.param(HALVING_ANSWERS * 3, 1, 50.0, id="forgetting changes no mean"),
-        pytest.param(MIN_ANSWERS, 0, None, id="without slots there is no pace, and none is divided by"),
+        pytest.param(MIN_ANSWERS, 0, None, id="without slots the rate is unknown"),
     ],
 )
 def test_throughput_is_tokens_per_slot_second(answers: int, slots: int, want: float | None) -> None:
-    """Tokens over the seconds for which slots were held."""
-    assert paced(answers).tokens_per_s(slots) == (None if want is None else pytest.approx(want))
+    """Tokens divided by the seconds for which slots were held."""
+    assert throughput_after(answers).tokens_per_s(slots) == (None if want is None else pytest.approx(want))
 
 
 def test_idle_and_cancelled_slots_do_not_lower_throughput() -> None:
-    """Two slots are held at once, then none for an hour; one is cut short at once, one goes with its replica."""
-    throughput = paced(MIN_ANSWERS)
+    """Two slots are held at once, then none for an hour. One is released at once, one is lost with its replica."""
+    throughput = throughput_after(MIN_ANSWERS)
     throughput.record_grant(3600.0)
     throughput.record_grant(3600.0)
     throughput.record_release(3601.0, 50, 50)
@@ -71,7 +71,7 @@ def test_idle_and_cancelled_slots_do_not_lower_throughput() -> None:
 
 
 def test_computed_tokens_are_measured_beside_estimates() -> None:
-    """A tenth of it: so many tokens a second of a slot, and so much for each that was estimated; forgotten alike."""
+    """A tenth of the estimate is computed. The measure has tokens per slot second and the ratio to the estimate."""
     throughput, now = Throughput(), 50.0
     for answers in range(HALVING_ANSWERS * 3):
         assert (throughput.measured() is None) == (answers < MIN_ANSWERS)
@@ -85,8 +85,8 @@ def test_computed_tokens_are_measured_beside_estimates() -> None:
 
 
 def test_new_answers_outweigh_old_ones() -> None:
-    """After a few hundred, what was slow once is forgotten."""
-    throughput = paced(HALVING_ANSWERS, each_s=20.0)
+    """After a few hundred answers the old rate is forgotten."""
+    throughput = throughput_after(HALVING_ANSWERS, each_s=20.0)
     assert throughput.tokens_per_s(1) == pytest.approx(5.0)
     now = 5000.0
     for _ in range(10 * HALVING_ANSWERS):
@@ -100,38 +100,38 @@ def test_new_answers_outweigh_old_ones() -> None:
     ("stands", "starts_at", "now", "want"),
     [
         pytest.param(False, None, 100.0, None, id="nothing was said"),
-        pytest.param(True, None, 100.0, 9.0, id="a start would take that"),
-        pytest.param(True, None, 5000.0, 9.0, id="and does so whenever it begins"),
-        pytest.param(True, 100.0, 101.0, 3.0, id="a start under way is nearer its end"),
-        pytest.param(False, 100.0, 101.0, 3.0, id="also one of which nothing was said before"),
-        pytest.param(True, 100.0, 110.0, 0.0, id="one that should be over may be over at any moment"),
-        pytest.param(True, 100.0, 105.0 + OVERDUE_S, 9.0, id="one that should be long over never was"),
+        pytest.param(True, None, 100.0, 9.0, id="the duration of a start"),
+        pytest.param(True, None, 5000.0, 9.0, id="the duration does not age"),
+        pytest.param(True, 100.0, 101.0, 3.0, id="a running start has less time left"),
+        pytest.param(False, 100.0, 101.0, 3.0, id="a running start without a known duration"),
+        pytest.param(True, 100.0, 110.0, 0.0, id="an overdue start may end at any moment"),
+        pytest.param(True, 100.0, 105.0 + OVERDUE_S, 9.0, id="a long overdue start is dropped"),
     ],
 )
 def test_start_forecast_is_per_version(stands: bool, starts_at: float | None, now: float, want: float | None) -> None:
-    """Of this version alone."""
+    """Another version has no forecast."""
     starts = StartForecasts()
     if stands:
-        starts.set_start_duration(KEY, STANDING)
+        starts.set_start_duration(KEY, START)
     if starts_at is not None:
-        starts.set_forecast(KEY, STARTING, starts_at)
+        starts.set_forecast(KEY, FORECAST, starts_at)
     assert starts.wait_estimate(OTHER, now) == UNKNOWN
     assert starts.wait_estimate(KEY, now).remaining_s == want
 
 
 def test_forecasts_end_with_replica_failure_or_snapshot() -> None:
-    """With a replica all of it; with a failure what was said of that start; with a snapshot what it may contradict."""
+    """A replica ends all of them, a failure its version's forecast, a snapshot what it may contradict."""
     starts = StartForecasts()
-    starts.set_start_duration(KEY, STANDING)
-    starts.set_forecast(KEY, STARTING, 0.0)
+    starts.set_start_duration(KEY, START)
+    starts.set_forecast(KEY, FORECAST, 0.0)
     starts.failed("t", "w")
     assert starts.wait_estimate(KEY, 0.0).remaining_s == 4.0
     starts.failed("t", "v")
     assert starts.wait_estimate(KEY, 0.0).remaining_s == 9.0
-    starts.set_forecast(KEY, STARTING, 0.0)
+    starts.set_forecast(KEY, FORECAST, 0.0)
     starts.clear()
     assert starts.wait_estimate(KEY, 0.0).remaining_s == 4.0
-    starts.set_start_duration(KEY, STANDING)
+    starts.set_start_duration(KEY, START)
     starts.clear_version(KEY)
     assert starts.wait_estimate(KEY, 0.0).remaining_s is None
 
@@ -139,8 +139,8 @@ def test_forecasts_end_with_replica_failure_or_snapshot() -> None:
 @pytest.mark.parametrize(
     ("tokens", "throughput", "left_s", "want"),
     [
-        pytest.param(10_000, None, 0.1, False, id="without a pace nothing is known, and nobody refused"),
-        pytest.param(0, 50.0, 0.1, False, id="nobody is before it"),
+        pytest.param(10_000, None, 0.1, False, id="an unknown throughput refuses none"),
+        pytest.param(0, 50.0, 0.1, False, id="no tokens before it"),
         pytest.param(100, 50.0, 2.0, False, id="just in time"),
         pytest.param(101, 50.0, 2.0, True, id="one token too many"),
     ],
@@ -148,7 +148,7 @@ def test_forecasts_end_with_replica_failure_or_snapshot() -> None:
 def test_wait_beyond_the_remaining_time_is_too_late(
     tokens: int, throughput: float | None, left_s: float, want: bool
 ) -> None:
-    """Tokens before it over tokens a second."""
+    """The wait is the tokens before the request divided by tokens per second."""
     assert is_too_late(wait_s(tokens, throughput), left_s) is want
 
 
@@ -157,22 +157,19 @@ def test_wait_beyond_the_remaining_time_is_too_late(
     [
         pytest.param(UNKNOWN, "", id="nothing is known"),
         pytest.param(WaitEstimate(1.26), " remaining_s=1.3", id="a queue"),
-        pytest.param(
-            WaitEstimate(0.0, 0, "host"), " remaining_s=0.0 tier=host bytes=0", id="nothing has to be brought"
-        ),
-        pytest.param(WaitEstimate(9.0, 5, "nvme"), " remaining_s=9.0 tier=nvme bytes=5", id="five bytes of a disk"),
+        pytest.param(WaitEstimate(0.0, 0, "host"), " remaining_s=0.0 tier=host bytes=0", id="no bytes to load"),
+        pytest.param(WaitEstimate(9.0, 5, "nvme"), " remaining_s=9.0 tier=nvme bytes=5", id="five bytes from a disk"),
     ],
 )
 def test_wait_estimate_is_formatted_for_heartbeats(wait_estimate: WaitEstimate, want: str) -> None:
-    """As they stand behind the stage."""
     assert wait_estimate.words() == want
 
 
 def test_start_problem_stands_until_it_is_solved() -> None:
-    """It is part of the outlook, beside what else is known. A replica, a removal and a snapshot end it."""
+    """The problem is part of the estimate. A solution, a replica or a snapshot ends it."""
     starts = StartForecasts()
     problem = StartProblem(reason="no_room", message="all slots are taken")
-    starts.set_start_duration(KEY, STANDING)
+    starts.set_start_duration(KEY, START)
     starts.set_problem(KEY, problem)
     assert starts.wait_estimate(KEY, 0.0) == WaitEstimate(9.0, problem=problem)
     assert starts.wait_estimate(KEY, 0.0).words() == " remaining_s=9.0 reason=no_room"
@@ -190,9 +187,9 @@ def test_start_problem_stands_until_it_is_solved() -> None:
 
 
 def test_guest_is_told_the_reason_alone() -> None:
-    """The sentence may name what is the owner's: a secret, an exit status."""
+    """The message may contain secrets of the owner, so the guest gets the reason only."""
     problem = StartProblem(reason="missing_secret", message="the secret `s3` is missing", exit_status=3)
     assert redact_for_caller(problem, is_owner=True) is problem
-    told = redact_for_caller(problem, is_owner=False)
-    assert (told.reason, told.exit_status) == ("missing_secret", None)
-    assert "s3" not in told.message
+    redacted = redact_for_caller(problem, is_owner=False)
+    assert (redacted.reason, redacted.exit_status) == ("missing_secret", None)
+    assert "s3" not in redacted.message

@@ -1,4 +1,6 @@
-"""Requests that belong together meet, no replica has more than its share, and few move when replicas come and go."""
+"""Affinity: requests of one session or prompt prefix meet at a replica, within its load bound, and few move when
+replicas change.
+"""
 
 from collections import Counter
 
@@ -27,7 +29,7 @@ def preferred(key: bytes, of: HashRing) -> str:
 
 
 def test_key_orders_all_replicas_deterministically() -> None:
-    """In whatever order they came; each is somebody's first choice about as often."""
+    """The order does not depend on insertion, and first choices are spread evenly."""
     first, second = ring(*NAMES), ring(*reversed(NAMES))
     for key in KEYS[:200]:
         order = list(first.from_key(key))
@@ -39,7 +41,7 @@ def test_key_orders_all_replicas_deterministically() -> None:
 
 
 def test_only_keys_of_a_changed_replica_move() -> None:
-    """One that goes leaves its keys to others; one that comes takes keys from others, and nobody else's move."""
+    """A removed replica's keys move to others. An added one takes keys, and no other key moves."""
     before, after = ring(*NAMES), ring(*NAMES)
     after.remove("b")
     moved = [key for key in KEYS if preferred(key, before) != preferred(key, after)]
@@ -49,7 +51,7 @@ def test_only_keys_of_a_changed_replica_move() -> None:
 
 
 def _fill(is_session: bool, requests: int, keys: int) -> Counter[str]:
-    """So many requests of so many keys that stay."""
+    """Choose a replica for so many requests of so many keys. Requests don't end."""
     taken: Counter[str] = Counter()
     of = ring()
     for number in range(requests):
@@ -62,13 +64,13 @@ def _fill(is_session: bool, requests: int, keys: int) -> Counter[str]:
 
 @pytest.mark.parametrize("keys", [1, 3, 2000])
 def test_no_replica_has_more_than_its_share(keys: int) -> None:
-    """Not even where all requests begin alike: a quarter over the mean, rounded up."""
+    """The bound is a quarter over the mean, rounded up, even if all requests have one prefix."""
     taken = _fill(False, 200, keys)
     assert max(taken.values()) <= SHARE * 200 / len(NAMES) + 1
 
 
 def test_a_session_stays_while_there_is_a_slot() -> None:
-    """The control of the bound: a session has none but the replica's own."""
+    """Control: a session is bounded by the replica's own slots only."""
     assert _fill(True, 100, 1) == {preferred(KEYS[0], ring()): 100}
     assert max(_fill(True, 150, 1).values()) == 100
 
@@ -87,7 +89,7 @@ def test_a_session_stays_while_there_is_a_slot() -> None:
     ],
 )
 def test_key_chooses_first_replica_within_its_load_bound(taken: dict[str | int, Occupancy], want: int | None) -> None:
-    """Replicas by their place in the key's preference."""
+    """Replicas are numbered by the key's preference."""
     of = ring()
     order = list(of.from_key(KEYS[0]))
     named = {name if isinstance(name, str) else order[name]: one for name, one in taken.items()}
@@ -98,20 +100,20 @@ def test_key_chooses_first_replica_within_its_load_bound(taken: dict[str | int, 
     ("session", "prefix", "want"),
     [
         pytest.param(None, None, None, id="neither"),
-        pytest.param(b"s-1", b"once", Affinity(b"session t s-1", True), id="a session stands over a prompt"),
+        pytest.param(b"s-1", b"once", Affinity(b"session t s-1", True), id="a session takes precedence over a prompt"),
         pytest.param(None, b"once", Affinity(b"prefix t once", False), id="a prompt's beginning"),
     ],
 )
 def test_session_header_precedes_prompt_prefix(
     session: bytes | None, prefix: bytes | None, want: Affinity | None
 ) -> None:
-    """Of tenant t."""
+    """The tenant is t."""
     assert read_affinity("t", session, prefix) == want
 
 
 @pytest.mark.parametrize("session", [b"", b"x" * 129, b"\xff", b"a\x07"])
 def test_a_session_s_name_is_short_and_plain(session: bytes) -> None:
-    """The rule is named."""
+    """The refusal names the header."""
     with pytest.raises(Refused) as caught:
         read_affinity("t", session, None)
     assert isinstance(caught.value.failure, InvalidRequest)
@@ -128,5 +130,5 @@ def test_a_session_s_name_is_short_and_plain(session: bytes) -> None:
     ],
 )
 def test_replica_with_smaller_occupancy_is_less_loaded(first: Occupancy, second: Occupancy, want: bool) -> None:
-    """Whether the second is the better choice."""
+    """True: the second replica is less loaded."""
     assert less_loaded(first, second) is want
