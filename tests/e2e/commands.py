@@ -1,6 +1,6 @@
-"""Commands as a user types them, without a process for each: half a second of one is what it imports.
+"""Run commands as a user types them, but in this process: imports would take half a second per process.
 
-As processes they are run by `Installation.push`, and where a test says so.
+`Installation.push` and some tests run them as processes.
 """
 
 import io
@@ -11,14 +11,14 @@ from kelvin.cli.main import main
 
 
 def run(kelvin: Installation, *words: str, code: int = 0, errors: bool | None = None) -> str:
-    """The command's standard output, of a failure its standard error; its exit code must be `code`."""
+    """Return the command's standard output, or its standard error if it fails. Its exit code must be `code`."""
     status, out, err = run_to_end(*words, "--data", str(kelvin.data))
     assert status == code, f"{out}\n{err}"
     return err if (code != 0 if errors is None else errors) else out
 
 
 def run_to_end(*words: str) -> tuple[int, str, str]:
-    """`kelvin` with these words: its exit code and both outputs. Raises what nobody turned into a sentence."""
+    """Run `kelvin` with these arguments. Return exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:

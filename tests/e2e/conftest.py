@@ -1,4 +1,4 @@
-"""Two installations for the tests that may share one, and small models to push to them."""
+"""Two shared installations, and small models to push to them."""
 
 import tempfile
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from tests.kelvin.telemetry import receiver
 from tests.kelvin.telemetry.receiver import Receiver
 from tests.shared_fixtures import SHARED_FIXTURES, SharedFixtures
 
-# Small tiers, quick scaling, two replicas' worth of devices: what a test machine has.
+# Small tiers, fast scaling and devices for two replicas fit a test machine.
 SETTINGS = {
     "KELVIN_HOST_BYTES": str(512 << 20),
     "KELVIN_SLAB_BYTES": str(16 << 20),
     "KELVIN_KV_BYTES": str(64 << 20),
-    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
-    "KELVIN_BREAKER_S": "1",  # what is broken on purpose is tried again soon
-    "KELVIN_SCRUB_S": "0",  # nobody counts chunks beside a test, or finds what one has damaged
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # a tiny model gets many chunks
+    "KELVIN_BREAKER_S": "1",  # a replica that a test broke is tried again soon
+    "KELVIN_SCRUB_S": "0",  # no scrub changes chunk counters or heals what a test damaged
 }
 
 
-# Of the one that is watched. None of it disturbs another's test: each looks at what its own setting does.
+# Settings of the watched installation. They disturb no test that uses another part of it.
 COLLECTORS_SECRET = "c2VjcmV0LW9mLXRoZS1jb2xsZWN0b3I"
 WATCHED = {
     **SETTINGS,
@@ -38,14 +38,14 @@ WATCHED = {
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """A directory for the whole session; its path is short, as a user's would be."""
+    """A directory for the session. Its path is short, as a user's would be."""
     with tempfile.TemporaryDirectory(prefix="kelvin-e2e-") as path:
         yield Path(path)
 
 
 @pytest.fixture(scope="session")
 def together(scratch: Path) -> Iterator[SharedFixtures]:
-    """Installations that several files share: they end with the last of these, at the latest with the session."""
+    """Installations that several files share. They end with the last of those files, or with the session."""
     yield SHARED_FIXTURES
     SHARED_FIXTURES.close()
 
@@ -80,7 +80,6 @@ def kelvin(together: SharedFixtures, scratch: Path, llama: Path, qwen2: Path) ->
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Receiver]:
-    """An OTLP receiver."""
     with receiver.running() as found:
         yield found
 
@@ -96,7 +95,8 @@ def _with_one(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Insta
 
 @pytest.fixture(scope="module")
 def watched(together: SharedFixtures, collector: Receiver, scratch: Path, llama: Path) -> Installation:
-    """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps every other moment,
-    learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
+    """`kelvin up` with one tiny model, an OTLP collector for notable requests, and a scrub every second.
+
+    It learns its number of standbys, and prefetches weights after short pauses.
     """
     return together.get("watched", partial(_with_one, collector, scratch, llama))

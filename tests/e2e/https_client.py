@@ -1,4 +1,4 @@
-"""An outside client in a few lines: raw HTTPS, so that a test sees status, headers and every event as sent."""
+"""A small HTTPS client: tests see the status, headers and events as sent."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from coldstart_bench.harness.installation import Installation
 
 @dataclass(slots=True)
 class Answer:
-    """What came back. `events` are the data of SSE events, decoded; `comments` the comment lines."""
+    """A response. `events` are the decoded data of SSE events, `comments` the comment lines."""
 
     status: int
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body of an answer that was not streamed."""
+        """The body of a response that was not streamed."""
         return json.loads(self.raw)
 
     @property
@@ -39,23 +39,23 @@ class Answer:
 
 
 def connect(kelvin: Installation) -> http.client.HTTPSConnection:
-    """A fresh TLS connection that trusts the installation's CA."""
+    """Return a new TLS connection that trusts the installation's CA."""
     context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
     return http.client.HTTPSConnection("localhost", kelvin.port, context=context, timeout=120)
 
 
 def headers(kelvin: Installation, key_file: str = "default.key", **extra: str) -> dict[str, str]:
-    """Authorisation and content type; `extra` names use underscores."""
+    """Return authorization and content type. Names in `extra` use underscores."""
     key = (kelvin.data / key_file).read_text().strip()
     named = {name.replace("_", "-"): value for name, value in extra.items()}
     return {"authorization": f"Bearer {key}", "content-type": "application/json", **named}
 
 
-PATIENCE: Final = 60  # times
+PATIENCE: Final = 60  # attempts
 
 
 def post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
-    """POST JSON and read everything. What is not tried again yet is asked for again, when it was told to come."""
+    """POST JSON and read the response. Send it again after `Retry-After` while the breaker is open."""
     for _ in range(PATIENCE):
         answer = _post(kelvin, path, body, **extra)
         if answer.status != 503 or b'"breaker_open"' not in answer.raw:
@@ -77,8 +77,9 @@ def ask(
     more: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> Answer:
-    """Make one call with that key and `more` headers, on a connection of its own. Raises TimeoutError where nothing
-    comes for so long.
+    """Make one call with this key and additional headers, on a new connection.
+
+    Raises TimeoutError if nothing arrives for `timeout_s`.
     """
     connection = connect(kelvin)
     connection.timeout = timeout_s
@@ -91,12 +92,12 @@ def ask(
 
 
 def complete(kelvin: Installation, model: str, prompt: str, **fields: object) -> Answer:
-    """A completion, greedy unless told otherwise."""
+    """Request a completion, greedy by default."""
     return post(kelvin, "/v1/completions", {"model": model, "prompt": prompt, "temperature": 0, **fields})
 
 
 def read(answer: http.client.HTTPResponse) -> Answer:
-    """Read to the end and take SSE apart."""
+    """Read a response to its end and parse its SSE events."""
     found = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     if not found.headers.get("content-type", "").startswith("text/event-stream"):
         return found
@@ -115,7 +116,7 @@ def read(answer: http.client.HTTPResponse) -> Answer:
 
 
 def all_at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Make the calls from threads that start together; what they gave, in order. Raises the first that failed."""
+    """Run the calls in threads that start together. Return the results in order. Raises the first error."""
     gate = threading.Barrier(len(calls))
 
     def one(call: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The processes of an installation, as its operator's process table shows them. Any of them may end meanwhile."""
+"""The processes of an installation, as the process table shows them. Any of them may end meanwhile."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ import psutil
 
 from coldstart_bench.harness.installation import Installation, KelvinUpProcess, free_port
 
-# For programs of the tests: `kelvin` and its children import nothing of the current directory.
+# For programs of the tests. `kelvin` and its children import nothing from the current directory.
 IMPORTS_TESTS = {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def command(process: psutil.Process) -> list[str]:
-    """Its words; none where it has ended."""
+    """Return its arguments; [] if it has ended."""
     try:
         return process.cmdline()
     except (psutil.ZombieProcess, psutil.NoSuchProcess):
@@ -26,7 +26,7 @@ def command(process: psutil.Process) -> list[str]:
 def refused_start(
     data: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None, options: Sequence[str] = ()
 ) -> str:
-    """What `kelvin up` says of why it does not start: it is never ready, and ends with 1."""
+    """Return the output of a `kelvin up` that never becomes ready and exits with 1."""
     with KelvinUpProcess(data, port or free_port(), settings, options=options) as process:
         assert (process.ready_line(), process.wait_exit()) == ("", 1), process.said()
         return process.said()
@@ -34,7 +34,7 @@ def refused_start(
 
 @contextlib.contextmanager
 def service(log: Path, settings: Mapping[str, str], *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`python -m` with these words, one process of a host of its own. Killed in the end, if it still runs."""
+    """Run `python -m` with these arguments, as a service on its own host. Kills it at the end."""
     with log.open("ab") as said:
         process = subprocess.Popen([sys.executable, "-m", *words], env={**os.environ, **settings}, stderr=said)
     try:
@@ -45,18 +45,18 @@ def service(log: Path, settings: Mapping[str, str], *words: str) -> Iterator["su
 
 
 def supervisor(installation: Installation) -> psutil.Process:
-    """Its `kelvin up`."""
+    """Return the process of `kelvin up`."""
     return psutil.Process(installation.pid)
 
 
 def services(installation: Installation) -> dict[str, psutil.Process]:
-    """The services that live, by module."""
+    """Return the running services by module."""
     named = [(command(process), process) for process in supervisor(installation).children()]
     return {words[3]: process for words, process in named if len(words) == 4}
 
 
 def mapped(installation: Installation, library: str) -> dict[str, bool]:
-    """The services that live, by module: whether a file of that name is in their memory."""
+    """Return for each running service whether the library is mapped in its memory."""
     found = {}
     for module, process in services(installation).items():
         with contextlib.suppress(psutil.NoSuchProcess):

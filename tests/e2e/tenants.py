@@ -1,4 +1,4 @@
-"""Tenants of an installation, each with a key of its admin and one to call with."""
+"""Tenants of an installation, each with an admin key and an inference key."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from tests.eventually import wait
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant with the keys of its admin and of its caller."""
+    """A tenant with its two keys."""
 
     up: Installation
     name: str
@@ -23,27 +23,27 @@ class Tenant:
     infer: Path
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
-        """Run a command with the admin's key, as a process: from any thread."""
+        """Run a command with the admin's key as a process, so that threads can call it."""
         return run_command(self.up.data, *words, "--key", str(self.admin))
 
     def run(self, *words: str, code: int = 0) -> str:
-        """Run a command in this process, which must end with `code`; return what it prints, or says of a failure."""
+        """Run a command in this process. It must exit with `code`. Return its output, or its errors if it fails."""
         return run(self.up, *words, "--key", str(self.admin), code=code)
 
     def push(self, directory: Path, model: str = "m") -> dict[str, Any]:
-        """Push as a user does; return the command's JSON, that of a refusal too."""
+        """Push a model. Return the command's JSON, also of a refusal, with the exit code."""
         code, out, err = self.kelvin("push", str(directory), "--name", model, "--json")
         assert "Traceback" not in err, err
         found: dict[str, Any] = json.loads(out)
         return found | {"exit": code}
 
     def complete(self, prompt: str = "w1", model: str = "m", **fields: object) -> Answer:
-        """Ask for two tokens unless told otherwise."""
+        """Request a completion of two tokens by default."""
         body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
         return self.post("/v1/completions", body)
 
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
-        """POST JSON with the caller's key."""
+        """POST JSON with the inference key."""
         return ask(self.up, "POST", path, self.infer, body, headers)
 
     def report(self) -> Any:
@@ -55,9 +55,8 @@ class Tenant:
 
 
 def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
-    """Make a tenant with two keys in files of `keys`, and `limits` as options of `kelvin tenants set`. Wait for the
-    control plane first: a test before may have killed it.
-    """
+    """Create a tenant with two key files and with limits (options of `kelvin tenants set`).
+    Waits for the control plane, which an earlier test may have killed."""
     wait(lambda: ask(up, "GET", "/admin/v1/status", up.data / "admin.key").status == 200, "the control plane answers")
     answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})
     assert answer.status == 201, answer.raw
@@ -73,5 +72,5 @@ def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant
 
 
 def default_tenant(up: Installation) -> Tenant:
-    """Return the tenant that every installation begins with, whose admin is the operator."""
+    """Return the default tenant, whose admin is the operator."""
     return Tenant(up, "default", up.data / "admin.key", up.data / "default.key")

@@ -1,6 +1,6 @@
-"""Small random models of every served family, made in the tests from a seed, and their reference answers.
+"""Small random models of every served family, and their reference answers.
 
-Libraries are imported where one is made: that takes seconds, in each worker that collects.
+Libraries are imported on use, because the import takes seconds in each worker that collects.
 """
 
 import json
@@ -14,7 +14,7 @@ EOS = 1
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
-# What a family has beside the common shape; windows are shorter than the tests' sequences.
+# Config of a family beyond the common shape. Windows are shorter than the tests' sequences.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
@@ -31,7 +31,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, dtype: str = "float32") -> Path:
-    """A decoder of a few hundred kilobytes in Hugging Face layout; one token per word `w0 … w60`."""
+    """Write a decoder of a few hundred kilobytes in Hugging Face layout, with one token per word `w0 ... w60`."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -56,7 +56,7 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.3)  # far from ties, so that a wrong bit shows
-        model.get_output_embeddings().weight[EOS] = 0  # an answer ends where the caller ends it
+        model.get_output_embeddings().weight[EOS] = 0  # no greedy answer ends early
     model.save_pretrained(directory)
     words = {"<s>": 0, "</s>": 1, "<unk>": 2, **{f"▁w{n}": n + 3 for n in range(WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -78,19 +78,19 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
 
 
 def prompt_of(ids: Sequence[int]) -> str:
-    """The text whose tokens are `ids`."""
+    """Return the text whose tokens are `ids`."""
     return " ".join(f"w{token - 3}" for token in ids)
 
 
 def words_of(stream: str) -> int:
-    """Tokens in the text of a stream of completions: one of these models writes a word for each."""
+    """Return the number of tokens in a stream's text. These models write one word per token."""
     events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
     return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
 
 
 def text_of(directory: Path, ids: Sequence[int]) -> str:
-    """The text of generated `ids`, by the model's own tokenizer; the end of text (1) is no text."""
+    """Return the text of generated `ids` by the model's tokenizer, without the end token (1)."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -98,7 +98,7 @@ def text_of(directory: Path, ids: Sequence[int]) -> str:
 
 
 def greedy_continuation(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
-    """What `transformers.generate` continues `prompt` with, greedily."""
+    """Return the greedy continuation of `prompt` by `transformers.generate`."""
     import torch
     from transformers import AutoModelForCausalLM
 

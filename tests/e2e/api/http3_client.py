@@ -1,4 +1,4 @@
-"""One request over HTTP/3, by aioquic."""
+"""Send one request over HTTP/3 with aioquic."""
 
 import asyncio
 import ssl
@@ -35,7 +35,7 @@ class _Client(QuicConnectionProtocol):
             for each in self._h3.handle_event(event):
                 self._heard(each)
 
-    def _heard(self, event: H3Event) -> None:
+    def _handle_h3_event(self, event: H3Event) -> None:
         if isinstance(event, HeadersReceived):
             self.headers += event.headers
         elif isinstance(event, DataReceived):
@@ -45,7 +45,7 @@ class _Client(QuicConnectionProtocol):
 
 
 async def post(port: int, trusted: Path, path: str, headers: Sequence[Header], body: bytes) -> tuple[int, bytes]:
-    """Status and body of what `localhost` answers. Raises ConnectionError or TimeoutError."""
+    """Return status and body of the answer from `localhost`. Raises ConnectionError or TimeoutError."""
     quic = QuicConfiguration(alpn_protocols=H3_ALPN, verify_mode=ssl.CERT_REQUIRED, cafile=str(trusted))
     quic.server_name = "localhost"
     async with connect("127.0.0.1", port, configuration=quic, create_protocol=_Client) as client:

@@ -1,5 +1,6 @@
-"""Classical models trained in the tests, as scikit-learn has them and as ONNX. Libraries are imported to train one:
-that takes seconds, in each worker that collects.
+"""Classical models trained in the tests, in scikit-learn and in ONNX form.
+
+Libraries are imported on use, because the import takes seconds in each worker that collects.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Trained:
     onnx: Any
 
     def write(self, directory: Path, signature: str | None = None) -> Path:
-        """As a directory to push."""
+        """Write a directory to push."""
         import onnx
 
         directory.mkdir(parents=True)
@@ -32,7 +33,7 @@ class Trained:
 
 
 def train(model: Any, *, names: bool = False) -> Trained:
-    """On made-up rows of three classes, which have `names` or are 0, 1 and 2."""
+    """Train on generated rows of three classes: with names if `names`, otherwise 0, 1 and 2."""
     import skl2onnx
     from sklearn.datasets import make_classification
 

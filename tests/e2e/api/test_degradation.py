@@ -1,4 +1,4 @@
-"""What a model gives up before it is late or refuses, as its admin sets it: in the answer, the record and the bill."""
+"""A model's degradation steps, over HTTPS: in the answer, the usage record and the bill."""
 
 import json
 from collections.abc import Iterator
@@ -14,14 +14,15 @@ from tests.e2e.tiny_models import make_tiny
 
 @pytest.fixture(scope="module")
 def rung(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A model of this file's own."""
+    """A model for this file."""
     kelvin.push(make_tiny(tmp_path_factory.mktemp("rung"), "llama", seed=6), "rung")
     yield "rung"
     kelvin.to_zero("rung")
 
 
 def test_a_ladder_is_set_and_shown(kelvin: Installation, rung: str) -> None:
-    """As it was given, by waits; what can't be in it is refused; nothing is given up where nothing is in the way."""
+    """Degradation steps are stored and shown in the order of their waits, also per plan, and are not taken without
+    need."""
     ladder = ("models", "ladder", rung)
     shown = "cap-output 4: from 2 s of expected wait\ncap-output 2: instead of a refusal\n"
     assert run(kelvin, *ladder, "--cap-output", "2", "--cap-output", "4@2") == shown
@@ -39,16 +40,14 @@ def test_a_ladder_is_set_and_shown(kelvin: Installation, rung: str) -> None:
 
 
 def test_another_model_answers_while_one_starts(kelvin: Installation, rung: str) -> None:
-    """By the forecast of its start, which begins all the same; on the bill the answer is the other model's."""
-    assert (
-        complete(kelvin, rung, "w1 w2", max_tokens=1).status == 200
-    )  # how long a start takes is known of one that was
+    """While a model starts, its fallback model answers. The record names both models."""
+    assert complete(kelvin, rung, "w1 w2", max_tokens=1).status == 200  # the forecast needs one measured start
     run(kelvin, "models", "ladder", rung, "--fallback", "llama@0.001")
     body = {"model": rung, "prompt": "w1 w2 w3", "temperature": 0, "max_tokens": 3}
 
     answers: list[Answer] = []
 
-    def is_answered_at_zero() -> bool:  # else the activator had not heard of it yet
+    def is_answered_at_zero() -> bool:  # until the activator has the new steps
         kelvin.to_zero(rung)
         assert complete(kelvin, "llama", "w1 w2", max_tokens=1).status == 200
         answers.append(post(kelvin, "/v1/completions", body))
@@ -67,14 +66,14 @@ def test_another_model_answers_while_one_starts(kelvin: Installation, rung: str)
 
 
 def billed_steps(kelvin: Installation) -> dict[str, int]:
-    """What ladders gave up, by the bill of this month."""
+    """Return this month's billed degradation steps."""
     found = json.loads(run(kelvin, "billing", "report", "--format", "json"))["degraded"]
     assert isinstance(found, dict)
     return found
 
 
 def test_what_a_ladder_gave_up_is_on_the_bill(kelvin: Installation, rung: str) -> None:
-    """Each request for which its first step was taken, by that step, and nobody who asked for all or nothing."""
+    """The bill counts each fallback answer. A request with `x-kelvin-degrade: never` is not degraded."""
     whole = complete(kelvin, rung, "w1 w2", max_tokens=1)
     kelvin.wait(lambda: is_recorded(kelvin, whole.headers["x-request-id"]), "all before it is in the ledger, too")
     before = billed_steps(kelvin)
@@ -82,7 +81,7 @@ def test_what_a_ladder_gave_up_is_on_the_bill(kelvin: Installation, rung: str) -
     body = {"model": rung, "prompt": "w3 w2 w1", "temperature": 0, "max_tokens": 2}
     steps: list[str | None] = []
 
-    def asked(**headers: str) -> bool:
+    def is_degraded(**headers: str) -> bool:
         kelvin.to_zero(rung)
         assert complete(kelvin, "llama", "w1 w2", max_tokens=1).status == 200
         answer = post(kelvin, "/v1/completions", body, **headers)
@@ -91,8 +90,8 @@ def test_what_a_ladder_gave_up_is_on_the_bill(kelvin: Installation, rung: str) -
         steps.append(answer.headers.get("x-kelvin-degraded"))
         return steps[-1] is not None
 
-    kelvin.wait(asked, "another model answers")
-    assert not asked(x_kelvin_degrade="never")
+    kelvin.wait(is_degraded, "another model answers")
+    assert not is_degraded(x_kelvin_degrade="never")
     fell_back = steps.count("fallback=llama")
     assert fell_back == len(steps) - steps.count(None) >= 1
     after = billed_steps(kelvin)

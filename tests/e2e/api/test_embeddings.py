@@ -1,4 +1,4 @@
-"""Embeddings the whole way, with a real model: pushed, restored from zero, batched, and equal to the library's own."""
+"""Embeddings of a real model, from push to answer: restored from zero, batched, equal to the library's."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ TEXTS = ["one", "A longer text: with Größe, 中文 and punctuation!", "the sam
 
 @pytest.fixture(scope="module")
 def minilm(kelvin: Installation) -> Iterator[str]:
-    """The name of the real model, pushed and at zero."""
+    """The real model, pushed and at zero."""
     kelvin.push(DIRECTORY, "minilm")
     kelvin.admin.request("PUT", "/admin/v1/models/minilm/scale", {"max": 1})
     yield "minilm"
@@ -40,25 +40,24 @@ def minilm(kelvin: Installation) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def library() -> "SentenceTransformer":
-    """The reference."""
-    from sentence_transformers import SentenceTransformer  # it takes seconds
+    """The reference implementation."""
+    from sentence_transformers import SentenceTransformer  # the import takes seconds
 
     return SentenceTransformer(str(DIRECTORY), device="cpu", local_files_only=True)
 
 
 @pytest.fixture(scope="module")
 def wanted(library: "SentenceTransformer") -> torch.Tensor:
-    """What sentence-transformers gives for TEXTS, one by one."""
+    """The embeddings of TEXTS by sentence-transformers, one by one."""
     return torch.stack([library.encode([text], convert_to_tensor=True)[0] for text in TEXTS])
 
 
 def embed(kelvin: Installation, **body: Any) -> Answer:
-    """POST /v1/embeddings."""
     return post(kelvin, "/v1/embeddings", body)
 
 
 def vectors(answer: Answer) -> torch.Tensor:
-    """Of an answer that must be 200, in order."""
+    """Return the embeddings of an answer that must be 200, in order."""
     assert answer.status == 200, answer.raw
     items = answer.json["data"]
     assert [item["index"] for item in items] == list(range(len(items)))
@@ -66,7 +65,7 @@ def vectors(answer: Answer) -> torch.Tensor:
 
 
 def test_embeddings_equal_the_librarys(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
-    """Alone from zero, all in one request, and in many requests at once: the library's numbers to 1e-5."""
+    """One text from zero, all in one request, and many requests at once give the library's numbers to 1e-5."""
     ask = partial(embed, kelvin, model=minilm)
     alone = vectors(ask(input=TEXTS[0]))
     assert (alone - wanted[:1]).abs().max() < 1e-5
@@ -79,7 +78,7 @@ def test_embeddings_equal_the_librarys(kelvin: Installation, minilm: str, wanted
 def test_token_ids_base64_and_counts(
     kelvin: Installation, minilm: str, library: "SentenceTransformer", wanted: torch.Tensor
 ) -> None:
-    """Ids are embedded as they are, base64 holds the same float32, and usage counts every token."""
+    """Token ids are embedded unchanged, base64 holds the same float32 values, and usage counts every token."""
     ids = [library.tokenizer(text)["input_ids"] for text in TEXTS[:2]]
     got = embed(kelvin, model=minilm, input=ids)
     assert (vectors(got) - wanted[:2]).abs().max() < 1e-5
@@ -95,13 +94,13 @@ def test_token_ids_base64_and_counts(
 
 
 def test_embeddings_are_billed_and_balance(kelvin: Installation, minilm: str) -> None:
-    """What was embedded is on the bill, and nothing in it disagrees."""
+    """The tokens of embeddings are billed, and the bill balances."""
     before = record(kelvin, embed(kelvin, model=minilm, input="x"))
-    told = bill(kelvin)
+    before_bill = bill(kelvin)
     answer = embed(kelvin, model=minilm, input=["one", "two"])
     assert record(kelvin, answer)["runtime_id"] == before["runtime_id"]
     after = bill(kelvin)
-    assert after["prompt_tokens"] == told["prompt_tokens"] + answer.json["usage"]["prompt_tokens"]
+    assert after["prompt_tokens"] == before_bill["prompt_tokens"] + answer.json["usage"]["prompt_tokens"]
     assert after["balance"]["balanced"], after["balance"]
 
 
@@ -119,7 +118,7 @@ def test_embeddings_are_billed_and_balance(kelvin: Installation, minilm: str) ->
 def test_invalid_embedding_is_refused_before_compute(
     kelvin: Installation, minilm: str, body: Any, code: str, said: str
 ) -> None:
-    """400 in OpenAI's form, naming value and rule; it cost nothing."""
+    """An invalid request is 400 in OpenAI's form and names value and rule."""
     answer = embed(kelvin, model=minilm, **body)
     assert answer.status == 400
     error = answer.json["error"]
@@ -128,7 +127,7 @@ def test_invalid_embedding_is_refused_before_compute(
 
 
 def test_a_bad_request_harms_none_beside_it(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
-    """In one burst with refused ones the others have their answers."""
+    """Valid requests in one burst with refused ones get their embeddings."""
     calls = [partial(embed, kelvin, model=minilm, input=text) for text in (TEXTS[0], [[10**6]], TEXTS[1], "w " * 400)]
     answers = all_at_once(*calls)
     assert [answer.status for answer in answers] == [200, 400, 200, 400]
@@ -137,7 +136,7 @@ def test_a_bad_request_harms_none_beside_it(kelvin: Installation, minilm: str, w
 
 
 def test_the_other_kind_is_not_woken(kelvin: Installation, minilm: str) -> None:
-    """A chat to what embeds, and embeddings of what generates, are a clear 400, and neither model starts."""
+    """A chat with an embedding model, and embeddings of a generating model, are 400. Neither model starts."""
     for name in (minilm, "llama"):
         kelvin.to_zero(name)
     chat = post(
@@ -153,7 +152,7 @@ def test_the_other_kind_is_not_woken(kelvin: Installation, minilm: str) -> None:
 
 
 def test_who_hangs_up_leaves_nothing(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
-    """Callers who leave in the middle of many texts: the replica lets go of them, and serves on."""
+    """A replica drops the requests of clients that disconnect, and serves on without leaked descriptors."""
     assert embed(kelvin, model=minilm, input="x").status == 200
     before = report(kelvin, minilm)
     body = json.dumps({"model": minilm, "input": [TEXTS[2]] * 400})
@@ -168,7 +167,7 @@ def test_who_hangs_up_leaves_nothing(kelvin: Installation, minilm: str, wanted: 
 
 
 def test_official_client_reads_embeddings(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
-    """`embeddings.create`, which asks for base64 and decodes it, and with floats; its errors are its own."""
+    """The official client reads base64 and float embeddings, and raises its own error for a bad request."""
     context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
     with openai.OpenAI(
         base_url=f"https://localhost:{kelvin.port}/v1",
@@ -187,7 +186,7 @@ def test_official_client_reads_embeddings(kelvin: Installation, minilm: str, wan
 
 
 def test_a_module_that_is_not_served_is_refused_by_name(kelvin: Installation, tmp_path: Path) -> None:
-    """At the push, before any weight travels."""
+    """An unsupported module is refused at the push."""
     directory = write_encoder(tmp_path / "dense", pooling="mean_tokens", normalize=False)
     modules = json.loads((directory / "modules.json").read_text())
     dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}

@@ -1,4 +1,4 @@
-"""`examples/envoy.yaml` in front of an installation: clients of HTTP/2 and HTTP/3 are served as those of HTTP/1.1."""
+"""`examples/envoy.yaml` in front of an installation serves HTTP/1.1, HTTP/2 and HTTP/3."""
 
 import asyncio
 import json
@@ -30,13 +30,13 @@ HOURS = {**BODY, "max_tokens": 3000, "stream": True}
 
 @pytest.fixture(scope="module")
 def issuer() -> Issuer:
-    """Of the proxy's certificate."""
+    """The issuer of the proxy's certificate."""
     return Issuer()
 
 
 @pytest.fixture(scope="module")
 def port(kelvin: Installation, issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Where the proxy of the example listens: its three places are put in, nothing else is changed."""
+    """The port of the example's proxy. Only its paths and its two ports are replaced."""
     place, port = tmp_path_factory.mktemp("envoy"), free_port()
     issuer.pair(place, "localhost")
     (place / "kelvin-ca.pem").write_bytes((kelvin.data / "ca.pem").read_bytes())
@@ -75,7 +75,7 @@ def _client(port: int, issuer: Issuer, kelvin: Installation, *, http2: bool) -> 
 def test_answers_pass_the_proxy_unchanged(
     kelvin: Installation, issuer: Issuer, port: int, http2: bool, version: str
 ) -> None:
-    """The text that Kelvin gives without it; the protocol is the client's."""
+    """Answers through the proxy have Kelvin's text, in the client's protocol version."""
     want = complete(kelvin, "llama", "w1 w2", max_tokens=8).text
     with _client(port, issuer, kelvin, http2=http2) as client:
         whole = client.post(PATH, json=BODY)
@@ -89,7 +89,7 @@ def test_answers_pass_the_proxy_unchanged(
 
 
 def test_http3_passes_the_proxy(kelvin: Installation, issuer: Issuer, port: int, tmp_path: Path) -> None:
-    """Likewise; without the issuer's certificate there is no connection."""
+    """HTTP/3 answers have Kelvin's text. A client that does not trust the issuer gets no connection."""
     (tmp_path / "root.pem").write_bytes(issuer.root)
     named = [(name.encode(), value.encode()) for name, value in headers(kelvin).items()]
     status, body = asyncio.run(http3_client.post(port, tmp_path / "root.pem", PATH, named, json.dumps(BODY).encode()))
@@ -100,9 +100,7 @@ def test_http3_passes_the_proxy(kelvin: Installation, issuer: Issuer, port: int,
 
 
 def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(kelvin: Installation, issuer: Issuer, port: int) -> None:
-    """Two streams of one HTTP/2 connection: the first event is there while the answer goes on, and when the client
-    leaves, both end at their replica, and are recorded as cancelled.
-    """
+    """Two streams on one HTTP/2 connection arrive while they are made, and end when the client leaves."""
     with _client(port, issuer, kelvin, http2=True) as client:
         named = []
         for _ in range(2):
@@ -116,7 +114,7 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(kelvin: Installat
 
 
 def test_no_timer_of_the_proxy_is_below_the_longest_deadline() -> None:
-    """A whole answer is silent until it is computed, which may take as long as Kelvin's deadline allows."""
+    """A whole answer sends nothing until it is computed, which may take up to Kelvin's longest deadline."""
     chains = [chain for each in yaml.safe_load(EXAMPLE.read_text())["static_resources"]["listeners"]
               for chain in each["filter_chains"]]  # fmt: skip
     managers = [chain["filters"][0]["typed_config"] for chain in chains]
@@ -127,7 +125,7 @@ def test_no_timer_of_the_proxy_is_below_the_longest_deadline() -> None:
 
 
 def test_the_proxy_closes_idle_connections_before_kelvin() -> None:
-    """Else a request may be sent as Kelvin closes its connection, and be lost."""
+    """Otherwise a request could be lost on a connection that Kelvin is closing."""
     (cluster,) = yaml.safe_load(EXAMPLE.read_text())["static_resources"]["clusters"]
     (options,) = cluster["typed_extension_protocol_options"].values()
     idle_s = float(options["common_http_protocol_options"]["idle_timeout"].removesuffix("s"))
@@ -135,7 +133,7 @@ def test_the_proxy_closes_idle_connections_before_kelvin() -> None:
 
 
 def test_the_activator_speaks_http_1_1_alone(kelvin: Installation) -> None:
-    """The control: the same client without the proxy. And `KELVIN_HTTP2=on` is refused by a hint at a proxy."""
+    """Negative control: without the proxy, the same client is served with HTTP/1.1."""
     trusted = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
     with httpx.Client(http2=True, verify=trusted, headers=headers(kelvin)) as client:
         assert client.get(f"https://localhost:{kelvin.port}/v1/models").http_version == "HTTP/1.1"

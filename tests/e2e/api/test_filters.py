@@ -1,4 +1,4 @@
-"""Filters the whole way: pushed with a model, asked over HTTPS, killed; and refused where an installation runs none."""
+"""Filters over HTTPS: a policy pushed with a model, lost filters, and installations without filters."""
 
 import json
 import signal
@@ -35,13 +35,13 @@ POLICY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Talkative:
-    """A directory whose model says an address after a few words, and what it says."""
+    """A model directory whose model writes an e-mail address after a few words, and that text."""
 
     directory: Path
     text: str
 
     def with_policy(self, directory: Path, policy: object) -> Path:
-        """The same with a policy, elsewhere."""
+        """Copy the model with a policy into `directory`."""
         directory.mkdir(parents=True)
         for path in self.directory.iterdir():
             (directory / path.name).write_bytes(path.read_bytes())
@@ -51,7 +51,7 @@ class Talkative:
 
 @pytest.fixture(scope="module")
 def talkative(scratch: Path) -> Talkative:
-    """One of the words that a random model says greedily is called as an address is."""
+    """A random model in which one greedily chosen word is renamed to an e-mail address."""
     directory = make_tiny(scratch / "talkative", "llama", seed=7)
     said = greedy_continuation(directory, PROMPT, TOKENS)
     word = next(token - 3 for token in said[2:] if token > 2 and token not in PROMPT)
@@ -64,7 +64,7 @@ def talkative(scratch: Path) -> Talkative:
 
 @pytest.fixture(scope="module")
 def filtering(scratch: Path, talkative: Talkative) -> Iterator[Installation]:
-    """An installation that runs filters; the model with its policy and without."""
+    """An installation with filters, and the model with and without the policy."""
     with running_installation(scratch / "filtering", settings={**SETTINGS, "KELVIN_FILTERS": "on"}) as installation:
         installation.push(talkative.directory, "plain")
         installation.push(talkative.with_policy(scratch / "filtered", POLICY), "filtered")
@@ -76,8 +76,9 @@ def _ask(kelvin: Installation, model: str, prompt: str = "", **fields: object) -
 
 
 def test_filtered_answers_are_redacted(filtering: Installation, talkative: Talkative) -> None:
-    """Redacted, streamed or not, and again from what was kept; a prompt that holds a card is refused; the same model
-    without the file says everything. Usage is what was computed.
+    """Streamed, whole and cached answers are redacted, and a prompt with a card number is refused.
+
+    Without the policy the model's full text is returned. Usage counts the computed tokens.
     """
     whole, streamed = _ask(filtering, "filtered"), _ask(filtering, "filtered", stream=True)
     plain = _ask(filtering, "plain")
@@ -99,8 +100,10 @@ def test_filtered_answers_are_redacted(filtering: Installation, talkative: Talka
 
 
 def test_filtered_answer_streams(filtering: Installation) -> None:
-    """A long answer comes in pieces. How many depends on the machine: a piece holds all that the engine made while the
-    filters looked at the piece before it. `tests/runtime/surface/test_filter_pipeline.py` has each piece leave in time.
+    """A long filtered answer is streamed in pieces.
+
+    Their number depends on the machine: a piece holds what the engine made while the filters checked the piece before.
+    `tests/runtime/surface/test_filter_pipeline.py` tests the timing.
     """
     answer = complete(filtering, "filtered", prompt_of(PROMPT), max_tokens=MANY_TOKENS, stream=True)
     assert answer.done
@@ -110,8 +113,9 @@ def test_filtered_answer_streams(filtering: Installation) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_lost_filters_are_replaced(filtering: Installation, talkative: Talkative, number: signal.Signals) -> None:
-    """Until they are back nothing passes unseen: an answer is redacted or refused. Hung ones are found by the watchdog,
-    which kills them. Other hung services are in test_hung_processes.py.
+    """While filters are killed or hung, no address passes: answers are redacted or refused.
+
+    The watchdog kills hung ones. `test_hung_processes.py` tests other services.
     """
     _ask(filtering, "filtered")
     lost = services(filtering)["kelvin.filters"]
@@ -131,7 +135,7 @@ def test_lost_filters_are_replaced(filtering: Installation, talkative: Talkative
 
 
 def test_filtered_model_is_refused_without_filters(kelvin: Installation, scratch: Path, talkative: Talkative) -> None:
-    """The directory is refused by the name of its file; a malformed one likewise, with value and rule."""
+    """A model with a policy is refused if filters are off. A malformed policy is refused with value and rule."""
     with pytest.raises(InstallationFailed, match=r"kelvin-filters\.json.*KELVIN_FILTERS=off"):
         kelvin.push(talkative.with_policy(scratch / "no-filters", POLICY), "filtered")
     wrong = talkative.with_policy(scratch / "wrong-filters", POLICY | {"deadline_ms": 1})

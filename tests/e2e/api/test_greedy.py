@@ -1,4 +1,4 @@
-"""Greedy answers equal `transformers.generate` in float32, alone and in company that comes and goes."""
+"""Greedy answers equal `transformers.generate` in float32, alone and in changing batches."""
 
 import random
 from functools import partial
@@ -15,7 +15,6 @@ PROMPTS = ([4, 8, 15, 16, 23, 42], [7] * 3 + list(range(3, 40)))  # the second a
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_greedy_equals_generate_alone(kelvin: Installation, request: pytest.FixtureRequest, family: str) -> None:
-    """One request by itself."""
     directory: Path = request.getfixturevalue(family)
     answer = complete(kelvin, family, prompt_of([4, 8, 15, 16, 23, 42]), max_tokens=24)
     assert answer.text.strip() == text_of(directory, greedy_continuation(directory, [4, 8, 15, 16, 23, 42], 24))
@@ -25,7 +24,7 @@ def test_greedy_equals_generate_alone(kelvin: Installation, request: pytest.Fixt
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest.FixtureRequest, family: str) -> None:
-    """Twelve prompts of many lengths at once, with callers around them that hang up after a few tokens."""
+    """Twelve prompts of mixed lengths at once, beside clients that disconnect, give `generate`'s text."""
     directory: Path = request.getfixturevalue(family)
     rng = random.Random(7)
     prompts = [[rng.randrange(3, 64) for _ in range(rng.choice((1, 3, 17, 60, 130)))] for _ in range(12)]
@@ -37,7 +36,7 @@ def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest
 
 
 def _start_and_quit(kelvin: Installation, model: str, events: int) -> int:
-    """Open a stream, read a few lines, hang up; lines read."""
+    """Read some lines of a stream and disconnect. Return the number of lines."""
     connection = connect(kelvin)
     body = f'{{"model": "{model}", "prompt": "w1 w2", "max_tokens": 300, "stream": true}}'
     connection.request("POST", "/v1/completions", body, headers(kelvin))
@@ -50,7 +49,7 @@ def _start_and_quit(kelvin: Installation, model: str, events: int) -> int:
 @pytest.mark.deep
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"llama", "qwen2"}))
 def test_greedy_equals_generate_in_every_family(kelvin: Installation, scratch: Path, family: str) -> None:
-    """Push → gate → seal → cold start by HTTP; greedy answers of two requests at once are `generate`'s own."""
+    """Each family, pushed and started from zero, gives `generate`'s text for two requests at once."""
     directory, name = make_tiny(scratch / family, family, seed=5), family.replace("_", "-")
     kelvin.push(directory, name)
     kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})

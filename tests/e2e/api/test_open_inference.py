@@ -1,4 +1,4 @@
-"""schemathesis drives the Open Inference Protocol's routes by our description of them: no 5xx, nothing undocumented."""
+"""schemathesis calls the Open Inference Protocol's routes by our document: no 5xx, nothing undocumented."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,13 @@ BODY = {
     "inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0.5, -1, 0, 9]]}],
     "outputs": [{"name": "y"}],
 }
-# What each must have answered while it was looked at: else the run shows less than it seems to.
+# The run must get each of these answers, otherwise it tests too little.
 REACHED = {("get", 200), ("get", 404), ("post", 200), ("post", 400), ("post", 404)}
 
 
 @pytest.fixture(scope="module")
 def version(kelvin: Installation, scratch: Path) -> str:
-    """Of a model to call."""
+    """A version of a model to call."""
     directory = scratch / "described"
     directory.mkdir()
     (directory / "model.onnx").write_bytes(models.regression().SerializeToString())
@@ -33,14 +33,14 @@ def version(kelvin: Installation, scratch: Path) -> str:
 
 
 def filled(version: str) -> Any:
-    """The description with values that name what is there."""
+    """The document with examples of things that exist."""
     infer = {operation for operation in operations(DOCUMENT) if operation[0] == "POST"}
     parameters = {"model": "described", "version": version[:12]}
     return with_examples(DOCUMENT, parameters, dict.fromkeys(infer, BODY))
 
 
 def test_it_describes_every_route() -> None:
-    """Each route of the protocol that there is, and no other."""
+    """The document has exactly the protocol's routes."""
     real = {route for route in routes_of_front() if route[1].startswith("/v2")}
     named = {
         (method, path.replace("{model}", "{}").replace("{version}", "{}")) for method, path in operations(DOCUMENT)
@@ -49,7 +49,7 @@ def test_it_describes_every_route() -> None:
 
 
 def test_as_described(kelvin: Installation, version: str, tmp_path: Path) -> None:
-    """Whatever is sent: an answer that the description has, in its form, and never a defect of ours."""
+    """Every answer is documented, in the documented form, and below 500."""
     key = (kelvin.data / "default.key").read_text().strip()
     url = f"https://localhost:{kelvin.port}"
     verdict = drive(url, kelvin.data / "ca.pem", filled(version), tmp_path, key, examples=40)
@@ -59,7 +59,7 @@ def test_as_described(kelvin: Installation, version: str, tmp_path: Path) -> Non
 
 
 def test_an_undocumented_answer_is_found(kelvin: Installation, version: str, tmp_path: Path) -> None:
-    """Negative control: with an answer taken out of the description, the same run goes red."""
+    """Negative control: with an answer removed from the document, the run fails."""
     key = (kelvin.data / "default.key").read_text().strip()
     document = filled(version)
     path = "/v2/models/{model}"

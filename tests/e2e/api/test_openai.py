@@ -1,4 +1,4 @@
-"""The official client works unmodified: completions, chat, streams, models, and errors as its own exceptions."""
+"""The unmodified OpenAI client works: completions, chats, streams, models and error types."""
 
 import ssl
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from coldstart_bench.harness.installation import Installation
 
 @pytest.fixture
 def client(kelvin: Installation) -> Iterator[openai.OpenAI]:
-    """As a user makes it, with the installation's CA."""
+    """A client with the installation's CA."""
     context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
     with openai.OpenAI(
         base_url=f"https://localhost:{kelvin.port}/v1",
@@ -24,12 +24,11 @@ def client(kelvin: Installation) -> Iterator[openai.OpenAI]:
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
-    """The tenant's models, in OpenAI's shape."""
     assert {"llama", "qwen2"} <= {model.id for model in client.models.list()}
 
 
 def test_a_chat_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    """Greedy: the pieces of the stream join to the whole."""
+    """With greedy sampling, the chunks of a stream join to the whole answer."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "w1 w2 w3"}]
     whole = client.chat.completions.create(model="llama", messages=messages, max_tokens=9, temperature=0)
     stream = client.chat.completions.create(
@@ -63,7 +62,7 @@ def test_a_chat_completion_and_its_stream_say_the_same(client: openai.OpenAI) ->
 def test_errors_are_the_clients_own(
     client: openai.OpenAI, fields: dict[str, object], error: type[openai.APIStatusError], said: str
 ) -> None:
-    """Refusals arrive as the exceptions that users already catch, and say what was wrong."""
+    """A refused request raises the client's own exception and names the cause."""
     call: dict[str, object] = {"model": "llama", "prompt": "w1", "max_tokens": 2, **fields}
     with pytest.raises(error) as raised:
         client.completions.create(**call)  # type: ignore[call-overload]
@@ -71,13 +70,12 @@ def test_errors_are_the_clients_own(
 
 
 def test_a_wrong_key_is_an_authentication_error(client: openai.OpenAI) -> None:
-    """Nothing is told about which keys there are."""
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="kv-nothing").models.list()
 
 
 def test_stop_and_seed(client: openai.OpenAI) -> None:
-    """A seed repeats itself; a stop string ends the text before it."""
+    """The same seed gives the same text. A stop string ends the text before it."""
     first, second = (
         client.completions.create(model="llama", prompt="w4 w5", max_tokens=12, temperature=1.0, seed=11)
         for _ in range(2)

@@ -1,6 +1,6 @@
-"""The admin and push APIs answer nothing but what their documents say, whoever asks and whatever is asked.
+"""The admin and push APIs answer only as documented, with any key and any input.
 
-`KELVIN_TEST_EXAMPLES=200` looks for longer.
+`KELVIN_TEST_EXAMPLES=200` tries more inputs.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
 EXAMPLES: Final = int(os.environ.get("KELVIN_TEST_EXAMPLES", "3"))
 DOCUMENTS: Final = ("/admin/v1/openapi.json", "/push/v1/openapi.json")
-# Which only an order of calls, or bytes that belong together, lets succeed; each has tests of its own.
+# Operations that succeed only in a sequence of calls or with matching bytes. Each has its own tests.
 NEED_MORE: Final[set[Operation]] = {
     ("PUT", "/push/v1/plans/{plan_id}/chunks/{digest}"),
     ("POST", "/push/v1/plans/{plan_id}/attestations"),
@@ -50,32 +50,31 @@ def _installed(data: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     settings = {**SETTINGS, "KELVIN_DEVICE_SLOTS": "1"}
     with running_installation(data, settings=settings) as installation:
         installation.push(llama, "llama")
-        installation.push(qwen2, "llama")  # a version that no alias names
+        installation.push(qwen2, "llama")  # a version without an alias
         yield installation
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    """An installation of its own, as everything in it will be stopped, scaled, suspended, revoked and deleted."""
+    """A separate installation, because the test stops, scales, suspends, revokes and deletes everything in it."""
     with _installed(tmp_path / "data", llama, qwen2) as installation:
         yield installation
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    """One for those who change nothing of it, or nothing that another asks for."""
+    """An installation for tests that change nothing that another test needs."""
     with _installed(tmp_path_factory.mktemp("openapi") / "data", llama, qwen2) as installation:
         yield installation
 
 
 @pytest.fixture(scope="module")
 def described(ours: Installation, llama: Path) -> dict[str, Any]:
-    """The documents of `ours`."""
     return _described(ours, llama)
 
 
 def _described(ours: Installation, llama: Path) -> dict[str, Any]:
-    """Both documents as they are served, with examples that name what is there."""
+    """Return both documents as served, with examples of things that exist."""
     documents = {path: ours.admin.request("GET", path) for path in DOCUMENTS}
     served = ours.model("llama")["version"]
     spare = next(each["version"] for each in ours.model("llama")["versions"] if each["version"] != served)
@@ -94,7 +93,7 @@ def _described(ours: Installation, llama: Path) -> dict[str, Any]:
     parameters = {
         "model": "llama", "version": spare, "month": "2020-01", "digest": digests[0], "plan_id": pushed("pushed"),
         "POST /push/v1/plans/{plan_id}/missing plan_id": planned("planned"),
-        "POST /push/v1/plans/{plan_id}/commit plan_id": pushed("committed"),  # after which there is none
+        "POST /push/v1/plans/{plan_id}/commit plan_id": pushed("committed"),  # a committed plan no longer exists
         "POST /admin/v1/keys/{key_id}/rotate key_id": keys[0]["key"]["key_id"],
         "POST /admin/v1/keys/{key_id}/revoke key_id": keys[1]["key"]["key_id"],
         "DELETE /admin/v1/models/{model} model": "planned",
@@ -109,7 +108,7 @@ def _described(ours: Installation, llama: Path) -> dict[str, Any]:
         ("POST", "/admin/v1/models/{model}/deploy"): {"version": served},
         ("PUT", "/admin/v1/models/{model}/scale"): {"max": 1},
         ("PUT", "/admin/v1/models/{model}/ladder"): {"steps": [{"step": "cap-output", "tokens": 8}]},
-        ("PUT", "/admin/v1/models/{model}/split"): {"weights": {}},  # the spare version may be gone by then
+        ("PUT", "/admin/v1/models/{model}/split"): {"weights": {}},  # the spare version may be deleted by then
         ("POST", "/admin/v1/cache/evict"): {"tier": "nvme"},
         ("POST", "/admin/v1/tenants"): {"tenant": "made"},
         ("PUT", "/admin/v1/tenants/{tenant}/limits"): {"requests": 8},
@@ -133,12 +132,12 @@ def _key(kelvin: Installation) -> str:
 
 
 def test_an_operator_meets_what_is_documented(fresh: Installation, llama: Path, tmp_path: Path) -> None:
-    """No answer of 500 or more, none that the document lacks, none of another form; each operation was seen to work."""
+    """Each admin answer is documented and below 500, and each operation succeeds at least once."""
     _meets_what_is_documented(fresh, _described(fresh, llama)[DOCUMENTS[0]], tmp_path)
 
 
 def test_who_pushes_meets_what_is_documented(ours: Installation, described: dict[str, Any], tmp_path: Path) -> None:
-    """Likewise; plans of its own are all that it changes."""
+    """Each push answer is documented and below 500. The test only creates plans."""
     _meets_what_is_documented(ours, described[DOCUMENTS[1]], tmp_path)
 
 
@@ -159,7 +158,7 @@ def _meets_what_is_documented(kelvin: Installation, document: Any, scratch: Path
 
 @pytest.mark.parametrize("path", DOCUMENTS)
 def test_nobody_meets_nothing_but_401(ours: Installation, described: dict[str, Any], path: str, tmp_path: Path) -> None:
-    """Without a key there is one answer, whatever is asked."""
+    """Without a key, every operation answers 401, or 404 for an unknown path."""
     verdict = drive(
         url_of(ours), ours.data / "ca.pem", described[path], tmp_path, None, examples=2, phases="examples,fuzzing"
     )
@@ -190,7 +189,7 @@ def _of_another_form(document: Any) -> None:
     ],
 )
 def test_control(ours: Installation, described: dict[str, Any], tmp_path: Path, plant: Any, found: str) -> None:
-    """A document that says anything else than what is answered is noticed."""
+    """Negative control: a document that differs from the answers fails the run."""
     document = copy.deepcopy(described[DOCUMENTS[0]])
     plant(document)
     verdict = drive(
@@ -208,7 +207,7 @@ def test_control(ours: Installation, described: dict[str, Any], tmp_path: Path, 
 
 
 class _Failing(BaseHTTPRequestHandler):
-    """Answers everything with a failure of its own, rendered as documented."""
+    """Answers every GET with a documented 500."""
 
     def do_GET(self) -> None:
         body = problem_details(Internal())
@@ -219,11 +218,11 @@ class _Failing(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        pass
 
 
 def test_control_of_failures(ours: Installation, described: dict[str, Any], tmp_path: Path) -> None:
-    """A 500 is noticed, though its status and its form are documented."""
+    """Negative control: a 500 fails the run even where it is documented."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()

@@ -1,5 +1,6 @@
-"""schemathesis drives the routes below /v1 by our description of them: no 5xx, nothing undocumented, answers and events
-in their forms. That it describes all that there is, `tests/consistency/test_openapi_document.py` looks at.
+"""schemathesis calls the routes below /v1 by our document: no 5xx, nothing undocumented, events in their form.
+
+`tests/consistency/test_openapi_document.py` checks that the document is complete.
 """
 
 import copy
@@ -20,19 +21,24 @@ pytestmark = pytest.mark.deep
 
 DOCUMENT = json.loads((DOCS / "openapi-v1.json").read_text())
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 2, "temperature": 0}
-TEXT = {"model": "llama", "prompt": "w1 w2", "max_tokens": 2, "temperature": 0}  # a sampled end could come first
+TEXT = {
+    "model": "llama",
+    "prompt": "w1 w2",
+    "max_tokens": 2,
+    "temperature": 0,
+}  # greedy, because a sampled end token could come first
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/chat/completions"): CHAT,
     ("POST", "/v1/completions"): TEXT,
     ("POST", "/v1/embeddings"): {"model": "described-embeddings", "input": ["w1 w2", "w3"]},
 }
-# What each must have answered while it was looked at: else the run shows less than it seems to.
+# The run must get each of these answers, otherwise it tests too little.
 REACHED = {("POST", 200), ("POST", 400), ("GET", 200), ("GET", 404), ("DELETE", 204), ("DELETE", 404)}
 
 
 @pytest.fixture(scope="module")
 def asked(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The id of a request that was answered; a model that embeds is there, too."""
+    """The id of an answered request. Also pushes an embedding model."""
     kelvin.push(write_encoder(tmp_path_factory.mktemp("openapi-v1"), pooling="mean_tokens"), "described-embeddings")
     answer = post(kelvin, "/v1/completions", TEXT)
     assert answer.status == 200
@@ -40,8 +46,9 @@ def asked(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def filled(request_id: str) -> Any:
-    """The description with values that name what is there, and keep answers short. A deadline is not sent: what is
-    refused for it is a 5xx, as it should be.
+    """The document with examples of things that exist, and short answers.
+
+    Deadlines are left out: their refusals are rightly 5xx.
     """
     document = copy.deepcopy(DOCUMENT)
     parts = document["components"]
@@ -68,7 +75,7 @@ def keyed(kelvin: Installation) -> str:
 
 
 def test_as_described(kelvin: Installation, asked: str, tmp_path: Path) -> None:
-    """Whatever is sent: an answer that the description has, in its form, and never a defect of ours."""
+    """Every answer is documented, in the documented form, and below 500."""
     url = f"https://localhost:{kelvin.port}"
     verdict = drive(url, kelvin.data / "ca.pem", filled(asked), tmp_path, keyed(kelvin), examples=8)
     assert verdict.sound, verdict.said
@@ -78,7 +85,7 @@ def test_as_described(kelvin: Installation, asked: str, tmp_path: Path) -> None:
 
 
 def test_an_undocumented_answer_is_found(kelvin: Installation, asked: str, tmp_path: Path) -> None:
-    """Negative control: with a field that no answer has, and with an answer taken out, the same run goes red."""
+    """Negative control: with an invented field, or with an answer removed, the run fails."""
     url = f"https://localhost:{kelvin.port}"
     document = filled(asked)
     document["components"]["schemas"]["model"]["required"].append("colour")
@@ -101,7 +108,7 @@ def test_an_undocumented_answer_is_found(kelvin: Installation, asked: str, tmp_p
 def test_events_are_as_described(
     kelvin: Installation, asked: str, path: str, body: dict[str, Any], schema: str
 ) -> None:
-    """Each piece of a stream, the one with the usage among them; the last one is `[DONE]`."""
+    """Every event of a stream is as documented, and the last one has the usage."""
     answer = post(kelvin, path, {**body, "stream": True, "stream_options": {"include_usage": True}})
     assert answer.status == 200
     assert answer.done
@@ -109,5 +116,5 @@ def test_events_are_as_described(
     for piece in answer.events:
         described.validate(piece)
     assert answer.events[-1]["usage"]["completion_tokens"] == 2
-    with pytest.raises(jsonschema_rs.ValidationError):  # the control
+    with pytest.raises(jsonschema_rs.ValidationError):  # negative control
         described.validate(answer.events[0] | {"object": "list"})

@@ -1,4 +1,4 @@
-"""A graph is pushed, and predicts from zero over HTTPS: the shortest way through everything."""
+"""An ONNX graph is pushed and predicts from zero over HTTPS."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.runtime.predictor import models
 
 
 def test_prediction_from_zero_is_right(kelvin: Installation, tmp_path: Path) -> None:
-    """As the arithmetic has it; another schema, another shape and another kind are refused."""
+    """The prediction equals the arithmetic. A wrong schema hash and missing inputs are refused."""
     (tmp_path / "model.onnx").write_bytes(models.regression().SerializeToString())
     version = kelvin.push(tmp_path, "linear")
     rows = np.random.default_rng(5).normal(size=(3, 4)).astype(np.float32)

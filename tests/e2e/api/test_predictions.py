@@ -1,4 +1,4 @@
-"""Predictions the whole way: pushed, restored from zero, batched, metered, and equal to scikit-learn's own."""
+"""Predictions from push to answer: restored from zero, batched, metered, and equal to scikit-learn's."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ from tests.e2e.installation_state import bill, record, report
 
 pytestmark = pytest.mark.deep
 
-TOLERANCE = 1e-5  # of probabilities; float32 against scikit-learn's float64
+TOLERANCE = 1e-5  # of probabilities: float32 against scikit-learn's float64
 SIGNATURE = json.dumps({"inputs": [{"name": "X", "columns": [f"c{number}" for number in range(COLUMNS)]}]})
 MODELS = {"logistic": predictors.logistic, "boosted": predictors.boosted, "numbers": predictors.boosted_regression}
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Trained]:
-    """By name; trained once."""
+    """Trained models by name."""
     return {name: make() for name, make in MODELS.items()}
 
 
 @pytest.fixture(scope="module")
 def served(kelvin: Installation, trained: dict[str, Trained], scratch: Path) -> Iterator[dict[str, Trained]]:
-    """All of them pushed, and at zero."""
+    """All trained models, pushed and at zero."""
     for name, model in trained.items():
         kelvin.push(model.write(scratch / "onnx" / name, SIGNATURE if name == "logistic" else None), name)
         kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
@@ -42,13 +42,12 @@ def served(kelvin: Installation, trained: dict[str, Trained], scratch: Path) -> 
 
 
 def tensor(rows: Any, **more: Any) -> dict[str, Any]:
-    """The input of a request, nested."""
+    """Return an input tensor with nested data."""
     found = np.asarray(rows, np.float32)
     return {"name": "X", "shape": list(found.shape), "datatype": "FP32", "data": found.tolist(), **more}
 
 
 def infer(kelvin: Installation, model: str, rows: Any, path: str = "/v2/models/{}/infer", **fields: Any) -> Answer:
-    """POST …/infer."""
     return post(kelvin, path.format(model), {"inputs": [tensor(rows)], **fields})
 
 
@@ -63,13 +62,13 @@ def get(kelvin: Installation, path: str) -> Answer:
 
 
 def outputs(answer: Answer) -> dict[str, Any]:
-    """Arrays by name, of an answer that must be 200."""
+    """Return the output arrays by name, of an answer that must be 200."""
     assert answer.status == 200, answer.raw
     return {each["name"]: np.reshape(each["data"], each["shape"]) for each in answer.json["outputs"]}
 
 
 def assert_as_the_library(answer: Answer, model: Any, rows: Any) -> None:
-    """Labels alike, probabilities and numbers within the tolerance."""
+    """Assert equal labels, and probabilities or numbers within the tolerance."""
     found = outputs(answer)
     if not hasattr(model, "predict_proba"):
         assert np.allclose(found["variable"].ravel(), model.predict(rows), atol=TOLERANCE, rtol=TOLERANCE)
@@ -80,7 +79,7 @@ def assert_as_the_library(answer: Answer, model: Any, rows: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_equal_scikit_learns(kelvin: Installation, served: dict[str, Trained], name: str) -> None:
-    """Alone from zero, all rows in one request, and in many requests at once."""
+    """One row from zero, all rows in one request, and many requests at once give scikit-learn's predictions."""
     model, rows = served[name].model, served[name].rows
     kelvin.to_zero(name)
     assert_as_the_library(infer(kelvin, name, rows[:1]), model, rows[:1])
@@ -91,17 +90,17 @@ def test_predictions_equal_scikit_learns(kelvin: Installation, served: dict[str,
 
 
 def test_another_model_would_be_seen(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """The control: answers of the one are not those of the other."""
+    """Negative control: the predictions of two models differ."""
     rows = served["boosted"].rows
     found = outputs(infer(kelvin, "boosted", rows))["probabilities"]
     assert np.abs(found - served["logistic"].model.predict_proba(rows)).max() > 100 * TOLERANCE
 
 
 def test_the_answer_and_the_record(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """Id, names and outputs as asked; a row is a prompt token; the books balance."""
+    """The answer has the requested id and outputs. Each row counts as one prompt token, and the bill balances."""
     rows = served["boosted"].rows[:7]
     first = record(kelvin, infer(kelvin, "boosted", rows[:1]))
-    told = bill(kelvin)
+    before_bill = bill(kelvin)
     answer = infer(kelvin, "boosted", rows, id="42", outputs=[{"name": "label"}])
     version = kelvin.model("boosted")["version"]
     assert (answer.json["model_name"], answer.json["model_version"], answer.json["id"]) == ("boosted", version, "42")
@@ -113,12 +112,12 @@ def test_the_answer_and_the_record(kelvin: Installation, served: dict[str, Train
     assert row["billable"]
     assert row["runtime_id"] == first["runtime_id"]
     after = bill(kelvin)
-    assert after["prompt_tokens"] == told["prompt_tokens"] + 7
+    assert after["prompt_tokens"] == before_bill["prompt_tokens"] + 7
     assert after["balance"]["balanced"], after["balance"]
 
 
 def test_metadata_and_health(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """What a model takes, under each way of naming it; its hash is what anybody computes; nothing is woken."""
+    """Metadata is the same under each name of a model, its hash can be recomputed, and no replica starts."""
     kelvin.to_zero("logistic")
     assert get(kelvin, "/v2").json.keys() == {"name", "version", "extensions"}
     assert get(kelvin, "/v2/").status == 200
@@ -145,12 +144,12 @@ def test_metadata_and_health(kelvin: Installation, served: dict[str, Trained]) -
 
 
 def test_another_schema_is_refused(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """By header or parameter, whichever of both is wrong, before the model is woken; the right one is served."""
+    """A wrong schema hash in header or parameter is refused before the model starts. The right one is accepted."""
     rows = served["logistic"].rows[:1]
     kelvin.to_zero("logistic")
     right = get(kelvin, "/v2/models/logistic").json["properties"]["schema_hash"]
     wrong = get(kelvin, "/v2/models/boosted").json["properties"]["schema_hash"]
-    assert right != wrong  # the columns have names
+    assert right != wrong  # the signature of `logistic` names its columns
     body = {"inputs": [tensor(rows)]}
     path = "/v2/models/logistic/infer"
     for answer in (
@@ -196,7 +195,7 @@ X = tensor([[0.0] * COLUMNS])
 def test_refused(
     kelvin: Installation, served: dict[str, Trained], path: str, body: Any, status: int, said: str
 ) -> None:
-    """In the protocol's form, naming value and rule."""
+    """A refusal has the protocol's form and names value and rule."""
     connection = connect(kelvin)
     try:
         connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), headers(kelvin))
@@ -208,7 +207,7 @@ def test_refused(
 
 
 def test_inference_without_a_key_is_refused(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """Nothing is told, health included."""
+    """Without a key every route is 401, health included."""
     for path in ("/v2", "/v2/health/live", "/v2/models/boosted"):
         connection = connect(kelvin)
         try:
@@ -220,7 +219,7 @@ def test_inference_without_a_key_is_refused(kelvin: Installation, served: dict[s
 
 
 def test_the_other_kind_is_not_woken(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """A chat to what predicts is a clear 400, and starts nothing."""
+    """A chat with a predicting model is 400 and starts nothing."""
     kelvin.to_zero("boosted")
     chat = post(kelvin, "/v1/chat/completions", {"model": "boosted", "messages": [{"role": "user", "content": "a"}]})
     assert chat.status == 400
@@ -229,7 +228,7 @@ def test_the_other_kind_is_not_woken(kelvin: Installation, served: dict[str, Tra
 
 
 def test_a_bad_request_harms_none_beside_it(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """In one burst with refused ones the others have their answers."""
+    """Valid requests in one burst with refused ones get their predictions."""
     model, rows = served["logistic"].model, served["logistic"].rows
     huge = np.full((1, COLUMNS), 3e38, np.float32)
     calls = [partial(infer, kelvin, "logistic", each) for each in (rows[:2], huge, rows[2:3], [[1.0]])]
@@ -241,7 +240,7 @@ def test_a_bad_request_harms_none_beside_it(kelvin: Installation, served: dict[s
 
 
 def test_who_hangs_up_leaves_nothing(kelvin: Installation, served: dict[str, Trained]) -> None:
-    """Callers who leave at once: the replica lets go of them, and serves on."""
+    """A replica drops the requests of clients that disconnect, and serves on without leaked descriptors."""
     model, rows = served["boosted"].model, served["boosted"].rows
     assert infer(kelvin, "boosted", rows).status == 200
     before = report(kelvin, "boosted")
@@ -258,7 +257,7 @@ def test_who_hangs_up_leaves_nothing(kelvin: Installation, served: dict[str, Tra
 def test_pushed_again_exported_and_checked(
     kelvin: Installation, served: dict[str, Trained], scratch: Path, tmp_path: Path
 ) -> None:
-    """The same directory is the same version; it comes back as it was pushed; nothing at rest is wrong."""
+    """Pushing the same directory gives the same version, its export is identical, and fsck finds nothing."""
     version = kelvin.model("logistic")["version"]
     assert kelvin.push(scratch / "onnx" / "logistic", "logistic") == version
     run(kelvin, "export", f"logistic@{version[:12]}", str(tmp_path / "out"))
@@ -271,7 +270,7 @@ def test_pushed_again_exported_and_checked(
 
 
 def test_what_may_not_enter_is_refused(kelvin: Installation, trained: dict[str, Trained], tmp_path: Path) -> None:
-    """At the push, by file and reason, with the exit code of what may not be served."""
+    """A foreign operator set or a pickle is refused at the push, with exit code 3 and the reason."""
     directory = trained["logistic"].write(tmp_path / "bad")
     raw = (directory / "model.onnx").read_bytes()
     (directory / "model.onnx").write_bytes(raw.replace(b"ai.onnx.ml", b"ai.evil.ml"))

@@ -1,4 +1,4 @@
-"""`kelvin bench cold` measures every system from every tier in one run, and leaves nothing behind."""
+"""`kelvin bench cold` measures every system from every tier and leaves nothing behind."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SYSTEMS = {*OURS, "from_pretrained", "resident transformers"}
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
-    """One round of one small size: a row for each system and tier, with its ratio to the tier's floor."""
+    """One round of one size has a row per system and tier, with its ratio to the tier's floor."""
     found, said = bench_command.run_passing(tmp_path, "cold", "--sizes", "0.05", "--repeats", "1")
     scratch = tmp_path / "scratch"
     wanted = {(tier, system) for tier in ("host", "nvme") for system in SYSTEMS}
@@ -42,7 +42,7 @@ def test_a_small_run(tmp_path: Path) -> None:
 
 
 def _commands() -> Iterator[list[str]]:
-    """The command line of every process of this machine that lives."""
+    """Yield the command line of every process on this machine."""
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        with contextlib.suppress(psutil.Error):  # the process ended meanwhile
             yield process.cmdline()

@@ -1,4 +1,4 @@
-"""`kelvin bench front` from outside, small, with the loader that needs nothing installed."""
+"""A small `kelvin bench front` with the loader that needs no installation."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.deep
 
 @pytest.mark.timeout(300)
 def test_a_small_front(tmp_path: Path) -> None:
-    """Every system that is here has rows, each answer of ours has its record, streams come; nothing is left."""
+    """Every installed system has rows, every Kelvin answer has its record, and no files are left."""
     words = ["--loader", "own", "--rounds", "1", "--seconds", "1", "--connections", "1,4", "--no-peers"]
     found, said = bench_command.run_passing(tmp_path, "front", *words)
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -32,7 +32,7 @@ def test_a_small_front(tmp_path: Path) -> None:
 
 
 def test_wrk_that_is_not_there(tmp_path: Path) -> None:
-    """Said, with what to do; nothing is measured by another loader in its place."""
+    """A missing wrk is reported with the remedy, and no other loader replaces it."""
     nowhere = str(tmp_path)
     done = bench_command.run("front", PATH=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=nowhere)
     assert done.returncode == 1

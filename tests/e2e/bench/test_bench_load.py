@@ -1,4 +1,4 @@
-"""`kelvin bench load` from outside: each loader reads the same bytes, and one that reads others is found out."""
+"""`kelvin bench load`: all loaders read the same bytes, and a loader that reads others is detected."""
 
 import struct
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.deep
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
-    """One round of one small size: every installed loader from a cold and a hot disk, ours from memory as well."""
+    """One round of one size: every installed loader from a cold and a hot disk, and Kelvin also from memory."""
     found, _ = bench_command.run_passing(tmp_path, "load", "--sizes", "0.05", "--repeats", "1")
     installed = {contender.name for contender in ALL if contender.installed}
     loads = {(row["state"], row["system"]) for row in found["rows"] if not row["system"].startswith("floor")}
@@ -36,13 +36,12 @@ def test_a_small_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.timeout(300)
 def test_a_small_run_to_a_device(tmp_path: Path) -> None:
-    """The same bytes in device memory, by us and by others."""
     found, _ = bench_command.run_passing(tmp_path, "load", "--sizes", "0.05", "--repeats", "1", "--device", "cuda:0")
     assert found["device"] == "cuda:0"
 
 
 def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp_path: Path) -> None:
-    """The control of the checksum. tensorizer reads a wrong file without a word, unless it is asked to verify."""
+    """Negative control: a flipped byte changes the checksum. tensorizer notices it only if asked to verify."""
     weights, other = tmp_path / "model.safetensors", tmp_path / "model.tensors"
     save_file({"a": torch.arange(50_000.0), "b": torch.ones(7, dtype=torch.bfloat16)}, weights)
     right = int(program_output("coldstart_bench.programs.reference_checksum", weights))

@@ -1,4 +1,4 @@
-"""`kelvin bench storm`, `kelvin bench pool` and `kelvin bench integrity` from outside, small."""
+"""Small runs of `kelvin bench storm`, `kelvin bench pool` and `kelvin bench integrity`."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.deep
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_storm(tmp_path: Path) -> None:
-    """Each version arrives at each agent, for which each byte left the store once."""
+    """Each version reaches each agent, and each byte leaves the store about once per agent."""
     words = ["--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
     found, _ = bench_command.run_passing(tmp_path, "storm", *words)
     miss = found["miss"]
@@ -30,7 +30,7 @@ def test_a_small_storm(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_pool(tmp_path: Path) -> None:
-    """Both ways in each round, with the same token; a bind is the sooner one."""
+    """Each round starts with and without a parked standby. The standby is faster."""
     found, _ = bench_command.run_passing(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
     own, waiting = (
         next(row for row in found["rows"] if row["system"] == name) for name in (pool_bench.OWN, pool_bench.WAITING)
@@ -43,7 +43,7 @@ def test_a_small_pool(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
-    """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
+    """Damage on NVMe is healed, damage in the store is refused with its name, and every claim passes."""
     found, _ = bench_command.run_passing(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
     nvme, store = found["tallies"]
     assert (nvme["injected"], nvme["healed"]) == (8, 8)
@@ -54,7 +54,7 @@ def test_small_injuries(tmp_path: Path) -> None:
 
 
 def test_damage_is_damage() -> None:
-    """The control of the injections: each kind changes the bytes."""
+    """Negative control: each kind of damage changes the bytes."""
     source, right, other = random.Random(1), bytes(range(256)) * 16, bytes(4096)
     for kind, damage in integrity_bench.ALL.items():
         assert damage(right, other, source) != right, kind

@@ -1,4 +1,4 @@
-"""The benches of the front door under load from outside, tiny: what was right is asserted, no time of it."""
+"""Tiny runs of the activator's load benchmarks. Correctness is asserted, times are not."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ RIGHT = ("requests that were not answered right", "answers without a usage recor
 
 
 def bench(tmp_path: Path, *words: str) -> Any:
-    """The report of a run in which all that was answered was right; times may be red on a busy machine."""
+    """Return the report of a run with correct answers. Timing claims may fail on a busy machine."""
     found, done = bench_command.run_measured(tmp_path, *words)
     red = [verdict["claim"] for verdict in found["verdicts"] if verdict["passed"] is False]
     assert not [claim for claim in red if claim in RIGHT], done.stdout
@@ -21,7 +21,7 @@ def bench(tmp_path: Path, *words: str) -> Any:
 
 
 def test_a_small_flood(tmp_path: Path) -> None:
-    """Both tenants' requests are answered, recorded as theirs, and no slot is used twice at once."""
+    """Both tenants' requests are answered and recorded, and no slot is used twice at once."""
     found = bench(tmp_path, "flood", "--requests", "50", "--slots", "4", "--slot-ms", "50")
     assert (found["loud"]["asked"], found["loud"]["right"]) == (50, 50)
     assert found["quiet"]["asked"] == found["quiet"]["right"] > 3
@@ -31,7 +31,7 @@ def test_a_small_flood(tmp_path: Path) -> None:
 
 
 def test_a_small_overload(tmp_path: Path) -> None:
-    """Four times what there is room for: who is not answered is told what to do, and memory has a figure."""
+    """At four times the capacity, each request is answered, late, or refused with a hint, and memory is measured."""
     words = ["--slots", "4", "--slot-ms", "50", "--times", "1,4", "--seconds", "2", "--deadline-ms", "400"]
     found = bench(tmp_path, "overload", *words)
     least, most = found["steps"]
@@ -46,10 +46,10 @@ def test_a_small_overload(tmp_path: Path) -> None:
 
 
 def test_a_small_fleet(tmp_path: Path) -> None:
-    """Each figure is there at each size, and of as many models as were asked for."""
+    """Each size has all its figures."""
     found = bench(tmp_path, "fleet", "--sizes", "50,120", "--active", "60", "--ticks", "3")
     assert [size["models"] for size in found["sizes"]] == [50, 120]
-    few = {"controlplane_bytes"}  # of so few models it may be less than what was free before
+    few = {"controlplane_bytes"}  # with so few models it may be below the memory that was free before
     assert all(figure > 0 for size in found["sizes"] for name, figure in size.items() if name not in few)
     assert len(found["verdicts"]) == 5
     assert all(verdict["passed"] is not None for verdict in found["verdicts"])
@@ -57,7 +57,7 @@ def test_a_small_fleet(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_small_burst(tmp_path: Path) -> None:
-    """Every request of both tenants has the text that it has by itself, after one start that reads each chunk once."""
+    """All requests of both tenants get their text after one start, which reads each chunk once."""
     found = bench(tmp_path, "burst", "--requests", "30")
     assert [(one["tenant"], one["right"], one["wrong"]) for one in found["served"]] == [
         ("default", 15, 0),
@@ -70,14 +70,14 @@ def test_a_small_burst(tmp_path: Path) -> None:
 
 
 def test_times_that_are_none(tmp_path: Path) -> None:
-    """Are named, and nothing is started."""
+    """An invalid list of times is refused before anything starts."""
     done = bench_command.run("overload", "--times", "1,many", TMPDIR=str(tmp_path))
     assert done.returncode == 2
     assert "1,many: must be numbers above 0" in done.stderr
 
 
 def test_a_small_trace(tmp_path: Path) -> None:
-    """Lengths of a file, clients of others: what was recorded has both lengths of each as they were."""
+    """A replayed trace keeps the recorded prompt and answer lengths."""
     trace, calm, bursty = tmp_path / "trace.csv", tmp_path / "calm.csv", tmp_path / "bursty.csv"
     rows = [f"2026-11-16 18:17:{number % 60:02}.{number}00,{5 + number},{1 + number % 9}" for number in range(100)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
@@ -95,7 +95,7 @@ def test_a_small_trace(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
-    """Is named with line and rule."""
+    """A file that is not a trace is refused with line and rule."""
     (tmp_path / "x.csv").write_text("a,b\n")
     done = bench_command.run("trace", str(tmp_path / "x.csv"))
     assert done.returncode == 1
@@ -104,11 +104,11 @@ def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_short_soak(tmp_path: Path) -> None:
-    """Processes are killed under load, and the clock is stepped: each request ended right, and the bill agrees."""
+    """While processes are killed under load, all requests end correctly and the bill agrees."""
     found = bench(tmp_path, "soak", "--seconds", "14", "--every", "3", "--rate", "4")
     wanted = ["SIGKILL activator", "SIGKILL runtime", "SIGKILL Redis", "SIGKILL control plane"]
     done = [event["what"] for event in found["events"]][: len(wanted)]
-    assert done == wanted[: len(done)]  # as many as a busy machine has time for
+    assert done == wanted[: len(done)]  # a busy machine has no time for all of them
     assert done
     assert found["notes"] == []
     assert found["wrong"] == found["bill"] == found["left"] == []

@@ -1,8 +1,8 @@
-"""`kelvin up` whose activator can be stopped at a point of a request's end: a composition of the tests, no setting.
+"""`kelvin up` with an activator that stops at a chosen point of a request's end. Only tests use it.
 
-The test writes the point's name to DATA/hold. The activator that comes there takes the file away and stops itself
-(SIGSTOP), so that the test can look at the world, and SIGKILL it. At "disk waits" its disk takes nothing until the
-replica knows what was delivered; then it stops.
+The test writes the point's name to DATA/hold. At that point the activator removes the file and stops itself (SIGSTOP),
+so that the test can look around and SIGKILL it. At "disk waits" it delays its disk write until the replica has the
+receipt of delivery, and stops then.
 """
 
 import os
@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-# In the order in which an answer passes them.
+# In the order in which a response passes them.
 POINTS: Sequence[str] = ("end read", "disk waits", "synced", "finished", "told")
-TOLD_S = 30.0  # more than the replica ever takes; then the test sees that it was not told
+TOLD_S = 30.0  # longer than a replica needs; after that the test sees that no receipt was sent
 
 
 def main() -> None:
-    """Supervisor with arguments, without any the activator."""
+    """Run the supervisor if there are arguments, otherwise the activator."""
     if len(sys.argv) == 1:
         _activator()
         return
@@ -58,7 +58,7 @@ def _activator() -> None:
     from kelvin.spool.segment_disk import SegmentDisk
 
     desks: set[ReceiptSender] = set()
-    settled: list[Account] = []  # what ended here: its record alone is what the disk stops at
+    settled: list[Account] = []  # accounts settled here: the disk stops only at their records
     begin, settle, finish, tell, write, sync = (
         ReceiptSender._start_sending,
         UsageRecords.settle,
@@ -77,7 +77,7 @@ def _activator() -> None:
 
     async def held_finish(self: Exchange, data: bytes) -> None:
         await finish(self, data)
-        if settled:  # a question about the bill ends here, too, and its asker may go on before that
+        if settled:  # requests for the bill finish here too, without an account
             _stop_at("finished")
 
     def seen_begin(self: ReceiptSender) -> None:

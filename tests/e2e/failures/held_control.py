@@ -1,6 +1,6 @@
-"""`kelvin up` whose control plane can be held down: a composition of the tests, no setting.
+"""`kelvin up` with a control plane that can be kept from starting. Only tests use it.
 
-While the file DATA/hold_control is there, a control plane that starts does not begin: it waits, and answers nobody.
+While DATA/hold_control exists, a new control plane waits before it starts.
 """
 
 import os
@@ -9,11 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-HELD_S = 120.0  # longer than a test holds one
+HELD_S = 120.0  # longer than any test holds it
 
 
 def main() -> None:
-    """Supervisor with arguments, without any the control plane."""
+    """Run the supervisor if there are arguments, otherwise the control plane."""
     if len(sys.argv) == 1:
         _control()
         return

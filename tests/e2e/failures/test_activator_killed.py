@@ -1,4 +1,4 @@
-"""An activator killed at every point between an answer's last frame and its last receipt: the bill is the client's."""
+"""An activator is killed at each point between a response's last frame and its receipt: the bill stays right."""
 
 import http.client
 import json
@@ -24,12 +24,12 @@ from tests.e2e.tiny_models import words_of
 pytestmark = pytest.mark.deep
 
 HELD = "tests.e2e.failures.held_activator"
-TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
+TOKENS = 100  # more than one acknowledgement covers, and not a multiple of it
 
 
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
-    """An installation whose activator stops where a test says."""
+    """An installation whose activator stops at a chosen point."""
     with running_installation(scratch / "held", settings=SETTINGS | IMPORTS_TESTS, program=HELD) as installation:
         installation.push(llama, "llama")
         _recorded(installation, complete(installation, "llama", "w1", max_tokens=1))
@@ -37,7 +37,7 @@ def held(scratch: Path, llama: Path) -> Iterator[Installation]:
 
 
 def _recorded(kelvin: Installation, answer: Answer) -> None:
-    """Wait until that request, and so every one before it, is in the ledger."""
+    """Wait until the request, and thus every earlier one, is in the ledger."""
     request_id = answer.headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, request_id), "it is recorded")
 
@@ -54,7 +54,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _talkative(kelvin: Installation) -> str:
-    """A prompt whose greedy answer is as long as it may be; on return all that was asked for is recorded."""
+    """Return a prompt whose greedy answer has all TOKENS tokens, once it is recorded."""
     for prompt in (f"w{number} w{number + 1}" for number in range(1, 60)):
         answer = complete(kelvin, "llama", prompt, max_tokens=TOKENS)
         if answer.json["usage"]["completion_tokens"] == TOKENS:
@@ -64,9 +64,9 @@ def _talkative(kelvin: Installation) -> str:
 
 
 def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool, also: int | None = None) -> bytes:
-    """Ask, kill the activator when it stops at the point, and return what the client has by then.
+    """Send a request, kill the activator at the point, and return the bytes that the client received.
 
-    `also` is a process that dies before it.
+    The process `also` is killed first.
     """
     before = _activator(kelvin)
     body = {"model": "llama", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
@@ -78,14 +78,14 @@ def _cut_off(kelvin: Installation, point: str, prompt: str, *, stream: bool, als
         os.kill(pid, signal.SIGKILL)
     try:
         return _read(connection.getresponse())
-    except http.client.RemoteDisconnected:  # a whole answer leaves behind its record
+    except http.client.RemoteDisconnected:  # a whole answer is sent only after its record
         return b""
     finally:
         connection.close()
 
 
 def _report(kelvin: Installation) -> Any:
-    """This month's report, as soon as an activator is there to be asked."""
+    """Return this month's report once an activator answers."""
     found: list[Any] = []
 
     def answers() -> bool:
@@ -106,7 +106,7 @@ def _report(kelvin: Installation) -> Any:
 
 
 def _charged(kelvin: Installation, point: str, before: Any) -> int:
-    """Tokens of the one request that the bill has now and had not before."""
+    """Return the tokens of the one request that is newly on the bill."""
 
     def is_there() -> bool:
         return bool(sum(_report(kelvin)["requests"].values()) == sum(before["requests"].values()) + 1)
@@ -117,10 +117,9 @@ def _charged(kelvin: Installation, point: str, before: Any) -> int:
 
 
 def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) -> None:
-    """One record and the tokens that the client has, wherever it died; and once the replica is gone it balances.
+    """At every point there is one record, and it charges what the client received.
 
-    Only one that dies with the last frame in its hands, before it could say a word, leaves up to 64 tokens uncharged;
-    and one that dies together with its replica leaves a difference with a name.
+    An activator that dies at "end read" leaves up to 64 tokens uncharged. If its replica dies too, reconcile names it.
     """
     prompt = _talkative(held)
     for point in POINTS:
@@ -139,13 +138,11 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     assert {each["kind"] for each in known} == {"charged_by_receipt"}
     assert all(each["tokens"] == ACK_TOKENS and each["amount_micros"] > 0 for each in known)
 
-    _leaves_a_named_difference(held)  # last: from here on the books have one
+    _leaves_a_named_difference(held)  # last, because the books have a difference from here on
 
 
 def _leaves_a_named_difference(unbalanced: Installation) -> None:
-    """It dies with its replica, and nobody is left to record the request: reconcile names the replica, and what the
-    request may be worth at most.
-    """
+    """An activator and its replica die, so the request has no record: reconcile names the replica and the value."""
     _recorded(unbalanced, complete(unbalanced, "llama", "w1", max_tokens=1))
     replica = sole_replica(unbalanced, "llama")
     _cut_off(unbalanced, "end read", "w1 w2", stream=True, also=replica["pid"])

@@ -1,5 +1,6 @@
-"""An activator at one address, a snapshotter at a second one, control plane and runtimes at a third: mutual TLS is all
-that is between them, and its certificates and authorities change while it is in use.
+"""Activator, snapshotter, and control plane with runtimes at three addresses, connected by mutual TLS.
+
+Certificates and authorities are replaced while requests run.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ BODY = {"model": "llama", "prompt": "w1 w2", "max_tokens": 3, "temperature": 0}
 
 @dataclass
 class Elsewhere:
-    """The activator, and what both ends are known by."""
+    """The activator's process and address, and the API key."""
 
     data: Path
     port: int
@@ -44,9 +45,9 @@ class Elsewhere:
     process: "subprocess.Popen[bytes]"
 
     def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> tuple[int, bytes, str]:
-        """Status, body, the request's id. Over a connection of its own."""
+        """Return status, body and request id, over a new connection."""
         tls = ssl.create_default_context(cafile=str(self.data / "ca.pem"))
-        tls.check_hostname = False  # its leaf is for localhost
+        tls.check_hostname = False  # the certificate is for localhost
         with contextlib.closing(http.client.HTTPSConnection(HERE, self.port, context=tls, timeout=120)) as there:
             headers = {"authorization": f"Bearer {key or self.key}", "content-type": "application/json"}
             there.request(method, path, None if body is None else json.dumps(body), headers)
@@ -54,7 +55,7 @@ class Elsewhere:
             return answer.status, answer.read(), answer.headers["x-request-id"]
 
     def is_ready(self) -> bool:
-        """Whether it answers and knows the model."""
+        """Return whether it answers and knows the model."""
         assert self.process.poll() is None, (self.data / "log").read_text()
         with contextlib.suppress(OSError):
             return self.ask("GET", "/v1/models/llama")[0] == 200
@@ -62,7 +63,7 @@ class Elsewhere:
 
 
 def _reread(data: Path) -> int:
-    """How often a process read its certificate again."""
+    """Return how often a process reloaded its certificate."""
     return (data / "log").read_text().count(READ_AGAIN)
 
 
@@ -77,7 +78,7 @@ def _settings(data: Path, inner: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _process(module: str, settings: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """On a host of its own: it has its data directory for itself. It ends well."""
+    """A process with its own data directory, as on its own host. It must exit with 0."""
     with service(Path(settings["KELVIN_DATA"], "log"), settings, module) as process:
         yield process
         process.send_signal(signal.SIGTERM)
@@ -94,7 +95,7 @@ def inner(scratch: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def places() -> dict[str, str]:
-    """Where the activator finds the others."""
+    """The addresses of control plane and snapshotter for the activator."""
     return {
         "KELVIN_CONTROL": f"https://{THERE}:{free_port()}",
         "KELVIN_SNAPSHOTTER": f"https://{THIRD}:{free_port()}",
@@ -103,7 +104,7 @@ def places() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> Iterator[Installation]:
-    """What is there."""
+    """The installation with the control plane and the runtimes."""
     settings = {
         **SETTINGS,
         "KELVIN_INNER_TLS": str(inner),
@@ -118,7 +119,7 @@ def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> I
 
 @pytest.fixture(scope="module")
 def snapshotter(kelvin: Installation, scratch: Path, inner: Path, places: dict[str, str]) -> Iterator[Path]:
-    """Of the same installation: it has its store and its key."""
+    """The data directory of a snapshotter of the same installation, with its store and signing key."""
     data = scratch / "third"
     data.mkdir()
     for name in (SECRET_FILE, PUBLIC_FILE):
@@ -137,7 +138,7 @@ def snapshotter(kelvin: Installation, scratch: Path, inner: Path, places: dict[s
 def elsewhere(
     kelvin: Installation, snapshotter: Path, scratch: Path, inner: Path, places: dict[str, str]
 ) -> Iterator[Elsewhere]:
-    """What is here."""
+    """An activator at its own address."""
     data, port = scratch / "here", free_port()
     data.mkdir()
     settings = _settings(data, inner, **places, KELVIN_HOST="0.0.0.0", KELVIN_PORT=str(port))
@@ -148,18 +149,20 @@ def elsewhere(
 
 
 def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, elsewhere: Elsewhere) -> None:
-    """Feed, poke, request, frames, record: all of it crosses, and the ledger has the request of that activator."""
+    """A request through the other host's activator starts the model and is recorded."""
     kelvin.to_zero("llama")
     status, raw, request_id = elsewhere.ask("POST", "/v1/completions", BODY)
     assert status == 200, raw
     assert json.loads(raw)["usage"]["completion_tokens"] == 3
     kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
     assert kelvin.door.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
-    assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # its spool is not here
+    assert not [
+        line for line in log_lines(kelvin) if "activator lost" in line["message"]
+    ]  # the control plane can't see this activator's spool
 
 
 def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: Elsewhere, qwen2: Path) -> None:
-    """Through the activator to a snapshotter, which asks the control plane for gate, seal and registration."""
+    """A push through the activator reaches the snapshotter, which asks the control plane for gate and seal."""
     door = ["--url", f"https://localhost:{elsewhere.port}", "--ca", str(elsewhere.data / "ca.pem")]
     key = ["--key", str(kelvin.data / "admin.key")]
     status, _, err = run_to_end("push", str(qwen2), "--name", "pushed", *door, *key)
@@ -170,7 +173,7 @@ def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: El
 
 
 def test_requests_go_on_while_the_control_plane_is_replaced(kelvin: Installation, elsewhere: Elsewhere) -> None:
-    """It is killed and comes back: what is ready serves, and the records arrive."""
+    """While the control plane is killed and replaced, a ready model serves, and the records arrive later."""
     elsewhere.ask("POST", "/v1/completions", BODY)
     before = services(kelvin)["controlplane"]
     before.kill()
@@ -181,7 +184,7 @@ def test_requests_go_on_while_the_control_plane_is_replaced(kelvin: Installation
 
 
 def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere) -> None:
-    """Administration and the objects at rest, for keys that may."""
+    """Admin and push routes work through the activator, for keys with the scope."""
     admin = (kelvin.data / "admin.key").read_text().strip()
     assert elsewhere.ask("GET", "/admin/v1/models", key=admin)[0] == 200
     status, raw, _ = elsewhere.ask("POST", "/push/v1/fsck", key=admin)
@@ -192,7 +195,7 @@ def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere
 def test_certificates_change_while_requests_run(
     kelvin: Installation, elsewhere: Elsewhere, snapshotter: Path, inner: Path
 ) -> None:
-    """A bundle of two authorities, the other one's leaves, the first one gone: no request fails."""
+    """No request fails while certificates move from one authority to another."""
     stop, statuses = threading.Event(), list[int]()
 
     def load() -> None:
@@ -220,12 +223,12 @@ def test_certificates_change_while_requests_run(
         for thread in threads:
             thread.join(120)
     assert set(statuses) == {200}
-    kelvin.to_zero("llama")  # so that all that follows is of new connections
+    kelvin.to_zero("llama")  # the next request needs new connections
     assert elsewhere.ask("POST", "/v1/completions", BODY)[0] == 200
 
 
 def test_another_roles_certificate_starts_no_activator(scratch: Path, inner: Path, places: dict[str, str]) -> None:
-    """It ends at once, and says which setting is at fault."""
+    """An activator with the certificate of another role exits at once and names the setting."""
     log = scratch / "none.log"
     with service(log, _settings(scratch / "none", inner / Role.RUNTIME, **places), "activator") as process:
         assert process.wait(60) == 2

@@ -1,6 +1,5 @@
-"""A control plane that is killed and stays down, and an activator that dies as well: ready models serve, one at zero is
-woken, and the bill balances when there is one again.
-"""
+"""A killed control plane that stays down, and an activator that dies too: models serve and start, and the bill
+balances."""
 
 import contextlib
 import json
@@ -34,7 +33,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _alone(kelvin: Installation) -> None:
-    """No control plane from now on, and another activator."""
+    """Kill the control plane for good, and the activator, which is replaced."""
     (kelvin.data / "hold_control").touch()
     found = services(kelvin)
     _kill(found[CONTROL])
@@ -42,7 +41,7 @@ def _alone(kelvin: Installation) -> None:
 
 
 def _until(kelvin: Installation, status: int) -> Answer:
-    """Ask until it is answered so; the door may be between two activators."""
+    """Send a request until it is answered with this status. Connections may fail while the activator is replaced."""
     answers: list[Answer] = []
 
     def is_so() -> bool:
@@ -60,18 +59,18 @@ def _kept(kelvin: Installation, what: bytes) -> bool:
 
 
 def _lives(kelvin: Installation) -> set[str]:
-    """Runtimes of `llama` whose lives are recorded."""
+    """Return the runtimes of `llama` with a recorded lifetime."""
     found = rows(kelvin, "SELECT runtime_id FROM ledger_lifetimes WHERE model = 'llama'")
     return {runtime_id for (runtime_id,) in found}
 
 
 def _served(kelvin: Installation) -> int:
-    """Requests that went well, as recorded."""
+    """Return the number of successful requests in the ledger."""
     return len(rows(kelvin, "SELECT 1 FROM ledger_requests WHERE outcome = 'ok'"))
 
 
 def _balanced(kelvin: Installation) -> None:
-    """All lives are in the month's report, and nothing in it disagrees."""
+    """Assert that the month's report has all lifetimes and no differences."""
     month = time.strftime("%Y-%m", time.gmtime())
 
     def report() -> Any:
@@ -84,7 +83,7 @@ def _balanced(kelvin: Installation) -> None:
 
 @pytest.fixture(scope="module")
 def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    """With two models at zero, and room for one replica."""
+    """An installation with two models at zero and one device slot."""
     settings = {**SETTINGS, **IMPORTS_TESTS, "KELVIN_DEVICE_SLOTS": "1"}
     with running_installation(scratch / "apart", settings=settings, program=CONTROL) as installation:
         installation.push(llama, "llama")
@@ -94,7 +93,7 @@ def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
 
 @pytest.fixture(autouse=True)
 def balanced(kelvin: Installation) -> Iterator[None]:
-    """After each of them, too."""
+    """Check before each test that the feed is on disk, and after it that the books balance."""
     kelvin.wait(lambda: _kept(kelvin, kelvin.model("other")["version"].encode()), "the feed that is kept names both")
     yield
     kelvin.to_zero("llama")
@@ -108,7 +107,10 @@ def _recorded(kelvin: Installation, answers: list[Answer]) -> None:
 
 
 def test_ready_models_serve_without_a_control_plane(kelvin: Installation) -> None:
-    """Every answer is recorded and billed once, later. Negative control: without what was kept, nobody is let in."""
+    """A ready model answers from the feed on disk, and each request is billed once later.
+
+    Negative control: without that feed, requests are refused.
+    """
     before = _served(kelvin)
     kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", {"min": 1, "max": 1})
     answers = [_until(kelvin, 200)]
@@ -130,8 +132,9 @@ def test_ready_models_serve_without_a_control_plane(kelvin: Installation) -> Non
 
 
 def test_a_version_at_zero_wakes_without_a_control_plane(kelvin: Installation) -> None:
-    """On the standby that is parked, once, within the slots: there is room for one. The next control plane adopts it:
-    nothing is started again, and its life and every request are on the bill.
+    """A model at zero starts once on the parked standby, and a second model gets no slot.
+
+    The next control plane adopts the replica, and its lifetime and requests are billed.
     """
     kelvin.to_zero("llama")
     before, lives = _served(kelvin), _lives(kelvin)

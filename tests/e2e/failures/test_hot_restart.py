@@ -1,6 +1,4 @@
-"""The front door is changed while clients ask on kept-alive connections, and while it is dead; replicas are replaced
-under streams: none of the clients sees it.
-"""
+"""Hot restarts and kills of the activator under load, and replaced replicas under streams: no client fails."""
 
 import asyncio
 import json
@@ -29,7 +27,7 @@ def _restart(kelvin: Installation) -> tuple[int, str, str]:
 
 
 def test_three_restarts_under_load(kelvin: Installation) -> None:
-    """`kelvin restart activator` three times, 16 clients: each time another process, and not one failure."""
+    """Three restarts under 16 clients give three new processes and no failure."""
     complete(kelvin, "llama", "w1", max_tokens=1)
     key = (kelvin.data / "default.key").read_text().strip()
     post = http(json.dumps({"model": "llama", "prompt": "w1", "max_tokens": 2}).encode(), "/v1/completions", key)
@@ -53,7 +51,7 @@ def test_three_restarts_under_load(kelvin: Installation) -> None:
 
 
 def test_an_activator_that_dies_refuses_nobody(kelvin: Installation) -> None:
-    """Who connects while there is none waits in the supervisor's socket, and is answered."""
+    """A client that connects while no activator runs waits in the supervisor's socket, and is answered."""
     first = services(kelvin)["activator"]
     os.kill(first.pid, signal.SIGKILL)
     assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
@@ -61,7 +59,7 @@ def test_an_activator_that_dies_refuses_nobody(kelvin: Installation) -> None:
 
 
 def test_two_orders_at_once(kelvin: Installation) -> None:
-    """Both return, whatever each took for the old door, and one activator is there in the end."""
+    """Two concurrent restart commands both succeed, and one activator remains."""
     assert [status for status, *_ in all_at_once(*[partial(_restart, kelvin)] * 2)] == [0, 0]
     kelvin.wait(
         lambda: [command(p)[-1:] for p in supervisor(kelvin).children()].count(["activator"]) == 1, "one is left"
@@ -69,7 +67,7 @@ def test_two_orders_at_once(kelvin: Installation) -> None:
 
 
 class Streams:
-    """Clients that stream all the time."""
+    """Clients that send streaming requests all the time."""
 
     def __init__(self, kelvin: Installation, clients: int) -> None:
         self._kelvin = kelvin
@@ -88,7 +86,7 @@ class Streams:
             thread.join()
 
     def more(self, answers: int) -> None:
-        """Wait for so many."""
+        """Wait for this many more answers."""
         wanted = len(self.answers) + answers
         self._kelvin.wait(lambda: len(self.answers) >= wanted, "streams go on")
 
@@ -96,7 +94,7 @@ class Streams:
         while not self._stop.is_set():
             try:
                 self.answers.append(complete(self._kelvin, "llama", "w1 w2", max_tokens=24, stream=True))
-            except BaseException as error:  # it is looked at below
+            except BaseException as error:  # the test reports it
                 self.answers.append(error)
 
 
@@ -109,7 +107,7 @@ def _lives(kelvin: Installation) -> set[str]:
 
 
 def test_replicas_are_replaced_under_streams(kelvin: Installation) -> None:
-    """Both replicas twice: no stream fails or is cut, all are new, and each life that ended is in the ledger."""
+    """Two rolling restarts of two replicas fail no stream, and each ended lifetime is in the ledger."""
     path = "/admin/v1/models/llama/scale"
     kelvin.admin.request("PUT", path, {"min": 2, "max": 2})
     try:

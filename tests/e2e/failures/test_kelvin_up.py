@@ -1,4 +1,4 @@
-"""`kelvin up` as an operator meets it: one ready line, one per directory, what dies comes back, nothing is left."""
+"""`kelvin up` for its operator: one ready line, one process per directory, restarts, and clean exits."""
 
 import contextlib
 import http.client
@@ -35,13 +35,13 @@ AWAY = (InstallationFailed, OSError, http.client.HTTPException)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory whose path is longer than a socket address holds."""
+    """A data directory with a path longer than a socket address may be."""
     return tmp_path_factory.mktemp("up") / ("long-" * 24) / "data"
 
 
 @pytest.fixture(scope="module")
 def hurt(place: Path) -> Iterator[Installation]:
-    """An installation that tests may hurt."""
+    """An installation that tests may damage."""
     book = place.parent / "prices.toml"
     book.parent.mkdir(parents=True)
     book.write_text((ROOT / "controlplane" / "price_book.toml").read_text().replace('"USD"', '"EUR"'))
@@ -54,7 +54,7 @@ def hurt(place: Path) -> Iterator[Installation]:
 
 @pytest.fixture
 def up(hurt: Installation) -> Installation:
-    """The same, once every process that an earlier test killed is back and ready."""
+    """The installation, once every process that an earlier test killed is ready again."""
 
     def is_whole() -> bool:
         try:
@@ -68,7 +68,7 @@ def up(hurt: Installation) -> Installation:
 
 
 def _running(up: Installation, module: str, other_than: int | None = None) -> psutil.Process:
-    """That process, once it runs."""
+    """Return the process once it runs."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
@@ -80,30 +80,29 @@ def _running(up: Installation, module: str, other_than: int | None = None) -> ps
 
 
 def test_keys_are_private_and_written_once(up: Installation) -> None:
-    """The files are for their owner alone, and the database holds no secret."""
+    """Key files are readable by their owner only, and the database contains no secret."""
     for name in ("admin.key", "default.key"):
         path = up.data / name
         assert path.stat().st_mode & 0o777 == 0o600
         secret = path.read_text().strip().encode()
         for stored in up.data.glob("kelvin.db*"):
-            with contextlib.suppress(FileNotFoundError):  # a journal of the database's own
+            with contextlib.suppress(FileNotFoundError):  # a temporary journal of the database
                 assert secret not in stored.read_bytes()
 
 
 def test_the_price_book_is_the_operators(up: Installation) -> None:
-    """`KELVIN_PRICE_BOOK` names it; the shipped one is only the default."""
     assert bill(up)["currency"] == "EUR"
 
 
 def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
-    """It exits non-zero, names the directory, and disturbs nothing."""
+    """A second `kelvin up` on a directory fails and names it, and the first one serves on."""
     assert "is in use by process" in refused_start(up.data)
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
 
 
 @pytest.mark.deep
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    """One line names setting, value and rule; nothing is left running."""
+    """A used port is reported with setting, value and rule, and no process is left."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         said = refused_start(tmp_path / "data", port=port)
@@ -114,7 +113,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["runtime.app.zygote", "weightcache", "controlplane", "snapshotter", "activator"])
 def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
-    """Each of them is killed in turn; a cold start works afterwards."""
+    """After each process is killed, it is restarted and a request succeeds."""
     victim = _running(up, module)
     victim.kill()
     _running(up, module, other_than=victim.pid)
@@ -122,7 +121,7 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
     def served() -> bool:
         try:
             return complete(up, "m", "w1 w2", max_tokens=2).status == 200
-        except AWAY:  # the door itself was the victim
+        except AWAY:  # the activator itself was killed
             return False
 
     up.wait(served, "a request is answered")
@@ -130,7 +129,7 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
 
 @pytest.mark.deep
 def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path: Path) -> None:
-    """Both are killed while it sends, one after the other: it ends well, and has nothing to say about it."""
+    """A push goes on while the snapshotter and then the activator are killed, and prints no error."""
     directory = make_tiny(tmp_path / "model", "llama", seed=8, layers=4)
     command = [sys.executable, "-m", "kelvin.cli.main", "push", str(directory), "--name", "m", "--data", str(up.data)]
     pipe = subprocess.PIPE
@@ -148,19 +147,19 @@ def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path
 
 
 def _wait_for_a_chunk(up: Installation) -> None:
-    """One more than is staged now."""
+    """Wait until one more chunk is staged."""
     had = _staged(up)
     up.wait(lambda: _staged(up) > had, "a chunk is staged")
 
 
 def _staged(up: Installation) -> int:
-    """Chunks of open pushes."""
+    """Return the number of chunks of open pushes."""
     pushes = (up.data / "staging" / "default").glob("*/declared.json")
     return sum(len(list((push.parent / "chunks").glob("[!.]*"))) for push in pushes)
 
 
 def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
-    """Its death costs no runtime: the same process answers before and after."""
+    """The same runtime serves before and after the control plane is killed."""
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
     before = [sole_replica(up, "m")["runtime_id"]]
     _running(up, "controlplane").kill()
@@ -169,7 +168,7 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
     def adopted() -> bool:
         try:
             return [replica["runtime_id"] for replica in replicas(up, "m")] == before
-        except AWAY:  # it is not back yet
+        except AWAY:  # the control plane is not back yet
             return False
 
     up.wait(adopted, "the runtime is adopted")
@@ -177,21 +176,21 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
 
 @pytest.mark.deep
 def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path) -> None:
-    """Not after the time to be ready has passed; the variable, its value and the rule are in the message."""
+    """A bad setting is reported with its value and rule, without waiting for the ready timeout."""
     said = refused_start(tmp_path / "data", {**SETTINGS, "KELVIN_KV_BYTES": "1"})
     assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in said
 
 
 @pytest.mark.deep
 def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
-    """The one that the others wait for, and the setting that gives it longer."""
+    """The message names the slow process and the setting that allows more time."""
     said = refused_start(tmp_path / "data", {**SETTINGS, "KELVIN_READY_S": "1"})
     assert "zygote is not ready after 1 s; KELVIN_READY_S gives it longer" in said
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with a model, whose installation has ended."""
+    """A data directory with a model, of an installation that has ended."""
     directory = tmp_path_factory.mktemp("ends")
     with running_installation(directory / "data", settings=SETTINGS) as kelvin:
         kelvin.push(make_tiny(directory / "model", "llama", seed=3), "m")
@@ -206,9 +205,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Signals, is_asked: bool) -> None:
-    """What asks for an end drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again,
-    and no log has a traceback.
-    """
+    """After each signal no process is left, no log has a traceback, and the exit code is right."""
     port = free_port()
     with KelvinUpProcess(ends, port, SETTINGS) as process, contextlib.ExitStack() as stack:
         assert process.ready_line().startswith("kelvin is ready: url=https://localhost:"), process.said()
@@ -219,7 +216,9 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
             streaming.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
             answer = streaming.getresponse()
             assert answer.status == 200
-            assert any(line.startswith(b"data: ") for line in answer), "no token came"  # after some that say to wait
+            assert any(line.startswith(b"data: ") for line in answer), (
+                "no token came"
+            )  # the first events may be heartbeats
             stack.enter_context(reading(answer))
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 5
@@ -234,7 +233,7 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
 
 @contextlib.contextmanager
 def reading(answer: http.client.HTTPResponse) -> Iterator[None]:
-    """It is read to its end meanwhile, which may be a cut."""
+    """Read the answer to its end in a thread. It may be cut."""
 
     def read() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""A replica killed in the middle of an answer: told, replaced, and billed for what was delivered."""
+"""A replica killed during a stream: the client gets an error, and pays for the delivered tokens."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from tests.e2e.tiny_models import words_of
 
 
 def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
-    """Stream, kill the replica after some events, read to the end; everything that came."""
+    """Kill the model's replicas after some events of a stream. Return everything that was received."""
     connection, pids = connect(kelvin), [replica["pid"] for replica in replicas(kelvin, model)]
     body = f'{{"model": "{model}", "prompt": "w1 w2 w3", "max_tokens": 3000, "temperature": 0, "stream": true}}'
     connection.request("POST", "/v1/completions", body, headers(kelvin))
@@ -20,7 +20,7 @@ def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str
         lines.append(line.decode())
         seen += line.startswith(b"data: {")
         if seen == after_events and line.startswith(b"data: {"):
-            for pid in pids:  # one that another test stopped may be listed still
+            for pid in pids:  # the list may still have a process that another test stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     connection.close()
@@ -30,7 +30,7 @@ def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str
 def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_was_delivered(
     kelvin: Installation,
 ) -> None:
-    """The stream ends with an error event, the next request is served, and the bill counts the delivered tokens."""
+    """The stream ends with an error event, the next request succeeds, and the bill has the delivered tokens."""
     marker = complete(kelvin, "llama", "w1", max_tokens=1)
     assert marker.status == 200
     kelvin.wait(lambda: is_recorded(kelvin, marker.headers["x-request-id"]), "every record is in the ledger")
@@ -49,7 +49,7 @@ def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_
 
 
 def test_nothing_leaks_after_many_hangups(kelvin: Installation) -> None:
-    """After clients that hang up at every point, the replica has no request, all blocks, and no more descriptors."""
+    """After clients disconnect at various points, the replica has no requests, all KV blocks and no new descriptors."""
     complete(kelvin, "llama", "w1", max_tokens=1)
     before = report(kelvin, "llama")
     for events in (0, 1, 2, 5, 9):

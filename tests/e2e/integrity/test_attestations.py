@@ -1,4 +1,4 @@
-"""Signed versions from outside: said at a push, shown, demanded at a start; and a new engine is proven once."""
+"""Signed versions: claims at the push, `kelvin show`, required signatures, and recorded known answers."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.kelvin.crypto.test_signing_keys import pem_of, public_pem_of
 
 
 def attestations(kelvin: Installation, version: str, kind: str) -> list[Path]:
-    """Objects of this kind beside the version."""
+    """Return the version's attestations of this kind."""
     return sorted((kelvin.data / "store" / "default" / "attestations" / version).glob(f"{kind}-*"))
 
 
@@ -30,7 +30,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_signed_and_shown(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
-    """Commands of a user: what was claimed at the push comes back, told to be by a key that is not trusted here."""
+    """Claims signed at the push are shown, and the version counts as unverified under an untrusted key."""
     (tmp_path / "key.pem").write_bytes(pem_of(Ed25519PrivateKey.generate()))
     (tmp_path / "claims.toml").write_text('licence = "MIT"\n[metrics]\nloss = 0.5\n')
     sign = ("--sign", str(tmp_path / "key.pem"), "--claims", str(tmp_path / "claims.toml"))
@@ -42,12 +42,12 @@ def test_signed_and_shown(kelvin: Installation, llama: Path, tmp_path: Path) -> 
 
 
 def test_a_new_engine_is_proven_once(kelvin: Installation, tmp_path: Path) -> None:
-    """Without known answers a replica records them, and they are kept, signed; the next start goes by them."""
+    """Without a seal, the first start records and signs known answers, and the next start uses them."""
     version = kelvin.push(make_tiny(tmp_path / "model", "llama", seed=61), "proven")
     (path,) = attestations(kelvin, version, "seal")
     sealed = read_seal(path.read_bytes(), version).seal
-    assert (sealed.device_checksum is None) == (torch.cuda.device_count() == 0), "nobody pays for what no device checks"
-    wait_cache_idle(kelvin)  # what was pushed was brought, its seal with it
+    assert (sealed.device_checksum is None) == (torch.cuda.device_count() == 0), "no device checksum without a device"
+    wait_cache_idle(kelvin)  # the push also prefetched its seal
     path.unlink()
     kelvin.forget("host")
     kelvin.forget("nvme")
@@ -67,7 +67,7 @@ def test_a_new_engine_is_proven_once(kelvin: Installation, tmp_path: Path) -> No
 
 @pytest.mark.deep
 def test_nothing_unverified_starts(tmp_path: Path) -> None:
-    """With `require`: a push that nobody signed is refused, a signed one serves, until its signature is broken."""
+    """With `require`, an unsigned push is refused, and a version with a broken signature does not start."""
     private = Ed25519PrivateKey.generate()
     data = tmp_path / "data"
     (data / "trust").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_nothing_unverified_starts(tmp_path: Path) -> None:
         assert json.loads(run(kelvin, "show", "m", "--json"))["verified"]
         for path in attestations(kelvin, version, "origin"):
             flip(path, 100)
-        (data / "cache" / "default" / "attestations" / version).unlink()  # else it would be healed by it
+        (data / "cache" / "default" / "attestations" / version).unlink()  # otherwise this copy would heal it
         kelvin.forget("host")
         refused = complete(kelvin, "m", "w1", max_tokens=2)
         assert (refused.status, refused.json["error"]["code"]) == (500, "version_unverified")

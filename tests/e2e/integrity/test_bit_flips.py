@@ -1,4 +1,4 @@
-"""A bit that flips at rest, on disk or in memory that a replica computes over: found by the scrub, and put right."""
+"""A bit flips in a cached chunk, on NVMe or in host memory of a running replica: the scrub finds and heals it."""
 
 import contextlib
 import http.client
@@ -25,13 +25,11 @@ pytestmark = pytest.mark.deep
 
 MODEL = "damaged"
 PROMPT = [5, 9, 12, 33, 20]
-AT = 4096 + 8  # the lowest bit of a float32's mantissa: damage that no text shows
+AT = 4096 + 8  # lowest mantissa bit of a float32: damage that no text shows
 
 
 def serving(kelvin: Installation, scratch: Path) -> Path:
-    """Push and start a model that nobody else has, so that each chunk of it is once in memory, and once on NVMe. Its
-    directory.
-    """
+    """Push and start a model that shares no chunk, so each is once in memory and once on NVMe. Return its directory."""
     directory = make_tiny(scratch / "damaged", "llama", seed=71)
     kelvin.push(directory, MODEL)
     kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
@@ -50,7 +48,7 @@ def agent(kelvin: Installation) -> int:
 
 
 def injured(kelvin: Installation) -> tuple[str, bytes, str, bytes]:
-    """Two large chunks of the version, whole: one for memory, one for the disk; each by digest and bytes."""
+    """Return two large chunks with their bytes: (digest, bytes) for memory, then for the disk."""
     found = {digest: file(kelvin, digest).read_bytes() for digest in chunks(kelvin, MODEL)}
     first, second = sorted(found, key=lambda digest: len(found[digest]))[-2:]
     return first, found[first], second, found[second]
@@ -76,7 +74,7 @@ def state(kelvin: Installation, runtime_id: str) -> str | None:
 
 
 def _started(kelvin: Installation, connection: http.client.HTTPSConnection) -> http.client.HTTPResponse:
-    """A stream of which the first event has come; the rest is yet to be read."""
+    """Start a stream and read its first event."""
     body = {"model": MODEL, "prompt": prompt_of(PROMPT), "temperature": 0, "max_tokens": 3000, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
     answer = connection.getresponse()
@@ -87,17 +85,16 @@ def _started(kelvin: Installation, connection: http.client.HTTPSConnection) -> h
 
 
 def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) -> None:
-    """Both are found, counted and shown. The file is kept anew. The replica over the wrong memory says no more: its
-    stream ends in the API's error, what nobody has read of is answered by a new one, over bytes that were verified,
-    which stays. Its control, where nobody looks: `test_bit_flips_unscrubbed.py`.
-    """
+    """Both flips are found once, counted and shown, and the file is replaced.
+    The replica over the wrong memory ends its stream with an error. A waiting request gets the right text from a new
+    replica, which stays. Control: `test_bit_flips_unscrubbed.py`."""
     kelvin, directory = watched, serving(watched, scratch)
     right = text_of(directory, greedy_continuation(directory, PROMPT, 6))
     before = sole_replica(kelvin, MODEL)
     in_memory, memory_bytes, on_disk, disk_bytes = injured(kelvin)
     with contextlib.closing(connect(kelvin)) as connection:
         stream = _started(kelvin, connection)
-        stop(before["pid"])  # it is in the middle of the stream, and stays there
+        stop(before["pid"])  # it stops in the middle of the stream
         answers: list[Answer] = []
         asking = threading.Thread(
             target=lambda: answers.append(complete(kelvin, MODEL, prompt_of(PROMPT), max_tokens=6))
@@ -116,7 +113,10 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
         cut = read(stream)
         assert not cut.done
         assert cut.error is not None
-        assert cut.error["code"] in ("weights_damaged", "replica_lost")  # killed, where it took too long to hear
+        assert cut.error["code"] in (
+            "weights_damaged",
+            "replica_lost",
+        )  # "replica_lost" if it was killed before it handled the notice
     asking.join(60)
     assert [(answer.status, answer.text.strip()) for answer in answers] == [(200, right)]
     kelvin.wait(lambda: state(kelvin, before["runtime_id"]) is None, "the old one is gone")
@@ -127,7 +127,7 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
     assert blake3(file(kelvin, on_disk).read_bytes()).hexdigest() == on_disk
     assert file(kelvin, on_disk).read_bytes() == disk_bytes
     assert [path.name.split(".")[1] for path in (kelvin.data / "cache" / ".quarantine").iterdir()] == [on_disk]
-    kelvin.wait(lambda: cache(kelvin)["damaged"] == [], "nobody is over wrong memory any more")
+    kelvin.wait(lambda: cache(kelvin)["damaged"] == [], "no process uses the wrong memory")
     assert sum(cache(kelvin)["healed_chunks"].values()) >= 1
     shown = run(kelvin, "status")
     assert "host chunk digest 1" in shown
@@ -142,5 +142,5 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
     assert _faults(kelvin) == both
     again = complete(kelvin, MODEL, prompt_of(PROMPT), max_tokens=6)
     assert (again.status, again.text.strip()) == (200, right)
-    assert sole_replica(kelvin, MODEL)["pid"] == after["pid"], "who has the chunk from its new place is left in peace"
+    assert sole_replica(kelvin, MODEL)["pid"] == after["pid"], "a replica over good memory is kept"
     kelvin.to_zero(MODEL)

@@ -1,4 +1,4 @@
-"""The control of `test_damage`: in an installation that does not look, damage stays."""
+"""The control of `test_bit_flips.py`: without the scrub, damage stays."""
 
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,13 @@ pytestmark = pytest.mark.deep
 
 
 def _seen(kelvin: Installation) -> Any:
-    """All that was ever looked at and found."""
+    """Return all counters of what the scrub checked and found."""
     now = cache(kelvin)
     return [now[name] for name in ("sweeps", "examined_chunks", "chunk_faults", "damaged")]
 
 
 def test_bit_flips_stay_unseen_without_scrubbing(kelvin: Installation, scratch: Path) -> None:
-    """Negative control: where nobody looks, both flips stay, unseen, under a replica that serves on. They were there to
-    be found: who asks for a look gets both.
-    """
+    """Negative control: without the scrub both flips stay, and the replica serves on. A check on demand finds both."""
     serving(kelvin, scratch)
     before, seen = sole_replica(kelvin, MODEL), _seen(kelvin)
     in_memory, memory_bytes, on_disk, _ = injured(kelvin)
@@ -37,7 +35,7 @@ def test_bit_flips_stay_unseen_without_scrubbing(kelvin: Installation, scratch: 
     assert byte_at(agent(kelvin), memory_bytes, AT) == memory_bytes[AT] ^ 1
     assert blake3(file(kelvin, on_disk).read_bytes()).hexdigest() != on_disk
     assert sole_replica(kelvin, MODEL)["pid"] == before["pid"]
-    told = kelvin.admin.request("POST", "/admin/v1/cache/check")
-    assert {(fault["tier"], fault["chunk"]) for fault in told["faults"]} == {("host", in_memory), ("nvme", on_disk)}
+    checked = kelvin.admin.request("POST", "/admin/v1/cache/check")
+    assert {(fault["tier"], fault["chunk"]) for fault in checked["faults"]} == {("host", in_memory), ("nvme", on_disk)}
     kelvin.wait(lambda: state(kelvin, before["runtime_id"]) is None, "the replica was sent away")
     kelvin.to_zero(MODEL)

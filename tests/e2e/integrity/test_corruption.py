@@ -1,6 +1,6 @@
-"""A byte that is wrong at rest is never served: a good copy heals it, or the error names the chunk.
+"""A wrong byte at rest is never served: a good copy heals it, or the error names the chunk.
 
-A control shows what it would have been.
+A control shows the wrong text that would have been served.
 """
 
 import random
@@ -27,7 +27,7 @@ PROMPT = "w5 w9 w12"
 
 @pytest.fixture
 def cold(kelvin: Installation) -> Iterator[Installation]:
-    """The model at zero, and every tier above the store empty; packs are put back as they were afterwards."""
+    """The installation with the model at zero and only the store filled. Packs are restored afterwards."""
     packs = [path for path in (kelvin.data / "store").rglob("packs/*") if path.is_file()]
     whole = {path: path.read_bytes() for path in packs}
     kelvin.to_zero("llama")
@@ -57,7 +57,7 @@ def _refused(answer: Answer, chunk: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_byte_anywhere_is_refused_by_name(cold: Installation, seed: int) -> None:
-    """One bit of one byte of one chunk in a pack; the tiers above are empty."""
+    """One flipped bit in a pack is refused with the chunk's name."""
     rng = random.Random(seed)
     path, rows = sole_rows(cold, "llama")
     digest, offset, length = rng.choice(rows)
@@ -68,7 +68,7 @@ def test_a_flipped_byte_anywhere_is_refused_by_name(cold: Installation, seed: in
 
 
 def test_a_truncated_pack_is_refused_by_name(cold: Installation) -> None:
-    """The pack ends in the middle of its last chunk."""
+    """A pack that ends within its last chunk is refused with the chunk's name."""
     path, rows = sole_rows(cold, "llama")
     digest, offset, length = max(rows, key=lambda row: row[1])
     _write(path, path.read_bytes()[: offset + length // 2])
@@ -76,7 +76,7 @@ def test_a_truncated_pack_is_refused_by_name(cold: Installation) -> None:
 
 
 def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
-    """The request waits for the store's copy and is answered; the event is counted, logged and shown."""
+    """The request waits for the store's copy and succeeds. The fault is counted, logged and shown."""
     right = complete(cold, "llama", PROMPT, max_tokens=4)
     assert right.status == 200
     before = cache(cold)
@@ -84,10 +84,10 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
     cold.forget("host")
     digest = chunks(cold, "llama")[-1]
 
-    def told() -> list[dict[str, Any]]:
+    def heal_logs() -> list[dict[str, Any]]:
         return [each for each in log_lines(cold, "cache") if each.get("chunk") == digest and each.get("healed_from")]
 
-    earlier = len(told())
+    earlier = len(heal_logs())
     _flip(_on_nvme(cold, digest))
     answer = complete(cold, "llama", PROMPT, max_tokens=4)
     assert (answer.status, answer.text) == (200, right.text)
@@ -95,8 +95,8 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
     assert _faults(after) - _faults(before) == Counter({("nvme", "digest"): 1})
     assert after["healed_chunks"]["store"] - before["healed_chunks"].get("store", 0) == 1
 
-    cold.wait(lambda: len(told()) > earlier, "it is logged")
-    line = told()[-1]
+    cold.wait(lambda: len(heal_logs()) > earlier, "it is logged")
+    line = heal_logs()[-1]
     assert (line["tier"], line["kind"], line["healed_from"]) == ("nvme", "digest", "store")
     shown = CliRunner().invoke(main, ["status", "--data", str(cold.data)])
     assert f"nvme chunk digest {after['chunk_faults']['nvme']['digest']}" in shown.output
@@ -104,7 +104,8 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
 
 
 def test_a_version_that_cannot_be_healed_is_faulty_and_others_serve(cold: Installation) -> None:
-    """Refused by name as often as asked; no deploy moves to it, another model serves. The store mended, it is well."""
+    """A version without a good copy fails with the chunk's name and can't be deployed. Another model serves.
+    Once the store is repaired, the version is well again."""
     assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
     cold.to_zero("llama")
     cold.forget("host")
@@ -131,7 +132,7 @@ def _health(kelvin: Installation) -> tuple[str, str | None]:
 
 
 def _on_nvme(kelvin: Installation, digest: str) -> Path:
-    """The chunk's file, once it is there: it is admitted after it was leased."""
+    """Return the chunk's file, once it is there: NVMe admission follows the lease."""
     path = kelvin.data / "cache" / "default" / digest[:2] / digest
     kelvin.wait(path.exists, "the chunk is on NVMe")
     return path
@@ -148,7 +149,7 @@ def _faults(state: Any) -> Counter[tuple[str, str]]:
 
 
 def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:
-    """With verification and probe off, flipped exponent bits do come out as other words; the product refuses them."""
+    """Without verification and probe, flipped exponent bits give other words. The product refuses them."""
     prompt = [8, 12, 15]
     right = greedy_continuation(llama, prompt, 8)
     assert unverified.generate(cold, "llama", prompt, 8) == right

@@ -1,6 +1,6 @@
-"""`kelvin push x.tensors` from outside: the file lies in the store as it is, a replica restored from it answers.
+"""`kelvin push x.tensors`: the store keeps the file unchanged, and replicas are restored from it.
 
-What is wrong in it is refused by name.
+Damage in it is refused by name.
 """
 
 import json
@@ -24,7 +24,7 @@ MODEL = "kept"
 
 
 def as_tensors(directory: Path) -> Path:
-    """The directory's weights in a tensorizer file beside it."""
+    """Write the directory's weights to a tensorizer file beside it."""
     tensors = {
         name: Weight(each["dtype"], tuple(each["shape"]), bytes(each["data"]))
         for name, each in safetensors.deserialize((directory / "model.safetensors").read_bytes())  # type: ignore[no-untyped-call]
@@ -36,13 +36,13 @@ def as_tensors(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def directory(scratch: Path) -> Path:
-    """A model that nobody else has: its chunks lie in one place."""
+    """A model of its own, so that its chunks are in one place."""
     return make_tiny(scratch / "kept", "llama", seed=77)
 
 
 @pytest.fixture(scope="module")
 def kept(kelvin: Installation, directory: Path) -> Path:
-    """Its tensorizer file, pushed."""
+    """The model's tensorizer file, pushed."""
     path = as_tensors(directory)
     assert json.loads(run(kelvin, "push", str(path), "--name", MODEL, "--json"))["created"]
     return path
@@ -50,7 +50,7 @@ def kept(kelvin: Installation, directory: Path) -> Path:
 
 @pytest.fixture
 def cold(kelvin: Installation, kept: Path) -> Installation:
-    """At zero, and every tier above the store empty."""
+    """The installation with the model at zero and only the store filled."""
     kelvin.to_zero(MODEL)
     kelvin.forget("host")
     kelvin.forget("nvme")
@@ -63,7 +63,7 @@ def stored(kelvin: Installation) -> Path:
 
 
 def test_model_is_restored_from_the_kept_file(cold: Installation, directory: Path, kept: Path, tmp_path: Path) -> None:
-    """The file is there byte for byte, the answer is the model's, and the export is the file again."""
+    """The stored file is identical, the answer is the model's, and the export is the file again."""
     assert stored(cold).read_bytes() == kept.read_bytes()
     answer = complete(cold, MODEL, prompt_of(PROMPT), max_tokens=6)
     assert answer.status == 200, answer.raw
@@ -76,7 +76,7 @@ def test_model_is_restored_from_the_kept_file(cold: Installation, directory: Pat
 
 
 def test_a_wrong_byte_is_refused(cold: Installation, directory: Path) -> None:
-    """By its chunk, and named by the check; mended, the same request is answered."""
+    """A wrong byte is refused by its chunk and found by fsck. Once repaired, the request succeeds."""
     path = stored(cold)
     whole = path.read_bytes()
     spans: dict[str, Any] = dict(json.loads((path.parent.parent / "index" / path.name).read_bytes())["chunks"])

@@ -1,6 +1,6 @@
-"""A hundred corruptions of files on disk, met by requests over HTTPS: the right text or the right error, never others.
+"""A hundred corruptions on disk: each request gets the right text or the right error.
 
-What would come out unverified, `test_the_control_sees_wrong_text` shows.
+`test_the_control_sees_wrong_text` shows what would be served without verification.
 """
 
 import random
@@ -55,7 +55,7 @@ ALL: Sequence[Damage] = (*KEEP_LENGTH, truncate, lengthen)
 
 
 class Ground:
-    """A model at zero, all of it on NVMe, most of it in one pack, and its right bytes by digest."""
+    """A model at zero with all chunks on NVMe, most of them in one pack, and its right bytes by digest."""
 
     def __init__(self, kelvin: Installation) -> None:
         self.kelvin = kelvin
@@ -74,7 +74,7 @@ class Ground:
         self.older = other.read_bytes()[: self.longest]
 
     def ask(self) -> tuple[int, str]:
-        """Status, and the text or the error; who is turned away over the failure before asks again."""
+        """Return the status, and the text or error, of a request that the open breaker did not refuse."""
         found: list[Answer] = []
 
         def is_tried() -> bool:
@@ -85,7 +85,7 @@ class Ground:
         return found[0].status, found[0].text.strip() if found[0].status == 200 else found[0].raw.decode()
 
     def rest(self) -> None:
-        """At zero, nothing in memory, and each chunk on NVMe again."""
+        """Go to zero with empty host memory, and wait until each chunk is on NVMe again."""
         self.kelvin.forget("host")
         self.kelvin.wait(lambda: all(self.file(digest).exists() for digest in self.right), "all is on NVMe")
 
@@ -109,7 +109,7 @@ class Ground:
 
 @pytest.fixture
 def ground(kelvin: Installation) -> Iterator[Ground]:
-    """As it was before, afterwards."""
+    """The model, restored after the test."""
     assert complete(kelvin, "llama", "w5", max_tokens=1).status == 200
     ground = Ground(kelvin)
     ground.pack.chmod(0o600)
@@ -121,7 +121,7 @@ def ground(kelvin: Installation) -> Iterator[Ground]:
 
 
 def test_a_hundred_corruptions(ground: Ground, llama: Path) -> None:
-    """Those on NVMe are healed while the request waits, and counted; those in the store, too, are refused by name."""
+    """Damage on NVMe is healed during the request and counted. Damage in the store too is refused by name."""
     assert HEALED_ROUNDS * HEALED_AT_ONCE + REFUSED >= 100
     assert set(chunks(ground.kelvin, "llama")) == set(ground.right)
     source, right = random.Random(3), text_of(llama, greedy_continuation(llama, IDS, TOKENS))
@@ -139,6 +139,6 @@ def test_a_hundred_corruptions(ground: Ground, llama: Path) -> None:
         status, text = ground.ask()
         assert (status, "chunk_corrupt" in text, digest in text) == (500, True, True), text
         ground.write_pack(digest, ground.right[digest])
-        assert not ground.file(digest).exists(), "what is wrong everywhere is nowhere in the cache"
+        assert not ground.file(digest).exists(), "a chunk without a good copy is not cached"
         ground.kelvin.forget("host")
     assert ground.ask() == (200, right)

@@ -1,4 +1,4 @@
-"""An installation whose versions lie in S3: push, cold start, answer; and what it does with a store that lies."""
+"""An installation with its store in S3 (moto): push, cold start, and a store that fails or returns wrong bytes."""
 
 import contextlib
 import json
@@ -26,20 +26,20 @@ PROMPT = [8, 12, 15]
 
 @pytest.fixture(scope="module")
 def proxy(buckets: Buckets) -> Iterator[FaultProxy]:
-    """Between the installation and its store."""
+    """A proxy between the installation and its store."""
     with FaultProxy(buckets.host, buckets.port) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def bucket(buckets: Buckets) -> str:
-    """Where the versions are."""
+    """The bucket with the versions."""
     return buckets.make()
 
 
 @pytest.fixture(scope="module")
 def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultProxy) -> Iterator[Installation]:
-    """`kelvin up --store s3://…` with a model pushed, over a line that faltered."""
+    """`kelvin up --store s3://...` with a model that was pushed despite four faults."""
     url = buckets.url(bucket, "here", port=proxy.port, read_s=5)
     with running_installation(
         scratch / "s3", settings={**SETTINGS, **ENVIRONMENT}, options=["--store", url]
@@ -55,7 +55,7 @@ def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultPr
 
 @pytest.fixture
 def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
-    """Nothing of the model is on this machine; afterwards the store is sound again, and so is the model."""
+    """The installation without cached chunks. The store works again afterwards."""
     up.forget("host")
     up.forget("nvme")
     proxy.forget()
@@ -65,7 +65,7 @@ def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
 
 
 def test_model_is_served_from_s3(cold: Installation, llama: Path, proxy: FaultProxy) -> None:
-    """The bytes come from S3, and the answer is the model's; the store is sound, and not in the data directory."""
+    """The chunks come from S3, the answer is the model's, and the data directory has no store."""
     answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=6)
     assert answer.status == 200
     assert answer.json["choices"][0]["text"].strip() == text_of(llama, greedy_continuation(llama, PROMPT, 6))
@@ -76,7 +76,7 @@ def test_model_is_served_from_s3(cold: Installation, llama: Path, proxy: FaultPr
 
 
 def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, scratch: Path) -> None:
-    """A tensorizer file lies in the bucket as it is; a replica is restored from ranges of it."""
+    """A tensorizer file is kept unchanged in the bucket, and a replica is restored from ranges of it."""
     directory = make_tiny(scratch / "kept-s3", "llama", seed=78)
     path = as_tensors(directory)
     run(cold, "push", str(path), "--name", "kept")
@@ -92,7 +92,7 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
 
 
 def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
-    """One answer is cut, one too short, one a 503: the caller notices nothing."""
+    """A cut answer, a short one and a 503 are retried, and the request succeeds."""
     for fault in (TruncatedBody(100), truncated(100), SLOW_DOWN):
         proxy.inject(fault, method="GET", holding="/packs/")
     assert complete(cold, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
@@ -100,7 +100,7 @@ def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProx
 
 
 def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, buckets: Buckets, bucket: str) -> None:
-    """Every read of a pack has one wrong bit: the answer names a chunk, and no token leaves."""
+    """With one wrong bit in each pack read, the answer names a chunk and has no token."""
     with proxy.faulty(flipped(1234), method="GET", holding="/packs/"):
         answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=2)
     assert answer.status >= 500
@@ -110,7 +110,7 @@ def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, 
 
 
 def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
-    """A replica serves on, and a start from NVMe needs no store; one that does is `unavailable` until it is back."""
+    """Without the store, replicas serve and starts from NVMe work. A start that needs it is `unavailable`."""
     assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     with proxy.faulty(ClosedConnection()):
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
@@ -124,11 +124,11 @@ def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
 
 
 def test_secrets_are_where_they_are_needed(up: Installation) -> None:
-    """No argument vector and no log holds the secret key; of the processes only those that use the store have it."""
+    """No command line and no log has the secret key, and only processes that use the store have it."""
     secret = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
     holders = set()
     for process in supervisor(up).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a standby may end meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # a standby may have ended
             words = process.cmdline()
             assert secret not in " ".join(words)
             if secret in process.environ().values():
@@ -138,7 +138,7 @@ def test_secrets_are_where_they_are_needed(up: Installation) -> None:
 
 
 def test_a_store_that_can_never_work_is_one_line(tmp_path: Path, buckets: Buckets) -> None:
-    """`kelvin up` ends at once, names the setting and the rule, and leaves nothing running."""
+    """`kelvin up` exits at once, names the setting and the rule, and leaves no process."""
     said = refused_start(tmp_path / "data", ENVIRONMENT, options=["--store", buckets.url("nobody", "x")])
     place = f"KELVIN_STORE=s3://nobody/x/ at http://{buckets.host}:{buckets.port}"
     assert f"can't start: {place}: the bucket does not exist (S3 answered NoSuchBucket, 404)" in said

@@ -1,6 +1,6 @@
-"""What Kelvin never does, composed for the tests alone: serve a version's bytes unchecked, with no known answers.
+"""Serve a version without verification and without known answers, which Kelvin never does.
 
-The controls of the corruption tests use it to show that the bytes which were refused would have meant wrong text.
+The controls of the corruption tests use it to show that refused bytes would have given wrong text.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.e2e.installation_state import pack_rows
 
 
 def linear_space(kelvin: Installation, model: str, manifest: Manifest) -> bytearray:
-    """The version's bytes as its packs hold them now, whatever their digests are."""
+    """Return the version's bytes from its packs, without checking digests."""
     found: dict[str, bytes] = {}
     for path, rows in pack_rows(kelvin, model).items():
         content = path.read_bytes()
@@ -26,7 +26,7 @@ def linear_space(kelvin: Installation, model: str, manifest: Manifest) -> bytear
 
 
 def generate(kelvin: Installation, model: str, prompt: list[int], count: int) -> list[int]:
-    """Greedy ids from unverified bytes, with the probe off."""
+    """Generate greedy token ids from unverified bytes, without the probe."""
     store, version = kelvin.data / "store" / "default", kelvin.model(model)["version"]
     manifest = decode_manifest((store / "manifests" / version).read_bytes(), version)
     (seal,) = (store / "attestations" / version).iterdir()
@@ -57,7 +57,7 @@ def generate(kelvin: Installation, model: str, prompt: list[int], count: int) ->
 
 
 def flip_exponents(path: Path, manifest: Manifest, rows: list[tuple[str, int, int]], tensor_name: str) -> None:
-    """Flip an exponent bit of every tenth float32 of a tensor, in the pack that holds it."""
+    """Flip an exponent bit of every tenth float32 of a tensor in its pack."""
     tensor = next(each for each in manifest.tensors if each.name == tensor_name)
     content, at = bytearray(path.read_bytes()), 0
     for chunk in manifest.chunks:
@@ -72,7 +72,7 @@ def flip_exponents(path: Path, manifest: Manifest, rows: list[tuple[str, int, in
 
 
 def manifest_of(kelvin: Installation, model: str) -> Manifest:
-    """The manifest of the version that `prod` names."""
+    """Return the manifest of the `prod` version."""
     version = kelvin.model(model)["version"]
     raw = (kelvin.data / "store" / "default" / "manifests" / version).read_bytes()
     return decode_manifest(raw, version)

@@ -1,4 +1,4 @@
-"""Every command of the command line, as a user types it, against an installation."""
+"""Every command, as a user types it, against an installation."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.snapshotter.tensors_files import TensorsFile
 
 @pytest.fixture(scope="module")
 def two(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A model with two versions; `prod` names the first."""
+    """A model with two versions. `prod` is the first."""
     directory = tmp_path_factory.mktemp("two")
     first = kelvin.push(make_tiny(directory / "a", "llama", seed=4), "two")
     second = kelvin.push(make_tiny(directory / "b", "llama", seed=5), "two")
@@ -30,15 +30,15 @@ def two(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_a_second_push_is_the_same_version(kelvin: Installation, llama: Path) -> None:
-    """Nothing is sent, the last line is the version, and `--json` says so."""
+    """A second push sends nothing, and prints the same version."""
     version = kelvin.model("llama")["version"]
     assert kelvin.push(llama, "llama") == version
-    told = json.loads(run(kelvin, "push", str(llama), "--name", "llama", "--json"))
-    assert (told["version"], told["created"], told["new_chunks"]) == (version, False, 0)
+    result = json.loads(run(kelvin, "push", str(llama), "--name", "llama", "--json"))
+    assert (result["version"], result["created"], result["new_chunks"]) == (version, False, 0)
 
 
 def test_a_pickle_is_refused_by_name(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
-    """The reason is on standard error, the exit code is not zero, no version appears."""
+    """A pickle is refused with its name and exit code 3, and no version is created."""
     shutil.copytree(llama, tmp_path / "model")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert "pytorch_model.bin" in run(kelvin, "push", str(tmp_path / "model"), "--name", "pickled", code=3)
@@ -46,7 +46,7 @@ def test_a_pickle_is_refused_by_name(kelvin: Installation, llama: Path, tmp_path
 
 
 def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
-    """Processes are healthy, the model is listed with the version that `prod` names."""
+    """All processes are healthy, and the model is listed with its `prod` version."""
     found = json.loads(run(kelvin, "status", "--json"))
     assert all(row["healthy"] and row["ready"] for row in found["processes"])
     assert {row["name"] for row in found["processes"]} >= {
@@ -75,7 +75,7 @@ def test_status_and_models(kelvin: Installation, two: tuple[str, str]) -> None:
 
 
 def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[str, str]) -> None:
-    """The next request is answered by the version that was deployed; an unknown one is refused."""
+    """The next request is answered by the deployed version. An unknown version is refused."""
     first, second = two
     before = complete(kelvin, "two", "w1 w2 w3", max_tokens=6)
     run(kelvin, "deploy", f"two@{second[:12]}")
@@ -89,7 +89,7 @@ def test_deploy_moves_prod_and_requests_follow(kelvin: Installation, two: tuple[
 
 
 def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[str, str]) -> None:
-    """Both versions answer, by session; what may not share it is refused; a deploy gives all to one."""
+    """Both versions of a split answer, by session. A deploy ends the split."""
     first, second = two
     shown = run(kelvin, "models", "split", "two", f"{first[:12]}=1", f"{second[:12]}=3")
     assert shown == f"{second[:12]} 3 (75.0%)\n{first[:12]} 1 (25.0%)\n"
@@ -106,11 +106,9 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
 
 
 def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:
-    """The host tier holds the version before its first request, which reads nothing; the other one's, not deployed,
-    reads its chunks (the control).
-    """
+    """A deployed version is prefetched, so its first request reads no chunk. The other version reads (control)."""
     first, second = two
-    wait_cache_idle(kelvin)  # what others pushed and deployed is not brought after all was forgotten
+    wait_cache_idle(kelvin)  # no late prefetch fills the cache after it was emptied
     kelvin.forget("host")
     assert cache(kelvin)["host"]["versions"] == 0
     run(kelvin, "deploy", f"two@{second[:12]}")
@@ -125,21 +123,21 @@ def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two
 
 
 def test_scale_sets_what_is_given(kelvin: Installation, two: tuple[str, str]) -> None:
-    """What is not given stays; a bad value is named with its rule."""
-    told = json.loads(run(kelvin, "scale", "two", "--max", "2", "--target", "3.5", "--json"))
-    assert (told["max"], told["target"]) == (2, 3.5)
-    told = json.loads(run(kelvin, "scale", "two", "--window", "8", "--grace", "1", "--json"))
-    assert (told["max"], told["window_s"], told["grace_s"]) == (2, 8.0, 1.0)
-    told = json.loads(run(kelvin, "scale", "two", "--average", "weighted", "--json"))
-    assert (told["window_s"], told["average"]) == (8.0, "weighted")
-    told = json.loads(run(kelvin, "scale", "two", "--average", "linear", "--backlog", "2.5", "--json"))
-    assert (told["average"], told["backlog_s"]) == ("linear", 2.5)
+    """Options that are not given keep their value, and a bad value is refused with its rule."""
+    result = json.loads(run(kelvin, "scale", "two", "--max", "2", "--target", "3.5", "--json"))
+    assert (result["max"], result["target"]) == (2, 3.5)
+    result = json.loads(run(kelvin, "scale", "two", "--window", "8", "--grace", "1", "--json"))
+    assert (result["max"], result["window_s"], result["grace_s"]) == (2, 8.0, 1.0)
+    result = json.loads(run(kelvin, "scale", "two", "--average", "weighted", "--json"))
+    assert (result["window_s"], result["average"]) == (8.0, "weighted")
+    result = json.loads(run(kelvin, "scale", "two", "--average", "linear", "--backlog", "2.5", "--json"))
+    assert (result["average"], result["backlog_s"]) == ("linear", 2.5)
     run(kelvin, "scale", "two", "--backlog", "0")
     assert "0" in run(kelvin, "scale", "two", "--max", "0", code=2)
 
 
 def test_a_minimum_is_kept_without_a_request(kelvin: Installation, two: tuple[str, str]) -> None:
-    """`--min 1` starts a replica, also of a model that was stopped; `--min 0` lets it go."""
+    """`--min 1` starts a replica, also of a stopped model. `--min 0` lets it end."""
     run(kelvin, "stop", "two")
     run(kelvin, "scale", "two", "--min", "1")
     kelvin.wait(lambda: kelvin.model("two")["state"] == "ready", "a replica is kept")
@@ -149,7 +147,7 @@ def test_a_minimum_is_kept_without_a_request(kelvin: Installation, two: tuple[st
 
 
 def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
-    """Without waiting for window and grace."""
+    """A stop does not wait for window and grace."""
     run(kelvin, "scale", "two", "--window", "600", "--grace", "600")
     assert complete(kelvin, "two", "w1", max_tokens=1).status == 200
     run(kelvin, "stop", "two")
@@ -158,7 +156,7 @@ def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
 
 
 def test_timeline_draws_the_start(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
-    """The waterfall has the stages, and the floor where one was measured."""
+    """The waterfall has every stage, and the floor if one was measured."""
     kelvin.to_zero("two")
     answer = complete(kelvin, "two", "w1", max_tokens=1, stream=True)
     request_id = answer.headers["x-request-id"]
@@ -176,7 +174,7 @@ def test_timeline_draws_the_start(kelvin: Installation, two: tuple[str, str], tm
 
 
 def test_logs_are_shown_by_process(kelvin: Installation) -> None:
-    """Each line is JSON; an unknown process is named beside those that there are."""
+    """Log lines are JSON. For an unknown process the known ones are listed."""
     lines = run(kelvin, "logs", "controlplane", "--lines", "3").splitlines()
     assert 1 <= len(lines) <= 3
     assert all(json.loads(line)["process"] == "controlplane" for line in lines)
@@ -184,7 +182,7 @@ def test_logs_are_shown_by_process(kelvin: Installation) -> None:
 
 
 def test_fsck_is_clean_and_finds_a_planted_fault(kelvin: Installation) -> None:
-    """A flipped byte is found by chunk and said how to mend; exit code 1."""
+    """A flipped byte is found with exit code 1, and a clean store has no fault."""
     assert "no fault" in run(kelvin, "fsck")
     pack = next(path for path in (kelvin.data / "store").rglob("packs/*") if path.is_file())
     whole = pack.read_bytes()
@@ -199,7 +197,7 @@ def test_fsck_is_clean_and_finds_a_planted_fault(kelvin: Installation) -> None:
 
 @pytest.mark.deep
 def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
-    """`prod` can't be deleted; another version is a 404 then, still listed, marked by `collect`; pushed, it is back."""
+    """`prod` can't be deleted. Another version is then 404 and marked by `collect`, until it is pushed again."""
     first, second = two
     run(kelvin, "deploy", f"two@{first[:12]}")
     assert "prod" in run(kelvin, "versions", "delete", f"two@{first[:12]}", code=1)
@@ -209,8 +207,8 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
     health = {row["version"]: row["health"] for row in json.loads(run(kelvin, "versions", "list", "two", "--json"))}
     assert health == {first: "ready", second: "deleted"}
     assert "was deleted" in run(kelvin, "deploy", f"two@{second[:12]}", code=1)
-    told = json.loads(run(kelvin, "collect", "--run", "--json"))
-    assert (told["freed"], [each["version"] for each in told["condemned"]]) == ([], [second])
+    result = json.loads(run(kelvin, "collect", "--run", "--json"))
+    assert (result["freed"], [each["version"] for each in result["condemned"]]) == ([], [second])
     assert "1 versions to no model" in run(kelvin, "fsck")
     assert kelvin.push(make_tiny(tmp_path / "b", "llama", seed=5), "two") == second
     assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 200
@@ -219,12 +217,12 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
 
 @pytest.mark.deep
 def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
-    """By alias, into a directory that was not there: small files as they were, each tensor with its bits."""
+    """The export has the small files unchanged and each tensor bit by bit."""
     out = tmp_path / "out"
-    told = json.loads(run(kelvin, "export", "llama", str(out), "--json"))
-    assert told["version"] == kelvin.model("llama")["version"]
+    result = json.loads(run(kelvin, "export", "llama", str(out), "--json"))
+    assert result["version"] == kelvin.model("llama")["version"]
     files = {path.name for path in out.iterdir()}
-    assert files == set(told["files"]) == {path.name for path in llama.iterdir()}
+    assert files == set(result["files"]) == {path.name for path in llama.iterdir()}
     for name in files - {"model.safetensors"}:
         assert (out / name).read_bytes() == (llama / name).read_bytes()
     ours, theirs = (dict(safetensors.deserialize((at / "model.safetensors").read_bytes())) for at in (out, llama))  # type: ignore[no-untyped-call]
@@ -236,15 +234,15 @@ def test_an_export_is_what_was_pushed(kelvin: Installation, llama: Path, tmp_pat
 
 @pytest.mark.deep
 def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path, tmp_path: Path) -> None:
-    """Taken apart, nothing of it is new; its small files are where `--with` says; a flipped bit is refused by name."""
+    """Repacked, a tensorizer file gives the version of the safetensors file. A flipped bit in it is refused."""
     raw = (llama / "model.safetensors").read_bytes()
     read = safetensors.deserialize(raw)  # type: ignore[no-untyped-call]
     tensors = {name: Weight(each["dtype"], tuple(each["shape"]), bytes(each["data"])) for name, each in read}
     file = tmp_path / "llama.tensors"
     file.write_bytes(TensorsFile(tensors, index_bytes=256 << 10).build())
     words = ("push", str(file), "--name", "llama", "--with", str(llama), "--repack", "--json")
-    told = json.loads(run(kelvin, *words))
-    assert (told["version"], told["created"]) == (kelvin.model("llama")["version"], False)
+    result = json.loads(run(kelvin, *words))
+    assert (result["version"], result["created"]) == (kelvin.model("llama")["version"], False)
     broken = bytearray(file.read_bytes())
     broken[-100] ^= 1
     file.write_bytes(broken)
@@ -252,20 +250,20 @@ def test_a_tensorizer_file_is_the_same_version(kelvin: Installation, llama: Path
 
 
 def test_billing_report_in_every_format(kelvin: Installation) -> None:
-    """Table, CSV and JSON of the same month agree on the total."""
+    """Table, CSV and JSON reports are printed, and a wrong month is refused."""
     assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
     month = time.strftime("%Y-%m", time.gmtime())
     words = ("billing", "report", "--tenant", "default", "--month", month, "--format")
     kelvin.wait(lambda: json.loads(run(kelvin, *words, "json"))["requests"].get("ok", 0) > 0, "a request is billed")
-    told = json.loads(run(kelvin, *words, "json"))
-    assert told["balance"]["balanced"]
+    result = json.loads(run(kelvin, *words, "json"))
+    assert result["balance"]["balanced"]
     assert "completion_tokens" in run(kelvin, *words, "csv")
     assert "total" in run(kelvin, *words, "table")
     assert "2026-13" in run(kelvin, "billing", "report", "--tenant", "default", "--month", "2026-13", code=1)
 
 
 def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installation) -> None:
-    """Sound before and after; in between the row and its month are named, and the exit code is 2."""
+    """`verify` names the changed row and its month with exit code 2, and passes before and after."""
     last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")
     month = time.strftime("%Y-%m", time.gmtime())
@@ -279,7 +277,7 @@ def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installatio
 
 
 def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Installation) -> None:
-    """With its size in tokens and money, and exit code 2; before and after the accounts agree."""
+    """`reconcile` names the changed total with its tokens and money, and exits with 2."""
     last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")
     month = time.strftime("%Y-%m", time.gmtime())
@@ -291,15 +289,15 @@ def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Instal
     )
     assert change(kelvin, query, (1_000_000, month)) == 1
     words = ("billing", "reconcile", "--month", month)
-    told = json.loads(run(kelvin, *words, "--json", code=2, errors=False))
+    result = json.loads(run(kelvin, *words, "--json", code=2, errors=False))
     assert change(kelvin, query, (-1_000_000, month)) == 1
-    (wrong,) = [each for each in told["differences"] if each["fails"]]
+    (wrong,) = [each for each in result["differences"] if each["fails"]]
     assert (wrong["kind"], wrong["tokens"], wrong["amount_micros"]) == ("total_wrong", 1_000_000, 1_500_000)
 
 
 @pytest.mark.deep
 def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
-    """One that is over; again is harmless; the current one is refused."""
+    """A past month can be closed, repeatedly. The current month is refused."""
     now = time.gmtime()
     over = f"{now.tm_year - 1}-01"
     first = run(kelvin, "billing", "close", "--month", over)
@@ -313,7 +311,7 @@ def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
 
 
 def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation) -> None:
-    """Without a data directory."""
+    """Commands work with URL, CA and key instead of a data directory."""
     files = ("--ca", str(kelvin.data / "ca.pem"), "--key", str(kelvin.data / "admin.key"))
     status, out, err = run_to_end("models", "--url", f"https://localhost:{kelvin.port}", *files)
     assert status == 0, err
@@ -321,21 +319,21 @@ def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation)
 
 
 def test_an_installation_that_is_away_is_a_sentence(tmp_path: Path) -> None:
-    """No stack trace, the directory and the remedy are named."""
+    """The error names the remedy."""
     status, _, err = run_to_end("models", "--data", str(tmp_path / "none"))
     assert status == 1
     assert "kelvin up" in err
 
 
 def test_bench_is_a_command() -> None:
-    """Its options are checked before anything runs."""
+    """Options are checked before anything runs."""
     done = bench_command.run("cold", "--sizes", "none")
     assert done.returncode == 2
     assert "numbers of GB" in done.stderr
 
 
 def test_models_render_for_a_cluster(kelvin: Installation) -> None:
-    """The version that `prod` names, as the model scales here; what a cluster would refuse is refused."""
+    """`models render` shows the `prod` version with its scale, and refuses what a cluster would refuse."""
     image, version = "registry.example/kelvin@sha256:" + "0" * 64, kelvin.model("llama")["version"]
     words = ("models", "render", "llama", "--image", image, "--store", "s3://models")
     found = json.loads(run(kelvin, *words))
@@ -355,7 +353,7 @@ def test_models_render_for_a_cluster(kelvin: Installation) -> None:
 
 @pytest.mark.deep
 def test_doctor_beside_a_running_installation(kelvin: Installation) -> None:
-    """Its secrets are guarded, its CA and the certificate that callers see are good, and it serves on."""
+    """`kelvin doctor` finds secrets, certificates, store and services in order, and prints no secret."""
     words = ("doctor", "--data", str(kelvin.data), "--read-bytes", str(8 << 20), "--json")
     _, out, err = run_to_end(*words)
     found = {finding["check"]: finding for finding in json.loads(out)["findings"]}

@@ -1,4 +1,4 @@
-"""The demo cleans up, also when it is interrupted in the middle."""
+"""The demo cleans up, also when it is interrupted."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.deep
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """Interrupted after Kelvin was started: exit code 130, no process and no directory is left."""
+    """After an interrupt the demo exits with 130 and leaves no process and no directory."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "examples.demo"], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment

@@ -1,4 +1,4 @@
-"""One request is followed through the logs of all processes that had to do with it."""
+"""One request can be followed through the logs of all processes that handled it."""
 
 import os
 from collections.abc import Iterable
@@ -16,17 +16,17 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 def _speakers(lines: Iterable[dict[str, Any]], request_id: str) -> set[str]:
-    """The processes that said something of that request; runtimes without their ids."""
+    """Return the processes with a log line of the request; runtimes without their ids."""
     return {line["process"].partition("-")[0] for line in lines if line.get("request_id") == request_id}
 
 
 def _endings(lines: Iterable[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
-    """What was said of that request's end."""
+    """Return the log lines of the request's end."""
     return [line for line in lines if line.get("request_id") == request_id and line["message"] == "a request ended"]
 
 
 def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> None:
-    """Activator, control plane, runtime and cache agent each name it; a warm request after it leaves no line."""
+    """Activator, control plane, runtime and cache agent log a cold request's id. A warm request leaves no line."""
     kelvin.to_zero("llama")
     cold = complete(kelvin, "llama", prompt_of([5, 9]), max_tokens=2, stream=True)
     warm = complete(kelvin, "llama", prompt_of([5, 9]), max_tokens=2)
@@ -39,29 +39,29 @@ def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> Non
     assert _speakers(lines, warm.headers["x-request-id"]) == set()
     (end,) = _endings(lines, request_id)
     assert (end["outcome"], end["status"], end["cold"], end["tenant"]) == ("ok", 200, True, "default")
-    # The control: lines that don't say for whom they speak are noticed by this very look.
+    # Negative control: without request ids, the search finds nothing.
     mute = [{name: value for name, value in line.items() if name != "request_id"} for line in lines]
     assert _speakers(mute, request_id) == set()
 
 
 def test_the_callers_trace_stands_beside_it(kelvin: Installation) -> None:
-    """Its id goes with the request, to the cache agent's door."""
+    """The client's trace id is logged beside the request id, by activator, control plane and runtime."""
     kelvin.to_zero("llama")
     body = {"model": "llama", "prompt": prompt_of([5]), "max_tokens": 1}
     answer = post(kelvin, "/v1/completions", body, traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
     assert answer.status == 200
 
-    def told() -> bool:
+    def is_traced() -> bool:
         mine = [line for line in log_lines(kelvin) if line.get("request_id") == answer.headers["x-request-id"]]
         traced = {line["process"].partition("-")[0] for line in mine if line.get("trace_id") == TRACE}
         return traced == {"activator", "controlplane", "runtime"}
 
-    kelvin.wait(told, "all have written")
+    kelvin.wait(is_traced, "all have written")
 
 
 @pytest.mark.deep
 def test_large_log_is_rotated_while_the_installation_runs(kelvin: Installation) -> None:
-    """`kelvin up` looks at its directory of logs now and then. A log within the limit stays, as a control."""
+    """`kelvin up` rotates a log above the limit. One at the limit stays (control)."""
     logs = kelvin.data / "logs"
     large, small, older = logs / "large.log", logs / "small.log", logs / f"large.log{SUFFIX}"
     try:

@@ -1,4 +1,4 @@
-"""`kelvin up` goes on in a PostgreSQL: the same keys open the door, the same models answer, the bill goes on."""
+"""An installation moves to PostgreSQL: keys, models and bill go on."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.e2e.installation_state import bill, is_recorded
 
 
 def _charged(kelvin: Installation) -> Any:
-    """Of requests: what replicas lived is told when they end."""
+    """Return what the bill has of requests. Replica lifetimes are recorded only when they end."""
     found = bill(kelvin)
     return {name: found[name] for name in ("requests", "month", "currency")}
 
@@ -22,7 +22,7 @@ def _charged(kelvin: Installation) -> Any:
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_an_installation_moves(scratch: Path, llama: Path) -> None:
-    """By a backup, with what it had, and its next request is on the same bill."""
+    """A backup is restored into PostgreSQL, and the next request is on the same bill."""
     data, backup = scratch / "moving", scratch / "moving.backup"
     with PostgresServer() as postgres:
         place = postgres.database(migrated=False)

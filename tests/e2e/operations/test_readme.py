@@ -1,4 +1,4 @@
-"""What the README prints works as printed."""
+"""The README's examples work as printed."""
 
 import os
 import re
@@ -18,19 +18,19 @@ CURLS = [block for block in BLOCKS if "curl" in block]
 
 @pytest.fixture(scope="module")
 def tour(kelvin: Installation) -> Installation:
-    """The README's model, pushed under the README's name."""
+    """The installation with the README's model."""
     kelvin.push(ROOT / "examples" / "tinylm" / "model", "tinylm")
     return kelvin
 
 
 def test_there_are_examples() -> None:
-    """The control: an extraction that finds nothing would pass everything."""
+    """Negative control: with no extracted example, the other tests would test nothing."""
     assert len(CURLS) >= 2
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
 def test_a_curl_example_works_as_printed(tour: Installation, block: str) -> None:
-    """Run by a shell, with the two variables that the README sets pointing here."""
+    """A shell runs the example, with the README's two variables set for this installation."""
     environment = {**os.environ, "KELVIN_DATA": str(tour.data), "KELVIN_URL": f"https://localhost:{tour.port}"}
     done = subprocess.run(["bash", "-euc", block], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_a_curl_example_works_as_printed(tour: Installation, block: str) -> None
 
 
 def test_the_python_example_works_as_printed(tour: Installation, tmp_path: Path) -> None:
-    """The official client, with nothing but address, key and CA."""
+    """The official client works with address, key and CA."""
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     environment = {**os.environ, "KELVIN_DATA": str(tour.data), "KELVIN_URL": f"https://localhost:{tour.port}"}
     script = tmp_path / "example.py"

@@ -1,4 +1,4 @@
-"""`kelvin billing reconcile` from outside: what somebody or something did to the accounts is named; else they agree."""
+"""`kelvin billing reconcile` names each planted difference, and agrees without one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,12 +16,13 @@ pytestmark = pytest.mark.deep
 
 @dataclass(frozen=True)
 class Planted:
-    """What is done by hand, how it is undone, and what has to be said. `:life` is a replica, `:request` one of its."""
+    """A change of the database, its undo, and the expected difference. `:life` is a replica, `:request` one of its
+    requests."""
 
     do: str
     undo: str
     kind: str
-    figure: str = ""  # of the difference, and what it must be
+    figure: str = ""  # a figure of the difference, and its expected value
     is_: int | None = None
     fails: bool = True
 
@@ -41,7 +42,7 @@ PLANTED = [
     pytest.param(
         Planted(LIFE.format("total_us = total_us + 3600000000"), LIFE.format("total_us = total_us - 3600000000"),
                 "time_unaccounted"),
-        id="an hour that nobody accounts for",
+        id="an hour that no record accounts for",
     ),
     pytest.param(
         Planted("UPDATE ledger_runtime_totals SET device_us = device_us + 90000000 WHERE runtime_id = :life",
@@ -94,8 +95,8 @@ PLANTED = [
 
 @pytest.fixture(scope="module")
 def named(kelvin: Installation) -> dict[str, str]:
-    """A replica that lived and died, a request that it served, and the source of that request's record."""
-    kelvin.to_zero("llama")  # whichever replica comes next serves this request alone
+    """The ids of an ended replica, of its request, and of the source of the request's record."""
+    kelvin.to_zero("llama")  # the next replica serves only this request
     request = complete(kelvin, "llama", "w1 w2", max_tokens=3).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, request), "the request is in the ledger")
     query = "SELECT runtime_id, source FROM ledger_requests WHERE request_id = :request"
@@ -110,7 +111,7 @@ def named(kelvin: Installation) -> dict[str, str]:
 
 @contextlib.contextmanager
 def changed(kelvin: Installation, planted: Planted, names: dict[str, str]) -> Iterator[None]:
-    """By hand, beside the running installation, and undone."""
+    """Change the running installation's database, and undo it afterwards."""
     try:
         assert sum(change(kelvin, each, names) for each in planted.do.split(";")) > 0
         yield
@@ -119,7 +120,7 @@ def changed(kelvin: Installation, planted: Planted, names: dict[str, str]) -> It
 
 
 def test_without_anything_planted_the_accounts_agree(kelvin: Installation, named: dict[str, str]) -> None:
-    """The control: of replicas that lived and died, nothing fails."""
+    """Negative control: without a change, no difference is found."""
     report = reconciled(kelvin, 0)
     assert report["agrees"]
     assert report["compared"]["replicas"] > 0
@@ -129,7 +130,7 @@ def test_without_anything_planted_the_accounts_agree(kelvin: Installation, named
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_planted_difference_is_named(kelvin: Installation, named: dict[str, str], planted: Planted) -> None:
-    """By kind, with its size; the exit code is 2, but for what is known not to be exact."""
+    """The difference is named by kind and size. Exit code 2, except for a known inexactness."""
     with changed(kelvin, planted, named):
         report = reconciled(kelvin, 2 if planted.fails else 0)
     found = [each for each in report["differences"] if each["kind"] == planted.kind]
@@ -140,10 +141,8 @@ def test_planted_difference_is_named(kelvin: Installation, named: dict[str, str]
 
 
 def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation, named: dict[str, str]) -> None:
-    """Its deadline ends it while the replica computes: the prompt and the tokens so far are on the bill, once, and
-    nothing of it is a difference between the activator's account and the replica's.
-    """
-    complete(kelvin, "llama", "w1 w2", max_tokens=1)  # it serves by now
+    """A whole answer cut by its deadline is billed for prompt and computed tokens, once, and the accounts agree."""
+    complete(kelvin, "llama", "w1 w2", max_tokens=1)  # the model is ready from here on
     body = {"model": "llama", "prompt": "w1 w2 w3", "max_tokens": 4000, "temperature": 0}
     cut = post(kelvin, "/v1/completions", body, x_kelvin_deadline_ms="700")
     assert cut.status == 504, cut.raw
@@ -162,12 +161,12 @@ def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation
 
 
 def test_what_waits_in_a_spool_is_named(kelvin: Installation) -> None:
-    """A living process has written it, and nobody has shipped it yet: it is on its way."""
+    """Records that a living process has not shipped yet are named, and are no failure."""
     spool = Spool.open(kelvin.data / "spool", "activator-of-a-test")
     try:
         spool.append_blocking(lambda sequence: b"{}")
         (waiting,) = [each for each in reconciled(kelvin, 0)["differences"] if each["subject"] == "activator-of-a-test"]
     finally:
-        spool.tail.acknowledge(1)  # nobody ever ships it
+        spool.tail.acknowledge(1)  # no process ships it
         spool.close()
     assert (waiting["kind"], waiting["requests"], waiting["fails"]) == ("unshipped", 1, False)

@@ -1,4 +1,4 @@
-"""Backup and restore as an operator runs them, and the drill that shows what is lost and how long it takes."""
+"""Backup and restore as an operator runs them, and the recovery drill."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.e2e.installation_state import bill, is_recorded
 
 
 def run(*words: str, code: int = 0) -> str:
-    """The command's output, standard error included; its exit code must be `code`."""
+    """Return the command's output and errors. Its exit code must be `code`."""
     status, out, err = run_to_end(*words)
     assert status == code, out + err
     return out + err
@@ -25,7 +25,7 @@ def run(*words: str, code: int = 0) -> str:
 
 @pytest.mark.deep
 def test_a_running_installation_is_backed_up_and_restored(kelvin: Installation, tmp_path: Path) -> None:
-    """One file, its owner's alone; what it becomes has keys and ledger; a tampered one becomes nothing."""
+    """A backup is one private file. Its restore has keys and ledger, and a tampered one restores nothing."""
     answer = complete(kelvin, "llama", "w1", max_tokens=1)
     kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
     file, new, before = tmp_path / "one.backup", tmp_path / "new", bill(kelvin)
@@ -46,7 +46,7 @@ def test_a_running_installation_is_backed_up_and_restored(kelvin: Installation, 
 
 
 def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, tmp_path: Path) -> None:
-    """Nor is one that is cut short started: both say what to do."""
+    """A restore over a running installation, and a start after an unfinished restore, are refused with the remedy."""
     (tmp_path / "x.backup").touch()
     assert "is in use by process" in run("restore", str(tmp_path / "x.backup"), "--data", str(kelvin.data), code=1)
     (tmp_path / "data").mkdir()
@@ -59,7 +59,7 @@ def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, t
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:
-    """As a user runs it: both losses, nothing missing, in time."""
+    """Both losses are recovered in time, and nothing is missing."""
     command = [sys.executable, "-m", "kelvin.cli.main", "drill", "recovery", "--requests", "5"]
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "report.json")], capture_output=True, text=True, check=False
@@ -74,7 +74,7 @@ def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:
 
 
 def _last_records(place: Path) -> None:
-    """The newest segment of the journal: nothing says that it held anything."""
+    """Empty the journal's newest segment, without a trace that it had records."""
     newest = max((place / "journal").glob("*.seg"))
     newest.write_bytes(b"")
 
@@ -83,8 +83,8 @@ def _last_records(place: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_the_drill_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the journal's last segment the restore succeeds, and the drill goes red over the bill."""
-    monkeypatch.setattr(recovery_drill, "SETTLE_S", 3.0)  # what is waited for will not come
+    """Negative control: without the journal's last segment the restore succeeds, and the drill fails."""
+    monkeypatch.setattr(recovery_drill, "SETTLE_S", 3.0)  # the missing records will not come
     found = drill(DrillPlan(3, tell=lambda _: None), tmp_path, losses=("the database",), damage_backups=_last_records)
     (case,) = found.cases
     assert case.billed < case.answered

@@ -1,4 +1,4 @@
-"""What an installation tells a collector, as the collector has it; and what it tells whoever asks."""
+"""The traces that an installation sends to a collector, and its metrics page."""
 
 import base64
 from typing import Any
@@ -24,7 +24,7 @@ def _timeline(kelvin: Installation, answer: Answer) -> Any:
 
 
 def _stages(trace: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """Names of a trace's stages, and when they ended, in microseconds from its begin."""
+    """Return names and end times of a trace's stages, in microseconds from its start."""
     whole, *stages = trace
     began = int(whole["start_time_unix_nano"])
     return sorted(((span["name"], (int(span["end_time_unix_nano"]) - began) // 1000) for span in stages), key=_at)
@@ -35,12 +35,12 @@ def _at(stage: tuple[str, int]) -> tuple[int, str]:
 
 
 def _agrees(trace: list[dict[str, Any]], timeline: Any) -> bool:
-    """Whether a trace's stages are those of the timeline route."""
+    """Return whether a trace has the stages of the timeline route."""
     return _stages(trace) == sorted(((stamp["stage"], stamp["at_us"]) for stamp in timeline["stamps"]), key=_at)
 
 
 def _restores(collector: Receiver, runtime_id: str) -> list[dict[str, Any]]:
-    """The traces of that replica's restore: one."""
+    """Return the restore traces of the replica."""
     wholes = [span for span in collector.spans() if span["name"] == "restore"]
     return [span for span in wholes if span["attributes"].get("kelvin.runtime_id") == runtime_id]
 
@@ -48,7 +48,7 @@ def _restores(collector: Receiver, runtime_id: str) -> list[dict[str, Any]]:
 def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
     watched: Installation, collector: Receiver
 ) -> None:
-    """Their stages are the timeline's; the cold one refers to the restore's own trace; share 0 keeps the rest here."""
+    """Only notable requests are sent (share 0), with the stages of their timelines. The cold one links its restore."""
     watched.to_zero("llama")
     cold = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
     warm = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
@@ -60,7 +60,7 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
     assert _agrees(trace, timeline)
     assert _agrees(collector.trace_of(wrong.headers["x-request-id"]), _timeline(watched, wrong))
     assert collector.trace_of(warm.headers["x-request-id"]) == []
-    # The control: a stage that is missing, or ends at another time, is seen.
+    # Negative control: a missing stage, or another end time, is noticed.
     assert not _agrees(trace[:-1], timeline)
     assert not _agrees(trace, {"stamps": [{**stamp, "at_us": stamp["at_us"] + 1} for stamp in timeline["stamps"]]})
     whole = trace[0]
@@ -80,7 +80,7 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
 
 
 def test_a_request_belongs_to_its_callers_trace(watched: Installation, collector: Receiver) -> None:
-    """The caller's ids are the trace's and the parent's."""
+    """The trace has the caller's trace id and parent span."""
     body = {"model": "llama", "prompt": prompt_of([5]), "max_tokens": 100_000}
     answer = post(watched, "/v1/completions", body, traceparent=f"00-{TRACE}-{CALLER}-01")
     request_id = answer.headers["x-request-id"]
@@ -91,7 +91,7 @@ def test_a_request_belongs_to_its_callers_trace(watched: Installation, collector
 
 
 def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
-    """`GET /admin/v1/metrics` is one page of Prometheus text; a key without the scope is refused."""
+    """`GET /admin/v1/metrics` is one page of Prometheus text for all processes. A key without the scope gets 403."""
     watched.to_zero("llama")
     assert complete(watched, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
     connection = connect(watched)
@@ -103,7 +103,7 @@ def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
     connection.close()
     assert answer.getheader("content-type") == "text/plain; version=0.0.4; charset=utf-8"
     assert text.count("# TYPE process_cpu_seconds_total counter") == 1
-    for said in (  # some of it is counted a moment after the answer
+    for said in (  # some are counted shortly after the answer
         'kelvin_up{process="controlplane",peer="cache"} 1',
         'kelvin_requests_total{process="activator",tenant="default",model="llama",outcome="ok",status="200",start="cold"}',
         'kelvin_first_token_seconds_count{process="activator",tenant="default",model="llama",start="cold"}',
@@ -119,7 +119,7 @@ def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
 
 
 def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installation, collector: Receiver) -> None:
-    """It came with each call there, and is in no log and no span."""
+    """The secret is sent with each call to the collector, and is in no log and no span."""
     wrong = complete(watched, "llama", prompt_of([5, 9]), max_tokens=100_000)
     wait(lambda: collector.trace_of(wrong.headers["x-request-id"]), "the error's trace")
     seen = collector.seen()
@@ -130,9 +130,7 @@ def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installat
 
 
 def test_its_library_is_loaded_where_it_is_on(watched: Installation) -> None:
-    """Protobuf's, in the activator that tells, and not in processes that have no traces. Where it is off, it is
-    nowhere: `test_telemetry_off.py`.
-    """
+    """Only the activator, which sends traces, loads protobuf. `test_telemetry_off.py` tests the other case."""
     wait(lambda: mapped(watched, "google/_upb").get("activator"), "it is loaded where it is on")
     found = mapped(watched, "google/_upb")
     assert [found[name] for name in ("runtime.app.zygote", "weightcache", "snapshotter")] == [False, False, False]

@@ -1,4 +1,4 @@
-"""An installation that tells nobody anything has loaded nothing for it."""
+"""An installation without a collector loads no telemetry library."""
 
 import pytest
 
@@ -9,9 +9,7 @@ pytestmark = pytest.mark.deep
 
 
 def test_nothing_of_it_is_loaded_where_it_is_off(kelvin: Installation) -> None:
-    """Protobuf's library is mapped in none of its processes. The control: in another installation's it is, in
-    `test_its_library_is_loaded_where_it_is_on`.
-    """
+    """No process has mapped protobuf. Control: `test_its_library_is_loaded_where_it_is_on`."""
     found = mapped(kelvin, "google/_upb")
     assert found
     assert not any(found.values())

@@ -1,4 +1,4 @@
-"""A model at zero answers, vanishes, and starts again; what one start costs is paid once however many wait."""
+"""Models start from zero, return to zero, and start once for many waiting requests."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PROMPT = [5, 9, 12, 33, 20]
 
 
 def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvin: Installation) -> None:
-    """From zero to an answer over HTTPS, with the timeline of the start in the stream."""
+    """A request starts the model, and the stream's comment and the timeline show the stages."""
     kelvin.to_zero("llama")
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=4, stream=True)
     assert answer.status == 200
@@ -30,7 +30,7 @@ def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvi
 
 
 def test_two_hundred_requests_at_zero_cause_one_restore(kelvin: Installation, llama: Path) -> None:
-    """200 answers, all right, one start, each chunk read once."""
+    """200 concurrent requests get the right text from one start, which reads each chunk once."""
     kelvin.to_zero("llama")
     wait_cache_idle(kelvin)
     kelvin.forget("host")
@@ -45,7 +45,7 @@ def test_two_hundred_requests_at_zero_cause_one_restore(kelvin: Installation, ll
 
 @pytest.mark.deep
 def test_a_model_that_nobody_calls_goes_to_zero_by_itself(kelvin: Installation) -> None:
-    """After window and grace nothing of it runs; the next request is served from the host tier."""
+    """After window and grace the model is at zero. The next start reads from the host tier."""
     kelvin.admin.request("PUT", "/admin/v1/models/qwen2/scale", {"window_s": 6, "grace_s": 0})
     assert complete(kelvin, "qwen2", prompt_of(PROMPT), max_tokens=2).status == 200
     kelvin.wait(lambda: kelvin.model("qwen2")["state"] == "zero", "qwen2 is at zero")

@@ -1,4 +1,4 @@
-"""How long a start will take is said before it, by tier, and how right that was is shown after it."""
+"""The duration of a start is forecast by tier, and the error is shown afterwards."""
 
 from typing import Any
 
@@ -13,19 +13,19 @@ pytestmark = pytest.mark.deep
 
 
 def starts(kelvin: Installation) -> Any:
-    """What the admin API says of starts of the version that `prod` names."""
+    """Return the start forecasts of the `prod` version."""
     found = kelvin.admin.request("GET", "/admin/v1/models/llama/starts")["versions"]
     return next(version for version in found if "prod" in version["aliases"])
 
 
 def held(kelvin: Installation) -> set[str]:
-    """The tiers that a start would take its bytes from."""
+    """Return the tiers that the next start would read from."""
     expected = starts(kelvin)["expected"]
     return {name for name, count in expected["bytes_by_tier"].items() if count} if expected else set()
 
 
 def started(kelvin: Installation, tier: str) -> Any:
-    """Start it from that tier until a forecast came in time; what was said before the start, and the error after it."""
+    """Start the model from this tier. Return the forecast, and the past start with its error."""
     for _ in range(10):
         kelvin.forget("host") if tier == "nvme" else kelvin.to_zero("llama")
         kelvin.wait(lambda: held(kelvin) == {tier}, f"all of it is in the tier '{tier}'")
@@ -38,7 +38,7 @@ def started(kelvin: Installation, tier: str) -> Any:
 
 
 def test_a_start_is_foretold_by_tier_and_its_error_shown(kelvin: Installation) -> None:
-    """From the host tier and from NVMe: bytes where they are, a time from measured rates, then what it took."""
+    """Starts from the host tier and from NVMe have forecasts from measured rates, and a recorded duration."""
     assert complete(kelvin, "llama", prompt_of([5, 9, 12]), max_tokens=1).status == 200
     total = kelvin.model("llama")["versions"][0]["total_bytes"]
     for tier in ("host", "nvme"):

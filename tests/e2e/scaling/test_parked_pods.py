@@ -1,6 +1,4 @@
-"""Control plane, activator and a pod that waits, as processes, beside a cluster and an autoscaler of the tests': a
-request at zero is answered by that pod, and by nothing else; what dies meanwhile hurts nobody.
-"""
+"""Control plane, activator and a parked pod as real processes, beside a fake cluster and autoscaler."""
 
 import asyncio
 import json
@@ -38,9 +36,8 @@ NAME: Final = f"{POOLS}/{SERVICE}-00001"
 def test_a_request_at_zero_takes_the_pod_that_waits(
     llama: Path, tmp_path: Path, buckets: Buckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answered as by one machine; Knative is told of two pods from then on, also while there is no control plane, and
-    requests are answered. The next control plane has it at once, and releases it with its model.
-    """
+    """A request at zero is answered by the parked pod, also while the control plane is dead.
+    Knative sees two pods from then on. The next control plane adopts the pod, and releases it with its model."""
     data, store = tmp_path / "data", buckets.url(buckets.make())
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Bytes move while a start waits for its process. What a deploy brings ahead is in `test_commands`."""
+"""Chunks are prefetched while a start waits for its process. `test_commands` tests prefetch by a deploy."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.e2e.installation_state import cache, chunk_reads, chunks, wait_cache_
 
 
 def is_forgotten(kelvin: Installation) -> bool:
-    """Whether the host tier could be emptied: what is just being written to NVMe keeps its slab."""
+    """Return whether the host tier could be emptied. A slab stays while its chunks are written to NVMe."""
     try:
         kelvin.admin.request("POST", "/admin/v1/cache/evict", {"tier": "host"})
     except InstallationFailed:
@@ -21,9 +21,7 @@ def is_forgotten(kelvin: Installation) -> bool:
 
 @pytest.mark.deep
 def test_a_start_without_a_standby_has_its_bytes_brought_meanwhile(tmp_path: Path, llama: Path) -> None:
-    """No standby is parked: the version's bytes do not wait for its process, each chunk is read once, and the start
-    is told where they came from.
-    """
+    """Without standbys, a start's chunks are prefetched while its process starts, and each is read once."""
     with running_installation(tmp_path / "data", settings={**SETTINGS, "KELVIN_STANDBYS": "0"}) as kelvin:
         kelvin.push(llama, "llama")
         kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] >= 1, "what `prod` names was brought")

@@ -1,4 +1,4 @@
-"""A model whose last replica sleeps: weights kept or given back like everything else, awake at the first request."""
+"""Sleeping replicas at levels 1 and 2: they give up their resources and wake for the next request."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ PROMPT = [5, 9, 12, 33, 20]
 
 @pytest.fixture
 def sleepy(kelvin: Installation) -> Iterator[Installation]:
-    """Soon asleep when nobody asks, and the only model that runs; as before afterwards."""
+    """The installation with a `llama` that soon sleeps, and no other replica. Restored afterwards."""
     _others_to_zero(kelvin)
     kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", {"window_s": 6, "grace_s": 0, "idle": "sleep"})
     yield kelvin
@@ -37,21 +37,21 @@ def sleepy(kelvin: Installation) -> Iterator[Installation]:
 
 
 def _others_to_zero(kelvin: Installation) -> None:
-    """Nobody else takes or gives back a device slot meanwhile."""
+    """Stop the other models, so that they neither take nor free a device slot."""
     for model in kelvin.admin.request("GET", "/admin/v1/models")["models"]:
         if model["model"] != "llama":
             kelvin.to_zero(model["model"])
 
 
 def _asleep(kelvin: Installation, state: str = "asleep") -> Any:
-    """Ask once, and wait; its replica."""
+    """Send a request, wait until the model sleeps, and return its replica."""
     assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     kelvin.wait(lambda: kelvin.model("llama")["state"] == state, f"llama is {state}")
     return sole_replica(kelvin, "llama")
 
 
 def _life(kelvin: Installation, runtime_id: str) -> tuple[int, int, int]:
-    """Standby, restore, total microseconds of the replica's life, once that is in the ledger."""
+    """Return the standby, restore and total microseconds of the replica's life, once recorded."""
     query = "SELECT standby_us, restore_us, total_us FROM ledger_lifetimes WHERE runtime_id = ?"
     kelvin.wait(lambda: bool(rows(kelvin, query, (runtime_id,))), "its life is in the ledger")
     ((standby_us, restore_us, total_us),) = rows(kelvin, query, (runtime_id,))
@@ -59,7 +59,8 @@ def _life(kelvin: Installation, runtime_id: str) -> tuple[int, int, int]:
 
 
 def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installation, llama: Path) -> None:
-    """The same process: no lease is asked for, KV is made anew, the probe verified; then its life balances."""
+    """A sleeping replica (level 1) holds no device slot. The same process wakes without a new lease, and its life
+    balances."""
     kelvin = sleepy
     replica = _asleep(kelvin)
     since_s = time.monotonic()
@@ -90,16 +91,15 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     kelvin.to_zero("llama")
     standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
     assert 0 < restore_us < total_us
-    assert slept_us <= standby_us < total_us, "time asleep is nobody's"
+    assert slept_us <= standby_us < total_us, "time asleep is standby time"
     run(kelvin, "billing", "reconcile")
 
 
 def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     sleepy: Installation, llama: Path
 ) -> None:
-    """`--idle sleep2`: the same process without its weights, which the cache evicts; woken, it leases them again. Then
-    once more, and it is killed while it waits for its lease: the request is answered by another process.
-    """
+    """A replica at level 2 has no lease, and leases its weights again when it wakes.
+    Killed while it waits for that lease, its request is answered by another process."""
     kelvin, right = sleepy, text_of(llama, greedy_continuation(llama, PROMPT, 6))
     run(kelvin, "scale", "llama", "--idle", "sleep2")
     replica = _asleep(kelvin, "asleep2")
@@ -110,7 +110,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     shown = next(version for version in told["versions"] if "prod" in version["aliases"])
     assert (told["setting"], shown["level"], shown["next_level"]) == ("sleep2", "asleep2", None)
     assert "it sleeps" in run(kelvin, "explain", "start", "llama")
-    kelvin.wait(lambda: _is_evicted(kelvin), "nobody holds a slab, the sleeper neither")
+    kelvin.wait(lambda: _is_evicted(kelvin), "no process holds a slab")
     before = cache(kelvin)["leases_granted"]
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6, stream=True)
     assert answer.text.strip() == right
@@ -142,7 +142,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     assert (answer.status, answer.text.strip()) == (200, right)
     kelvin.to_zero("llama")
     standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
-    assert 0 < standby_us < total_us, "time asleep is nobody's"
+    assert 0 < standby_us < total_us, "time asleep is standby time"
     assert restore_us > 0
     run(kelvin, "billing", "reconcile")
 
@@ -150,7 +150,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
 def _is_evicted(kelvin: Installation) -> bool:
     try:
         kelvin.admin.request("POST", "/admin/v1/cache/evict", {"tier": "host"})
-    except InstallationFailed:  # a process that is about to die
+    except InstallationFailed:  # a process that is about to end
         return False
     return True
 
@@ -161,7 +161,7 @@ def _idle(kelvin: Installation) -> Any:
 
 
 def _wakes(kelvin: Installation, name: str) -> int:
-    """Of that level, so far."""
+    """Return how many wakes from this level were measured."""
     (level,) = [each for each in _idle(kelvin)["levels"] if each["level"] == name]
     return int(level["seen"])
 
@@ -174,7 +174,7 @@ def _state(kelvin: Installation) -> str:
 
 
 def test_a_control_plane_that_comes_back_finds_its_sleeper(sleepy: Installation) -> None:
-    """Killed meanwhile, the next one adopts it, and wakes it for the next request: the same process."""
+    """The next control plane adopts the sleeping replica, and the same process wakes."""
     kelvin = sleepy
     replica = _asleep(kelvin)
     control = services(kelvin)["controlplane"]
@@ -187,20 +187,18 @@ def test_a_control_plane_that_comes_back_finds_its_sleeper(sleepy: Installation)
 
 
 def test_break_even_is_heeded(sleepy: Installation) -> None:
-    """Where waiting costs nothing the device is given back at once, long before the window of a minute is over.
-
-    Its control: where a second of waiting costs a fortune, the same replica is kept.
-    """
+    """If waiting costs nothing, the device is freed long before the window ends.
+    Negative control: if waiting is very expensive, the replica stays warm."""
     kelvin = sleepy
     run(kelvin, "scale", "llama", "--window", "60", "--grace", "30", "--idle", "auto", "--wait-price", "1000000000")
     assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
-    kelvin.wait(lambda: (_idle(kelvin)["idle_s"] or 0) > 6, "nobody asks")
+    kelvin.wait(lambda: (_idle(kelvin)["idle_s"] or 0) > 6, "no request arrives")
     assert _idle(kelvin)["level"] == "warm"
     run(kelvin, "scale", "llama", "--wait-price", "0")
     kelvin.wait(lambda: _idle(kelvin)["level"] != "warm", "the device is free", 30)
     assert _idle(kelvin)["idle_s"] < 60
-    for replica in replicas(kelvin, "llama"):  # a sleeper that is killed is started anew
-        with contextlib.suppress(ProcessLookupError):  # it was sent away
+    for replica in replicas(kelvin, "llama"):  # a killed sleeping replica is replaced by a new start
+        with contextlib.suppress(ProcessLookupError):  # it has already ended
             os.kill(replica["pid"], signal.SIGKILL)
     kelvin.wait(lambda: not replicas(kelvin, "llama"), "nothing is left of it")
     assert complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=2).status == 200

@@ -1,4 +1,4 @@
-"""Models that wake at once find standbys: the pool of a real installation learns it, and shows what it costs."""
+"""The standby pool learns that models start together, and shows its cost."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ WAVES = 10
 
 @pytest.fixture(scope="module")
 def house(watched: Installation, scratch: Path) -> Iterator[Installation]:
-    """Three models, and nothing else that runs; at zero afterwards."""
+    """An installation with three models at zero and no other replica."""
     for seed, name in enumerate(MODELS):
         watched.push(make_tiny(scratch / "standbys" / name, "llama", seed=80 + seed), name)
     watched.to_zero("llama")
@@ -39,7 +39,7 @@ def pool(house: Installation) -> Any:
 
 
 def shown_at_once(house: Installation) -> tuple[Any, list[str]]:
-    """The device, and the metrics of the same moment: nothing of a pool has changed between two looks around them."""
+    """Return the device status and metrics of one moment, between two equal looks at the pool."""
     found: list[Any] = []
 
     def stood_still() -> bool:
@@ -54,7 +54,7 @@ def shown_at_once(house: Installation) -> tuple[Any, list[str]]:
 
 
 def wake_all(house: Installation) -> tuple[int, int]:
-    """Every model is called at once, from zero: how many starts found a standby, and how many did not."""
+    """Start all models at once from zero. Return how many starts found a standby, and how many did not."""
     for name in MODELS:
         house.to_zero(name)
     house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
@@ -66,9 +66,9 @@ def wake_all(house: Installation) -> tuple[int, int]:
 
 
 def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
-    """Once the pool has seen them come together, each finds one. What a pool does that has not: `test_pool.py`."""
+    """Once the pool has seen the models start together, each start finds a standby."""
     assert pool(house)["target"] == 0.95
-    for _ in range(WAVES):  # threads that start together may yet be served one after another
+    for _ in range(WAVES):  # even requests sent together may be served one after another
         wake_all(house)
         if pool(house)["wanted"] >= len(MODELS):
             break
@@ -77,7 +77,7 @@ def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
 
 
 def test_the_platforms_memory_is_shown(house: Installation) -> None:
-    """In the admin API, on the metrics' page and by `kelvin status`: real bytes of real processes."""
+    """The admin API, the metrics page and `kelvin status` show the memory of real processes."""
     assert wake_all(house)[0] >= 1, "one was parked"
     house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
     seen, page = shown_at_once(house)
@@ -85,7 +85,7 @@ def test_the_platforms_memory_is_shown(house: Installation) -> None:
     zygote = services(house)["runtime.app.zygote"].memory_full_info()
     assert 0.5 < seen["zygote"]["pss"] / zygote.pss < 2.0
     assert found["parked"] <= found["kept"]
-    # A forked process has megabytes of its own, and shares most of what it has mapped.
+    # A forked process has a few private megabytes, and shares most of its mappings.
     assert (1 << 20) * found["parked"] < found["memory"]["private"] < found["memory"]["pss"]
     assert found["memory"]["private"] <= found["budget_bytes"]
     series = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page if not line.startswith("#")}

@@ -1,4 +1,4 @@
-"""A model is granted, called, billed and taken back by the command line, from outside, over a whole installation."""
+"""A model is granted, called, billed and revoked by command line and HTTPS."""
 
 import json
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.deep
 
 @pytest.fixture
 def pair(kelvin: Installation, tmp_path: Path) -> Iterator[tuple[Tenant, Tenant]]:
-    """An owner with a model, and another tenant; both are gone afterwards."""
+    """An owner with a model, and another tenant. Both are deleted afterwards."""
     owner, guest = (make_tenant(kelvin, f"{name}-{time.time_ns()}", tmp_path) for name in ("owner", "guest"))
     owner.run("push", str(make_tiny(tmp_path / "m", "llama", seed=41)), "--name", "m")
     yield owner, guest
@@ -26,7 +26,7 @@ def pair(kelvin: Installation, tmp_path: Path) -> Iterator[tuple[Tenant, Tenant]
 
 
 def test_a_grant_from_outside(kelvin: Installation, pair: tuple[Tenant, Tenant]) -> None:
-    """404, an answer, 404. Each pays its own, both books agree, and nobody's prompt is found in another's request."""
+    """A guest can call the model only while granted. Each tenant pays its part, and no prompt cache is shared."""
     owner, guest = pair
     theirs = f"{owner.name}/m"
     prompt = "w1 w2 w3 " * 20
@@ -42,7 +42,7 @@ def test_a_grant_from_outside(kelvin: Installation, pair: tuple[Tenant, Tenant])
     assert (own.status, answered.status) == (200, 200)
     assert answered.json["choices"] == own.json["choices"]
     assert answered.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert guest.run("models", "delete", "m", code=1)  # a grant is for calls alone
+    assert guest.run("models", "delete", "m", code=1)  # a grant allows calls only
     owner.run("models", "revoke", "m", guest.name)
     kelvin.wait(lambda: guest.complete(model=theirs).status == 404, "the grant is gone")
     assert guest.complete(model=theirs).json["error"]["code"] == refused.json["error"]["code"]

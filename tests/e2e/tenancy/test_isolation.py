@@ -1,6 +1,6 @@
-"""Two tenants in one installation: whatever one has is, to the other, exactly as if it were not there.
+"""Two tenants in one installation: objects of one look nonexistent to the other.
 
-Every route of the code is classified below; a new one fails here until somebody has said what it may show.
+Every route is classified below. A new route fails here until it is added.
 """
 
 import json
@@ -24,7 +24,7 @@ INNER = ("/internal/", "/healthz", "/readyz")
 
 @dataclass(frozen=True)
 class Names:
-    """What `default` has, or what nobody has."""
+    """Names of existing objects of `default`, or of objects that don't exist."""
 
     model: str
     version: str
@@ -37,7 +37,7 @@ class Names:
 
 NOBODYS = Names("nothing", "0" * 64, "req_" + "0" * 26, "0" * 32, "0" * 12, "nobody", "1" * 64)
 
-# A call that names something: path and body by the names it is given. `infer` or `admin` is the key that it wants.
+# Calls that name an object: the key's scope, the path and the body, with placeholders for names.
 CALLS: dict[Route, tuple[str, str, Any]] = {
     ("POST", "/v1/completions"): ("infer", "/v1/completions", {"model": "{model}", "prompt": "w1", "max_tokens": 1}),
     ("POST", "/v1/chat/completions"): ("infer", "/{tenant}/{model}/v1/chat/completions", {"messages": []}),
@@ -92,7 +92,7 @@ CALLS: dict[Route, tuple[str, str, Any]] = {
     ("PUT", "/push/v1/plans/{}/chunks/{}"): ("admin", "/push/v1/plans/{plan}/chunks/" + "0" * 64, None),
     ("POST", "/push/v1/plans/{}/commit"): ("admin", "/push/v1/plans/{plan}/commit", {"digests": []}),
 }  # fmt: skip
-# A call that names nothing and shows what the caller has: it must not show what `default` has.
+# Calls without names. They must not show objects of `default`.
 LISTS: dict[Route, str] = {
     ("GET", "/v1/models"): "infer",
     ("GET", "/v2"): "infer",
@@ -103,7 +103,7 @@ LISTS: dict[Route, str] = {
     ("GET", "/admin/v1/tenants"): "admin",
     ("POST", "/push/v1/fsck"): "admin",
 }
-# The installation's, for operators: 403 to every other key, whatever it names.
+# Routes of the operator: 403 for every other key.
 OPERATORS: set[Route] = {
     ("GET", "/admin/v1/cache"),
     ("POST", "/admin/v1/cache/check"),
@@ -116,22 +116,22 @@ OPERATORS: set[Route] = {
     ("POST", "/admin/v1/tenants/{}/suspend"),
     ("POST", "/admin/v1/tenants/{}/resume"),
 }
-# Names and shows nothing that was there before: it makes something of the caller's own, or frees it.
+# Calls that show nothing existing: they create or free the caller's own objects.
 OWN: set[Route] = {("POST", "/push/v1/plans"), ("POST", "/push/v1/collect")}
-# Says what there is to be called, to whoever may call some of it.
+# Public descriptions, equal for every key that may call some of the API.
 SAME: set[Route] = {("GET", "/admin/v1/openapi.json"), ("GET", "/push/v1/openapi.json")}
 CLASSIFIED = CALLS.keys() | LISTS.keys() | OPERATORS | OWN | SAME
 
 
 class Caller:
-    """One tenant's keys."""
+    """The keys of one tenant."""
 
     def __init__(self, kelvin: Installation, keys: dict[str, str]) -> None:
         self._kelvin = kelvin
         self._keys = keys
 
     def ask(self, key: str, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """Status and body."""
+        """Return status and body."""
         connection = connect(self._kelvin)
         try:
             headers = {"authorization": f"Bearer {self._keys[key]}", "content-type": "application/json"}
@@ -143,7 +143,7 @@ class Caller:
             connection.close()
 
     def call(self, route: Route, names: Names) -> tuple[int, str]:
-        """The call of a route about these names; in the answer, names and the request's id are left out."""
+        """Call the route with these names. The answer's names and request id are masked."""
         key, path, body = CALLS[route]
         filled = None if body is None else json.loads(_filled(json.dumps(body), names))
         status, text = self.ask(key, route[0], _filled(path, names), filled)
@@ -167,7 +167,7 @@ def _filled(text: str, names: Names) -> str:
 
 @pytest.fixture(scope="module")
 def theirs(kelvin: Installation, llama: Path) -> Names:
-    """What `default` has: a model with a version, a request, a push under way, a key."""
+    """The names of a model, version, request, open push, key and chunk of `default`."""
     answered = complete(kelvin, "llama", "w1", max_tokens=1)
     assert answered.status == 200
     plan = Caller(kelvin, _keys_of_default(kelvin)).ask("admin", "POST", "/push/v1/plans", _plan(llama))
@@ -193,7 +193,7 @@ def _keys_of_default(kelvin: Installation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def stranger(kelvin: Installation) -> Iterator[Caller]:
-    """Another tenant, with a key of each kind."""
+    """Another tenant, with a key of each scope."""
     kelvin.admin.request("POST", "/admin/v1/tenants", {"tenant": "stranger"})
     made = {
         scope: kelvin.admin.request("POST", "/admin/v1/keys?tenant=stranger", {"name": scope, "scopes": [scope]})
@@ -206,14 +206,14 @@ def stranger(kelvin: Installation) -> Iterator[Caller]:
 
 
 def test_every_route_is_classified(tmp_path: Path) -> None:
-    """Of the code, not of a list: this fails for a route that nobody has thought about."""
+    """The routes come from the code, so a new route fails this test."""
     outer = {route for route in routes_of_code(tmp_path) if not route[1].startswith(INNER)}
     assert outer == CLASSIFIED
 
 
 @pytest.mark.parametrize("route", CALLS, ids=" ".join)
 def test_foreign_names_look_unknown(stranger: Caller, theirs: Names, route: Route) -> None:
-    """The same status and the same words for what is another's and for what nobody has."""
+    """A foreign name and a nonexistent one get the same 404 and the same text."""
     refused, unknown = stranger.call(route, theirs), stranger.call(route, NOBODYS)
     assert refused == unknown
     assert refused[0] == 404, refused
@@ -221,7 +221,7 @@ def test_foreign_names_look_unknown(stranger: Caller, theirs: Names, route: Rout
 
 @pytest.mark.parametrize("route", sorted(SAME), ids=" ".join)
 def test_public_answers_are_the_same_for_every_key(kelvin: Installation, stranger: Caller, route: Route) -> None:
-    """Byte by byte, and nothing to a key that may call none of it."""
+    """The answers are identical, and a key without the scope gets 403."""
     own = Caller(kelvin, _keys_of_default(kelvin))
     assert stranger.ask("admin", *route) == own.ask("admin", *route)
     assert stranger.ask("admin", *route)[0] == 200
@@ -230,7 +230,6 @@ def test_public_answers_are_the_same_for_every_key(kelvin: Installation, strange
 
 @pytest.mark.parametrize("route", LISTS, ids=" ".join)
 def test_lists_show_own_objects_alone(stranger: Caller, theirs: Names, route: Route) -> None:
-    """Nothing that `default` has is in them."""
     status, text = stranger.ask(LISTS[route], *route)
     assert status == 200
     for name in (theirs.model, theirs.version, theirs.key, '"default"'):
@@ -239,16 +238,16 @@ def test_lists_show_own_objects_alone(stranger: Caller, theirs: Names, route: Ro
 
 @pytest.mark.parametrize("route", sorted(OPERATORS), ids=" ".join)
 def test_the_installation_is_the_operators(stranger: Caller, route: Route) -> None:
-    """Whatever is named, so that nobody learns whether it is there."""
+    """The answer is 403 whether the named tenant exists or not."""
     answers = {stranger.ask("admin", route[0], route[1].format(tenant), {}) for tenant in ("default", "nobody")}
     assert {status for status, _ in answers} == {403}
     assert len(answers) == 1
 
 
 def test_the_owner_finds_what_the_stranger_does_not(kelvin: Installation, theirs: Names) -> None:
-    """Negative control: with a key of `default` the same calls find all of it."""
+    """Negative control: the same calls with a key of `default` find the objects."""
     owner = Caller(kelvin, _keys_of_default(kelvin))
-    unkept = ("GET", "/push/v1/originals/{}")  # pushed in safetensors, the model has no such file
+    unkept = ("GET", "/push/v1/originals/{}")  # the model was pushed as safetensors, so it has no original file
     harmless = [route for route in CALLS if route[0] == "GET" and route != unkept] + [
         ("PUT", "/admin/v1/models/{}/scale"),
         ("POST", "/v1/completions"),

@@ -1,4 +1,4 @@
-"""Tenants and keys by the command line, from a tenant's first key to its end, against an installation."""
+"""Tenants and keys by command line, from a tenant's first key to its deletion."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests.e2e.https_client import ask
 
 
 def _ask(kelvin: Installation, key: Path, path: str = "/v1/models") -> tuple[int, bytes]:
-    """A call with that key: status and body."""
+    """Return status and body of a call with the key."""
     answer = ask(kelvin, "GET", path, key)
     return answer.status, answer.raw
 
 
 @pytest.mark.deep
 def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: Path) -> None:
-    """An operator makes it and its admin's key; the admin makes others, rotates and revokes them; then all is gone."""
+    """An operator creates a tenant, its admin creates, rotates and revokes keys, and all is deleted."""
     admin, app = tmp_path / "admin.key", tmp_path / "app.key"
     run(kelvin, "tenants", "create", "bravo")
     run(kelvin, "keys", "create", "boss", "--tenant", "bravo", "--scope", "admin", "--output", str(admin))
@@ -40,7 +40,9 @@ def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: 
     trail = run(kelvin, "audit", "list", *own)
     for what in ("operator", "tenant.created", "key.created", "key.rotated", "key.revoked", key_id):
         assert what in trail
-    assert "tenant.created" in run(kelvin, "audit", "list", "--tenant", "bravo")  # an operator's look is told
+    assert "tenant.created" in run(
+        kelvin, "audit", "list", "--tenant", "bravo"
+    )  # the operator's read is recorded in the audit log
     assert "access.audit" in run(kelvin, "audit", "list", *own)
     assert "access: 0 days" in run(kelvin, "audit", "windows", "--tenant", "bravo", "--set", "access=0")
     assert "bravo: 1 entries expired" in run(kelvin, "audit", "expire", "--tenant", "bravo")

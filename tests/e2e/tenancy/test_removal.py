@@ -1,4 +1,4 @@
-"""Models and tenants that pushed are taken away by the command line, and tenants are given limits, from outside."""
+"""Models and tenants are deleted, and tenants get limits, by command line."""
 
 import json
 import time
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.deep
 
 @pytest.fixture
 def charlie(kelvin: Installation, tmp_path: Path) -> Iterator[Tenant]:
-    """A tenant that nobody had, and that is gone afterwards."""
+    """A new tenant, deleted afterwards."""
     tenant = make_tenant(kelvin, f"charlie-{time.time_ns()}", tmp_path)
     yield tenant
     if tenant.name in run(kelvin, "tenants", "list", "--json"):
@@ -27,7 +27,7 @@ def charlie(kelvin: Installation, tmp_path: Path) -> Iterator[Tenant]:
 
 
 def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
-    """Refused while it is named; forced, it is a 404, its bytes are collectable, its bill stays; pushed, it is new."""
+    """A named model is deleted only by force. Its bytes can be collected, its bill stays, a new push works."""
     directory = make_tiny(tmp_path / "m", "llama", seed=31)
     charlie.run("push", str(directory), "--name", "m")
     assert charlie.complete().status == 200
@@ -37,8 +37,8 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
     assert charlie.complete().status == 404
     assert json.loads(charlie.run("models", "--json")) == {"models": []}
     assert "model.deleted" in charlie.run("audit", "list")
-    told = json.loads(charlie.run("collect", "--dry-run", "--json"))
-    assert len(told["condemned"]) == 1
+    collection = json.loads(charlie.run("collect", "--dry-run", "--json"))
+    assert len(collection["condemned"]) == 1
     month = time.strftime("%Y-%m", time.gmtime())
     words = ("billing", "report", "--tenant", charlie.name, "--month", month, "--format", "json")
     kelvin.wait(lambda: json.loads(charlie.run(*words))["requests"].get("ok", 0) == 1, "its request is billed")
@@ -47,7 +47,7 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
 
 
 def test_deleted_tenant_takes_keys_and_models_along(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
-    """Its keys are bad at once, its models gone; an operator frees its bytes; others serve on, the bill stays."""
+    """A deleted tenant's keys stop at once, and an operator frees its bytes. Others serve on, and its record stays."""
     charlie.run("push", str(make_tiny(tmp_path / "m", "llama", seed=32)), "--name", "m")
     answered = charlie.complete()
     assert answered.status == 200
@@ -56,14 +56,14 @@ def test_deleted_tenant_takes_keys_and_models_along(kelvin: Installation, charli
     assert charlie.complete().status == 401
     assert charlie.name not in run(kelvin, "tenants", "list")
     assert "is not given again" in run(kelvin, "tenants", "create", charlie.name, code=1)
-    told = json.loads(run(kelvin, "collect", "--run", "--tenant", charlie.name, "--json"))
-    assert len(told["condemned"]) == 1
+    collection = json.loads(run(kelvin, "collect", "--run", "--tenant", charlie.name, "--json"))
+    assert len(collection["condemned"]) == 1
     assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
     kelvin.wait(lambda: is_recorded(kelvin, answered.headers["x-request-id"]), "its request is in the ledger")
 
 
 def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
-    """Set, shown, and held by who enforces them: bytes of the store at the push, bytes of a body at the door."""
+    """Limits are set, shown and enforced: store bytes at the push, the others for requests."""
     assert "must be 'default' or a whole number from 1 to " in run(
         kelvin, "tenants", "set", charlie.name, "--requests", "0", code=2
     )

@@ -1,4 +1,4 @@
-"""A secret goes through every door that takes one, right and wrong, and is found nowhere afterwards."""
+"""Secrets sent through every interface are found nowhere afterwards: answers, files, command lines, environments."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ Found = list[str]
 
 
 def _ask(kelvin: Installation, method: str, path: str, body: object = None, **headers: str) -> bytes:
-    """Everything that came back: status line, headers and body."""
+    """Return status line, headers and body of the answer."""
     connection = connect(kelvin)
     try:
         payload = None if body is None else json.dumps(body)
@@ -36,10 +36,10 @@ def _family() -> Iterable[psutil.Process]:
 
 
 def find_secret(secret: str, kelvin: Installation, answers: Iterable[bytes]) -> Found:
-    """Where the secret, or its first half, is: in answers, files of the installation, its processes' words."""
+    """Return where the secret, or its first half, is: answers, files of the installation, process arguments."""
     wanted = (secret.encode(), secret[:20].encode(), base64.b64encode(secret.encode())[:-4])
     places = {f"answer {number}": answer for number, answer in enumerate(answers)}
-    for folder, _, names in os.walk(kelvin.data):  # whatever goes away meanwhile is passed over
+    for folder, _, names in os.walk(kelvin.data):  # files that vanish meanwhile are skipped
         for path in (Path(folder, name) for name in names):
             with contextlib.suppress(OSError):
                 if path.is_file() and path.stat().st_size < 1 << 26:
@@ -52,7 +52,7 @@ def find_secret(secret: str, kelvin: Installation, answers: Iterable[bytes]) -> 
 
 
 def test_a_secret_is_found_nowhere(kelvin: Installation, tmp_path: Path) -> None:
-    """Header, wrong scheme, query, path, body, admin API and command line. Negative control: a planted one is found."""
+    """A key sent in any part of a request or command is found nowhere. A planted one is found (control)."""
     made = kelvin.admin.request("POST", "/admin/v1/keys", {"name": "marked", "scopes": ["infer", "billing:read"]})
     key, key_id = made["secret"], made["key"]["key_id"]
     secret = key.split("-", 2)[2]
@@ -84,7 +84,7 @@ def test_a_secret_is_found_nowhere(kelvin: Installation, tmp_path: Path) -> None
     answers += [
         run(kelvin, "billing", "report", "--key", str(file)).encode(),
         run(kelvin, "models", "--key", str(file), code=1).encode(),
-        run(kelvin, "models", "--key", key, code=1).encode(),  # where a file should stand
+        run(kelvin, "models", "--key", key, code=1).encode(),  # the key itself instead of a file name
         run(kelvin, "keys", "list").encode(),
         run(kelvin, "audit", "list").encode(),
         run(kelvin, "keys", "revoke", key_id).encode(),
@@ -102,7 +102,7 @@ def test_a_secret_is_found_nowhere(kelvin: Installation, tmp_path: Path) -> None
 
 
 def test_processes_that_see_keys_leave_no_core(kelvin: Installation) -> None:
-    """As the kernel tells of them; the cache agent, which sees none, may."""
+    """The kernel's limit for core files is 0 for activator and control plane."""
     limits = {}
     for process in _family():
         with contextlib.suppress(psutil.Error, OSError):
@@ -115,17 +115,17 @@ def test_processes_that_see_keys_leave_no_core(kelvin: Installation) -> None:
 
 
 def test_what_nobody_declared_is_found_nowhere(kelvin: Installation) -> None:
-    """Unknown fields, headers' values, queries and prompts, served and refused: through all processes that see them."""
+    """Unknown fields, header values, queries and prompts are found in no file and no process."""
     mark = "xyzzy4711"
     key = f"Bearer {(kelvin.data / 'default.key').read_text().strip()}"
-    told = {"authorization": key, "x-mark": mark, "cookie": f"a={mark}", "user-agent": mark, "idempotency-key": mark}
+    marked = {"authorization": key, "x-mark": mark, "cookie": f"a={mark}", "user-agent": mark, "idempotency-key": mark}
     fine = {"model": "llama", "prompt": f"w1 {mark}", "max_tokens": 1}
     for body in (
         fine, {**fine, "metadata": {mark: mark}}, {**fine, mark: mark}, {**fine, "stream": True, "user": mark},
         {**fine, "max_tokens": mark}, {**fine, "stop": [mark]}, {**fine, "max_tokens": 1 << 30}, {**fine, "n": mark},
     ):  # fmt: skip
-        _ask(kelvin, "POST", f"/v1/completions?{mark}={mark}", body, **told)
-    _ask(kelvin, "POST", "/v1/chat/completions", {"model": "llama", "messages": [{"role": mark}]}, **told)
+        _ask(kelvin, "POST", f"/v1/completions?{mark}={mark}", body, **marked)
+    _ask(kelvin, "POST", "/v1/chat/completions", {"model": "llama", "messages": [{"role": mark}]}, **marked)
     assert find_secret(mark, kelvin, ()) == []
     planted = kelvin.data / "logs" / "planted.log"
     planted.write_text(f'{{"told": "{mark}"}}')
