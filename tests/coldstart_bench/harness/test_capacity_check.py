@@ -1,4 +1,4 @@
-"""A run that does not fit is refused before anything is made, with what would."""
+"""A benchmark that does not fit the machine is refused before it starts, with the size that would fit."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ NEED = ResourceNeed(disk_times=5.0, memory_times=3.0, disk_bytes=GB, memory_byte
 
 
 def test_sizes_are_parsed_in_order() -> None:
-    """In order, each once; `--large` adds those up to 16 GB."""
+    """Sizes are sorted and unique. `--large` adds the sizes up to 16 GB."""
     assert parse_sizes("0.5,0.1,0.5") == [100_000_000, 500_000_000]
     assert with_sizes(lambda sizes: sizes)([2 * GB, 16 * GB], large=True) == [2 * GB, 4 * GB, 8 * GB, 16 * GB]
 
@@ -32,13 +32,13 @@ def test_sizes_are_parsed_in_order() -> None:
     ],
 )
 def test_bad_sizes_are_refused(words: str, said: str) -> None:
-    """With the value and the rule."""
+    """The error has the value and the rule."""
     with pytest.raises(ValueError, match=said):
         parse_sizes(words)
 
 
 def test_missing_capacity_is_named() -> None:
-    """The largest size decides; what is short is named, and what would fit."""
+    """The largest size decides. The refusal names what is short, and the size that fits."""
     assert refusal([GB, 2 * GB], NEED, 11 * GB, 10 * GB) is None
     assert refusal([16 * GB], NEED, 74 * GB, 20 * GB) == (
         "16 GB: this takes 81 GB of disk below $TMPDIR (74 GB are free) and 52 GB of memory (20 GB are free); "
@@ -51,7 +51,7 @@ def test_missing_capacity_is_named() -> None:
 
 @pytest.mark.parametrize("bench", ["load", "cold"])
 def test_a_run_that_does_not_fit_is_refused(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine without free memory. Bad sizes are wrong usage."""
+    """Without free memory the run is refused, and bad sizes are a usage error."""
     monkeypatch.setattr("coldstart_bench.suites.bench_runner.free_memory_bytes", lambda: 0)
     refused = CliRunner().invoke(main, [bench, "--sizes", "0.1"])
     assert (refused.exit_code, "GB can be measured here" in refused.output) == (1, True)
@@ -75,13 +75,12 @@ def test_a_run_that_does_not_fit_is_refused(bench: str, monkeypatch: pytest.Monk
     ],
 )
 def test_a_load_that_does_not_fit_is_refused(words: str, said: str) -> None:
-    """Before anything is made."""
     refused = CliRunner().invoke(main, words.split())
     assert (refused.exit_code, said in refused.output) == (1, True)
 
 
 def test_only_generated_files_need_room() -> None:
-    """A file of the caller's takes no room."""
+    """A file of the caller takes no disk space."""
     made, given = (floor_bench.FloorPlan(files, GB, 1, tell=print) for files in ((), (Path("x"),)))
     assert floor_bench.BENCH.refusal(made, GB - 1, 0) is not None
     assert (floor_bench.BENCH.refusal(made, GB, 0), floor_bench.BENCH.refusal(given, 0, 0)) == (None, None)
@@ -91,6 +90,6 @@ def test_only_generated_files_need_room() -> None:
 
 
 def test_an_unknown_loader_is_wrong_usage() -> None:
-    """Refused with those that there are, before anything is made."""
+    """The error lists the known loaders."""
     wrong = CliRunner().invoke(main, ["load", "--sizes", "0.05", "--loaders", "kelvin,fastest"])
     assert (wrong.exit_code, "fastest: must be of kelvin, tensorizer" in wrong.output.replace("\n", "")) == (2, True)

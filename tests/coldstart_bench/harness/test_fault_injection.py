@@ -1,4 +1,4 @@
-"""What a soak kills is found where it was installed, and is back only where another one is in its place."""
+"""Fault injection of a soak: where redis-server is found, and when a killed process counts as back."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ def program(directory: Path) -> Path:
 
 
 def test_redis_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its directory is on no path, as for a command that is called by its own; else by the path."""
+    """redis-server is found beside the Python interpreter, otherwise on the path."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     assert try_find_redis() is None
@@ -32,7 +32,7 @@ def test_redis_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Answering:
-    """An installation whose processes are well, and of whose model these replicas are ready."""
+    """A stub installation with healthy processes and these ready replicas."""
 
     def __init__(self) -> None:
         self.pids: list[int] = [7]
@@ -46,7 +46,7 @@ class Answering:
 
 
 def test_a_runtime_that_was_killed_is_not_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while the status has not heard of it; nor where nothing follows it, however well all processes are."""
+    """A killed runtime counts as down until another replica is ready, even while the status still lists it."""
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
     kelvin = Answering()
@@ -63,7 +63,7 @@ def test_a_runtime_that_was_killed_is_not_back(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_fault_that_could_not_be_done_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name stays; and none is done to an installation whose load has failed."""
+    """A fault that could not be injected is reported by name, and none is injected after the load has failed."""
     monkeypatch.setattr("coldstart_bench.harness.fault_injection.WHOLE_S", 0.1)
     kelvin = Answering()
     kelvin.pids = []

@@ -1,4 +1,4 @@
-"""Peers of the front door: where they are looked for, how they are started, and when they count as ready."""
+"""Peers of the activator: how they are found and started, and when they count as ready."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from coldstart_bench.harness.front_tools import LITELLM, RAY, PeerConfig
 from coldstart_bench.harness.installation import InstallationFailed, free_port
 from coldstart_bench.harness.temporary_certificates import make_certificate
 
-# In LiteLLM's place: it takes the words and the file that LiteLLM is given, and is ready at its second answer.
+# A stand-in for LiteLLM: it takes LiteLLM's arguments and config, and is ready at its second answer.
 STAND_IN = """#!{python}
 import http.server, json, ssl, sys
 said = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
@@ -35,7 +35,7 @@ server.serve_forever()
 
 
 def installed(cache: Path, text: str) -> Path:
-    """A program where `make bench-peers` puts LiteLLM's."""
+    """Install a program where `make bench-peers` puts LiteLLM."""
     program = cache / "kelvin-bench/peers/litellm/bin/litellm"
     program.parent.mkdir(parents=True)
     program.write_text(text)
@@ -44,14 +44,14 @@ def installed(cache: Path, text: str) -> Path:
 
 
 def place(scratch: Path) -> PeerConfig:
-    """With a certificate of its own."""
+    """A peer's configuration with its own certificate."""
     chain, private = make_certificate(scratch / "certificate")
     key = front_tools.new_key()
     return PeerConfig(scratch / "peer", free_port(), "/v1/chat/completions", 1, chain, private, key)
 
 
 def test_installed_peer_is_started_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found, waited for until it answers 200 over TLS with its key, and ended with the block."""
+    """An installed peer is found, awaited until it answers 200 over TLS with its key, and ended with the block."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert (front_tools.try_find_peer(LITELLM), front_tools.try_find_peer(RAY)) == (None, None)
     program = installed(tmp_path, STAND_IN.format(python=sys.executable))
@@ -64,7 +64,6 @@ def test_installed_peer_is_started_and_ended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_ended_peer_fails_with_its_last_words(tmp_path: Path) -> None:
-    """Said with its last words, and nothing is measured."""
     program = installed(tmp_path, "#!/bin/sh\necho no such key >&2\nexit 3\n")
     refused = pytest.raises(InstallationFailed, match="LiteLLM did not start: no such key")
     with refused, front_tools.running_peer(LITELLM, program, place(tmp_path)):
@@ -72,7 +71,7 @@ def test_ended_peer_fails_with_its_last_words(tmp_path: Path) -> None:
 
 
 def test_how_ray_serve_is_started(tmp_path: Path) -> None:
-    """With its own Python, in front of the same answers, behind the same kind of certificate."""
+    """Ray Serve is started with its own Python, for the same upstream, with a certificate."""
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 1\n')
     program.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Where an installation under measurement listens, what becomes of one that does not come up, and what one leaves."""
+"""Installations under measurement: ports, failed starts, lost connections, and leftovers."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ from tests.loop_thread import running_http_server
 
 
 def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one that somebody has: then another is drawn."""
+    """A free port is below the ephemeral range, and a port in use is drawn again."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     port = free_port()
     assert FIRST_PORT <= port < low
@@ -46,7 +46,7 @@ def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.Monke
 
 
 def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that is larger than any pipe is written to its end, and its end is in the error."""
+    """A log larger than a pipe blocks no start, and its end is in the error."""
     program = "import sys; print('noise ' * 40_000, 'the reason', file=sys.stderr, flush=True); print('not today')"
     (tmp_path / "kelvin_noisy.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -55,7 +55,7 @@ def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest
 
 
 def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> None:
-    """Also in the middle of a stream, and where nobody listens. The next call has a connection of its own."""
+    """A cut stream and a refused connection raise InstallationFailed. The next call uses a new connection."""
     certificate, private = make_certificate(tmp_path / "tls")
     (tmp_path / "key").write_text("k")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -82,12 +82,11 @@ def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> Non
 
 
 def test_empty_directory_has_no_leftovers(tmp_path: Path) -> None:
-    """Of a directory that is empty."""
     assert (find_leftovers(tmp_path), find_unfinished_writes(tmp_path), find_stray_sockets(tmp_path)) == ([], [], [])
 
 
 def test_leftover_process_is_found_by_its_directory(tmp_path: Path) -> None:
-    """By the directory that it was started with; another one's is none of ours."""
+    """A leftover process is found by the data directory in its environment."""
     command = [sys.executable, "-c", "print(flush=True); import signal; signal.pause()"]
     environment = {**os.environ, "KELVIN_DATA": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
@@ -101,7 +100,7 @@ def test_leftover_process_is_found_by_its_directory(tmp_path: Path) -> None:
 
 
 def test_leftover_files_are_found_by_name(tmp_path: Path) -> None:
-    """Each by its name; what is empty was shipped."""
+    """Leftover files are found by name. An empty spool segment was shipped, and does not count."""
     places = ("run/meters/12.rt1", "spool/act-1/000", "staging/t/p/declared.json", "run/rt-dead.sock")
     for place in places:
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -113,14 +112,13 @@ def test_leftover_files_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_several_ports_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though one is drawn twice."""
     drawn = iter([15_001, 15_001, 15_002])
     monkeypatch.setattr(installation, "free_port", lambda: next(drawn))
     assert free_ports(2) == [15_001, 15_002]
 
 
 def test_a_start_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it said of itself, and nothing of it is left."""
+    """The error has the process's output."""
     (tmp_path / "kelvin_silent.py").write_text("import signal, sys; print('why', file=sys.stderr); signal.pause()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(installation, "START_S", 1.0)
@@ -130,7 +128,7 @@ def test_a_start_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
-    """A server's side of a certificate in `tmp_path`; the key of its clients is beside it."""
+    """A server's TLS context. Its certificate and a client key are in `tmp_path`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*make_certificate(tmp_path / "tls"))
     (tmp_path / "key").write_text("k")
@@ -142,7 +140,7 @@ def _door(port: int, place: Path) -> HttpsClient:
 
 
 def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path, tls: ssl.SSLContext) -> None:
-    """It would be done twice. What changes nothing is sent again."""
+    """A failed POST is sent once, because it may have been done. A failed GET is sent twice."""
     arrived: list[str] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -159,7 +157,7 @@ def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path, tls: ssl
 
 
 def test_a_connection_that_was_closed_while_idle_is_made_anew(tmp_path: Path, tls: ssl.SSLContext) -> None:
-    """Also for a POST, which arrives once."""
+    """A POST on a connection that was closed while idle arrives once, over a new connection."""
     arrived: list[str] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -176,7 +174,7 @@ def test_a_connection_that_was_closed_while_idle_is_made_anew(tmp_path: Path, tl
 
 
 def test_a_start_that_is_refused_says_why(tmp_path: Path, tls: ssl.SSLContext) -> None:
-    """With the text of the answer."""
+    """The error has the answer's text."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
@@ -189,7 +187,7 @@ def test_a_start_that_is_refused_says_why(tmp_path: Path, tls: ssl.SSLContext) -
 
 
 class Refusing(Installation):
-    """An installation without models whose cache empties no tier. It waits for nothing."""
+    """A stub installation without models whose cache empties no tier. Its `wait` fails at once."""
 
     def __init__(self) -> None:
         self.admin = cast(HttpsClient, self)
@@ -205,6 +203,6 @@ class Refusing(Installation):
 
 
 def test_a_tier_that_can_t_be_emptied_says_why() -> None:
-    """With the last refusal."""
+    """The error has the last refusal."""
     with pytest.raises(InstallationFailed, match="the tier 'tape' is empty: 400 no such tier"):
         Refusing().forget("tape")

@@ -1,4 +1,4 @@
-"""An answer is read however its bytes are cut, and what is not whole is not taken for whole."""
+"""The load client parses answers cut at any byte, and takes no incomplete answer for a complete one."""
 
 import pytest
 
@@ -13,7 +13,7 @@ STREAM = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
-    """RFC 9112, 7.1."""
+    """Encode a chunk (RFC 9112, 7.1)."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -34,7 +34,7 @@ LOST = STREAM + WORDS + chunk(b'event: error\ndata: {"error":{"code":"replica_lo
     ],
 )
 def test_answer_in_any_pieces_is_parsed(wire: bytes, size: int, want: tuple[str, str, bool]) -> None:
-    """In pieces of any size; it ends with its last byte and not before."""
+    """An answer in pieces of any size is complete with its last byte, and not before."""
     answer = HttpAnswerParser()
     ends = [answer.feed(wire[at : at + size]) for at in range(0, len(wire), size)]
     assert ends == [*[False] * (len(ends) - 1), True]
@@ -46,7 +46,7 @@ def test_answer_in_any_pieces_is_parsed(wire: bytes, size: int, want: tuple[str,
 @pytest.mark.parametrize("status", [b"200 OK", b"502 Bad Gateway"])
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
 def test_answer_of_another_form_says_nothing(body: bytes, status: bytes, kind: bytes) -> None:
-    """As a proxy's may be. It is read to its end, and no request is lost for it."""
+    """An answer of another form, as from a proxy, is read to its end and has neither text nor code."""
     if kind == b"text/event-stream":
         body = b"event: error\ndata: " + body + b"\n\n"
     answer = HttpAnswerParser()
@@ -59,7 +59,7 @@ def test_answer_of_another_form_says_nothing(body: bytes, status: bytes, kind: b
     "wire", [PLAIN[:-1], WHOLE[: WHOLE.index(b"[DONE]")], LOST[: LOST.index(b"event")], b"HT", b""]
 )
 def test_truncated_answer_is_incomplete(wire: bytes) -> None:
-    """Is not whole, by its bytes or by what it says."""
+    """An answer cut short, or without its last event, is incomplete."""
     answer = HttpAnswerParser()
     assert not answer.feed(wire)
     assert not parse_answer(answer)[2]

@@ -1,4 +1,4 @@
-"""The page cache is brought into a state, and that state is checked."""
+"""The page cache is put into a state, and the state is verified."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def _pages(path: Path) -> int:
 
 
 def test_a_dropped_file_is_gone_and_a_warmed_one_is_there(tmp_path: Path) -> None:
-    """Both states are seen through mincore, not assumed."""
+    """mincore shows that no page of a dropped file is cached, and that every page of a warmed one is."""
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1 << 20))
     assert _pages(path) == 256
@@ -37,7 +37,7 @@ def test_a_dropped_file_is_gone_and_a_warmed_one_is_there(tmp_path: Path) -> Non
 
 
 class Thief:
-    """Takes a state back so often after it was made."""
+    """Undoes a state this many times."""
 
     def __init__(self, times: int) -> None:
         self.left, self.made = times, 0
@@ -51,7 +51,7 @@ class Thief:
 
 
 def test_a_state_is_made_again_a_bounded_number_of_times() -> None:
-    """One that is taken back more often is refused, saying what is amiss."""
+    """A state that is undone too often is refused with the reason."""
     lazy, eager = Thief(3), Thief(4)
     retry_until_ok(lazy.again, lazy.amiss, 3)
     assert lazy.made == 3
@@ -61,25 +61,24 @@ def test_a_state_is_made_again_a_bounded_number_of_times() -> None:
 
 
 def test_an_empty_file_is_warm(tmp_path: Path) -> None:
-    """It has no page to miss."""
+    """An empty file has no pages."""
     (tmp_path / "empty").touch()
     warm_page_cache([tmp_path / "empty"])
 
 
 def test_machine_description_names_the_hardware() -> None:
-    """A report without its hardware says nothing."""
     assert describe_machine()["cores"]
     assert source_commit() is None or len(source_commit() or "") >= 7
 
 
 def test_without_git_a_commit_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image: the figures are written all the same."""
+    """Without git, as in an image, the commit is None."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert source_commit() is None
 
 
 def test_gpus_are_named_by_their_driver(tmp_path: Path) -> None:
-    """In the order of their addresses; without a driver there are none."""
+    """GPUs are listed by PCI address; none without a driver."""
     for address, model in (("0000:09:00.0", "NVIDIA L4"), ("0000:01:00.0", "NVIDIA H200")):
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t 42\n")

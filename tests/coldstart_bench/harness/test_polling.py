@@ -1,4 +1,4 @@
-"""What comes late is seen soon after it came; what never comes is told when the time is up, and costs no core."""
+"""Polls notice a change soon, end at their limit, and pause in between. On a fake clock."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from coldstart_bench.harness.polling import MAX_POLL_S, POLL_S, poll_until_true,
 
 
 class Clock:
-    """As the module `time`; it goes on where somebody sleeps."""
+    """A fake of the module `time` whose `sleep` advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -29,20 +29,20 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_true_condition_returns_at_once(clock: Clock) -> None:
-    """Nor is what has no time at all left unasked."""
+    """A true condition needs no pause, even with a limit of 0."""
     assert poll_until_true(lambda: True, 0.0)
     assert clock.pauses == []
 
 
 @pytest.mark.parametrize(("limit_s", "want"), [(5.0, True), (2.0, False)])
 def test_late_condition_is_seen_within_a_pause(clock: Clock, limit_s: float, want: bool) -> None:
-    """Is seen within a pause of it, where so long is waited for it."""
+    """A condition is seen within one pause, or the limit ends the poll."""
     assert poll_until_true(lambda: clock.now_s >= 103.0, limit_s) is want
     assert min(103.0, 100.0 + limit_s) <= clock.now_s < min(103.0, 100.0 + limit_s) + MAX_POLL_S
 
 
 def test_poll_pauses_grow_to_a_limit(clock: Clock) -> None:
-    """Up to what the caller bears."""
+    """Pauses grow up to the caller's limit."""
     poll_until_true(lambda: False, 10.0, seldom_s=0.1)
     assert clock.pauses[0] == POLL_S
     assert clock.pauses == sorted(clock.pauses)
@@ -50,7 +50,7 @@ def test_poll_pauses_grow_to_a_limit(clock: Clock) -> None:
 
 
 def test_last_problem_is_returned(clock: Clock) -> None:
-    """And nothing of it where it was mended meanwhile."""
+    """`remaining` returns the last problems, or [] once they are gone."""
     said = iter([["a", "b"], ["b"], []])
     assert remaining(lambda: next(said), 10.0) == []
     assert len(clock.pauses) == 2
@@ -59,8 +59,6 @@ def test_last_problem_is_returned(clock: Clock) -> None:
 
 
 def test_error_of_a_poll_is_raised(clock: Clock) -> None:
-    """There and then."""
-
     def amiss() -> int:
         raise OSError("away")
 

@@ -1,4 +1,4 @@
-"""What is said of a process is its own: whether it is at rest, its memory, and its processor time."""
+"""Measurements of one process: idleness, memory and processor time."""
 
 import os
 import threading
@@ -28,21 +28,23 @@ from coldstart_bench.harness.process_stats import (
 @pytest.mark.parametrize(
     ("seen", "want"),
     [
-        pytest.param([(0.0, 5), (0.5, 5), (0.6, 5)], [False, False, True], id="quiet for as long as asked"),
-        pytest.param([(0.0, 5), (0.5, 9), (0.6, 9), (1.1, 9)], [False, False, False, True], id="work begins it anew"),
+        pytest.param([(0.0, 5), (0.5, 5), (0.6, 5)], [False, False, True], id="quiet for the whole period"),
+        pytest.param(
+            [(0.0, 5), (0.5, 9), (0.6, 9), (1.1, 9)], [False, False, False, True], id="work restarts the period"
+        ),
         pytest.param([(0.0, 5), (0.3, 6), (0.6, 6)], [False, False, True], id="a tick is noise"),
         pytest.param([(0.0, 5), (0.3, 6), (0.6, 7)], [False, False, False], id="a tick each time is work"),
         pytest.param([(0.0, 5), (0.5, 1), (0.7, 1)], [False, False, False], id="another process is there"),
     ],
 )
 def test_idle_detector_watches_cpu_time_alone(seen: list[tuple[float, int]], want: list[bool]) -> None:
-    """By processor time alone."""
+    """A process is idle after a period with at most one tick of processor time."""
     rest = IdleDetector(0.6)
     assert [rest.is_idle(ticks, now) for now, ticks in seen] == want
 
 
 def test_the_time_that_a_process_takes_is_seen() -> None:
-    """This one's; one that is not there takes none."""
+    """The processor time of this process grows. A missing process has none."""
     before, limit = cpu_ticks([os.getpid()]), time.monotonic() + 30
     while cpu_ticks([os.getpid(), 0]) < before + 3:
         assert time.monotonic() < limit
@@ -50,7 +52,7 @@ def test_the_time_that_a_process_takes_is_seen() -> None:
 
 
 def test_memory_of_this_process() -> None:
-    """What it takes while it is watched is seen at the end at the latest."""
+    """Memory allocated during sampling is in the last sample."""
     with sampling_process(os.getpid()) as samples:
         taken = bytearray(b"x") * (64 * MIB)
     memory = memory_use(samples)
@@ -61,7 +63,7 @@ def test_memory_of_this_process() -> None:
 
 
 def test_wait_ends_with_a_sample_from_after_it() -> None:
-    """A step's last sample is taken after its last answer. The control: of a process that is gone no sample comes."""
+    """The wait ends with a sample taken after its start. A missing process gives no sample (control)."""
     with sampling_process(os.getpid()) as samples:
         asked_ns = time.monotonic_ns()
         assert wait_for_sample(samples, asked_ns)
@@ -71,20 +73,19 @@ def test_wait_ends_with_a_sample_from_after_it() -> None:
 
 
 def test_memory_of_a_process_that_is_not_there() -> None:
-    """Nothing is said of it."""
     assert try_sample(2**22 + 1) is None
     assert memory_use([]) is None
     assert "not measured" in memory_line(None)
 
 
 def test_memory_peak_differs_from_start_and_end() -> None:
-    """Neither of its two."""
+    """Start, peak and end are reported separately."""
     samples = [Sample(0, 10, 5), Sample(1, 30, 25), Sample(2, 20, 15)]
     assert memory_use(samples) == MemoryUse(10, 30, 20, 5, 25, 15)
 
 
 def test_processor_time_of_this_process() -> None:
-    """What it computes is counted, in another thread as well."""
+    """Processor time of another thread is counted."""
     before = try_read_cpu_time(os.getpid())
 
     def compute() -> None:
@@ -99,11 +100,11 @@ def test_processor_time_of_this_process() -> None:
     thread.join()
     assert before is not None
     assert counted[0] is not None
-    assert counted[0].ran_ns - before.ran_ns > 40_000_000  # the kernel counts by its ticks
+    assert counted[0].ran_ns - before.ran_ns > 40_000_000  # the kernel's accounting is coarse
 
 
 def test_processor_time_of_a_process_that_is_not_there() -> None:
-    """Nothing is said of it, nor of what was not asked."""
+    """A missing process has no processor time, and no load is computed from it or for zero requests."""
     assert try_read_cpu_time(2**22 + 1) is None
     assert cpu_load(None, CpuTime(1, 1), 1, 1.0) is None
     assert cpu_load(CpuTime(0, 0), CpuTime(1, 1), 0, 1.0) is None
@@ -123,5 +124,4 @@ VmFlags: rd ex
 
 
 def test_slabs_are_left_out_of_a_process_own_memory() -> None:
-    """Everything else counts."""
     assert pss_outside_slabs(SMAPS) == 7 * 1024

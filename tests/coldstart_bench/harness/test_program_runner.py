@@ -1,4 +1,4 @@
-"""A program beside a bench that fails, or does not end, is told with its last words; no wait for it is endless."""
+"""A helper program that fails or hangs is reported with its last output, within a limit."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,6 @@ HANGS = "import time; print(5, flush=True); time.sleep(600)"
 
 
 def test_a_model_that_can_t_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the last words of what makes it."""
     monkeypatch.setattr(program_runner, "PROGRAMS", tmp_path)
     (tmp_path / "make_model.py").write_text(FAILS)
     with pytest.raises(ProgramFailed, match="make_model ended with 1: no memory is left"):
@@ -21,7 +20,7 @@ def test_a_model_that_can_t_be_made_says_why(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_program_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it makes a model or is asked for its output."""
+    """A program that makes a model, or prints a result, is given up after its limit."""
     monkeypatch.setattr(program_runner, "PROGRAMS", tmp_path)
     monkeypatch.setattr(program_runner, "OUTPUT_S", 1.0)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -34,7 +33,7 @@ def test_a_program_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 def test_a_start_that_hangs_after_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has its figure; its process is ended at the limit."""
+    """A start that hangs after its first token keeps its result, and its process is killed."""
     monkeypatch.setattr(program_runner, "PROGRAMS", tmp_path)
     monkeypatch.setattr(program_runner, "FRESH_S", 2.0)
     (tmp_path / "fresh_transformers.py").write_text(HANGS)

@@ -1,4 +1,4 @@
-"""What the bill may be after each kind of end, and that another one is noticed."""
+"""The bounds of the bill after each end of a request, and the detection of a wrong bill."""
 
 import pytest
 
@@ -43,7 +43,7 @@ LOST = refused_with("replica_lost")
         pytest.param(
             RequestEnd(CUT, 9, 50, unrecorded=True),
             BillBounds((0, 1), (0, 0), (0, 9)),
-            id="nobody is left to record it",
+            id="no process is left to record it",
         ),
         pytest.param(
             RequestEnd(GONE, 9, 500), BillBounds((1, 1), (0, 0), (9, 73)), id="a killed client: what was on its way"
@@ -55,12 +55,11 @@ LOST = refused_with("replica_lost")
     ],
 )
 def test_bill_bounds_follow_the_request_end(ending: RequestEnd, bounds: BillBounds) -> None:
-    """Requests, those that went well, tokens."""
+    """The bounds are for requests, successful requests and tokens."""
     assert bill_bounds_of(ending) == bounds
 
 
 def test_bounds_add_up() -> None:
-    """Of several requests."""
     both = bounds_of_all([RequestEnd(ANSWERED, 3, 3, whole=True), RequestEnd(CUT, 2, 9)])
     assert both == BillBounds((2, 2), (1, 1), (3, 5))
 
@@ -80,13 +79,13 @@ ONE = bill_bounds_of(RequestEnd(ANSWERED, 10, 10, whole=True))
     ],
 )
 def test_each_bill_difference_is_named(after: BillTotals, wrong: list[str]) -> None:
-    """Each figure that the client did not count so."""
+    """Each figure that differs from the client's count is named."""
     found = bill_differences(BillTotals(2, 2, 15), after, ONE)
     assert [line.split(" more ")[1].split(", the")[0] for line in found] == wrong
 
 
 def test_a_record_may_come_late_and_once() -> None:
-    """Of two requests whose door died before a token one record is there: one more may come, and no third."""
+    """Two requests lost their activator before a token, and one record is there: one more may come, a third may not."""
     cut = bounds_of_all([RequestEnd(CUT, 0, 9), RequestEnd(CUT, 0, 9), RequestEnd(ANSWERED, 3, 3, whole=True)])
     seen = BillTotals(2, 1, 3)
     late = remaining(BillTotals(), seen, cut)
@@ -101,25 +100,24 @@ def test_a_record_may_come_late_and_once() -> None:
 @pytest.mark.parametrize("expected", [ANSWERED, CUT, FAILED, GONE, LOST], ids=str)
 @pytest.mark.parametrize("seen", [ANSWERED, CUT, FAILED, GONE, LOST, refused_with("unavailable")], ids=str)
 def test_unexpected_outcome_is_a_problem(expected: RequestOutcome, seen: RequestOutcome) -> None:
-    """The control of every class: only what is stated is green, a code included."""
+    """Each outcome differs from every other one, error codes included."""
     assert bool(outcome_problems(expected, seen)) == (expected != seen)
 
 
 def test_totals_are_read_from_a_bill() -> None:
-    """Of a report of the admin API."""
     assert bill_totals_of({"requests": {"ok": 2, "cancelled": 1}, "completion_tokens": 7}) == BillTotals(3, 2, 7)
 
 
 @pytest.mark.parametrize(
     ("served", "unrecorded", "is_explained"),
     [
-        pytest.param(2, 1, True, id="the request that nobody could record"),
+        pytest.param(2, 1, True, id="the request that no process could record"),
         pytest.param(3, 1, False, id="another one beside it"),
         pytest.param(2, 0, False, id="nothing was killed: the control"),
     ],
 )
 def test_request_without_a_record_is_excused_once(served: int, unrecorded: int, is_explained: bool) -> None:
-    """A bill may lack as many records as requests were lost with everything; any other problem stays one."""
+    """A bill may lack one record per request that was lost with its activator and replica. Other problems remain."""
     detail = f"it served {served} requests; 1 request records name it"
     missing = {"kind": "requests_missing", "subject": "r1", "detail": detail}
     hole = {"kind": "sequence_hole", "subject": "activator-1", "detail": "record 2 of this source never arrived"}

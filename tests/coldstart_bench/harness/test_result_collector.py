@@ -1,4 +1,4 @@
-"""Figures of a run, and gaps: a state that can't be made costs a round, a failure the system, and nothing else."""
+"""Results of benchmark rounds: a failed page-cache state costs one round, a failed system its results."""
 
 import pytest
 
@@ -12,7 +12,7 @@ KEY: Key = (500_000_000, "nvme", "kelvin")
 
 
 class Answers:
-    """One for each time that it is measured."""
+    """A measurement that gives these values or errors in turn."""
 
     def __init__(self, *answers: float | Exception) -> None:
         self.answers = list(answers)
@@ -25,7 +25,7 @@ class Answers:
 
 
 def tally_of(*answers: float | Exception) -> tuple[ResultCollector[float], list[str], Answers]:
-    """Of a system with these, from one state; another one has a figure in each round."""
+    """Collect these answers of one system, beside another system with a result in every round."""
     told: list[str] = []
     tally, measure = ResultCollector[float](told.append), Answers(*answers)
     for _ in answers:
@@ -36,7 +36,7 @@ def tally_of(*answers: float | Exception) -> tuple[ResultCollector[float], list[
 
 
 def test_a_round_without_its_state_is_skipped() -> None:
-    """It is told; the other rounds' figures stand, and nothing has failed."""
+    """A skipped round is reported, and the other rounds count."""
     tally, told, _ = tally_of(0.1, PageCacheNotReady("9 pages are not"), 0.3)
     assert tally.figures[KEY] == [0.1, 0.3]
     assert told == ["kelvin, nvme: skipped: 9 pages are not"]
@@ -44,7 +44,7 @@ def test_a_round_without_its_state_is_skipped() -> None:
 
 
 def test_without_a_state_in_every_round_it_is_a_failure_by_name() -> None:
-    """The last reason counts, and it was tried each time."""
+    """Without its state in any round, a system fails with the last reason."""
     tally, _, measure = tally_of(PageCacheNotReady("first"), PageCacheNotReady("last"))
     assert tally.failures == (MissingFigure("kelvin", "last", 500_000_000, "nvme"),)
     assert KEY not in tally.figures
@@ -53,7 +53,7 @@ def test_without_a_state_in_every_round_it_is_a_failure_by_name() -> None:
 
 @pytest.mark.parametrize("error", [ProgramFailed("ended with -9"), InstallationFailed("500 broken")], ids=str)
 def test_who_fails_once_is_not_asked_again_and_has_no_figure(error: Exception) -> None:
-    """What it gave before included: a median over the rounds that worked would flatter it."""
+    """A failed system is not measured again and loses earlier results, which would flatter it."""
     tally, told, measure = tally_of(0.1, error, 0.2)
     assert tally.failures == (MissingFigure("kelvin", str(error), 500_000_000, "nvme"),)
     assert KEY not in tally.figures
@@ -62,6 +62,6 @@ def test_who_fails_once_is_not_asked_again_and_has_no_figure(error: Exception) -
 
 
 def test_unexpected_error_ends_the_bench() -> None:
-    """A defect of the bench ends it."""
+    """An unexpected error is a defect of the benchmark."""
     with pytest.raises(ZeroDivisionError):
         tally_of(ZeroDivisionError())

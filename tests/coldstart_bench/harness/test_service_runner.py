@@ -1,4 +1,4 @@
-"""A process of a bench is there for its block, ready, and gone after it; one that never is ready says why."""
+"""A service runs during its block and ends with it. One that never becomes ready reports its output."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ READY = "import pathlib, signal, sys; pathlib.Path(sys.argv[1]).touch(); signal.
 
 
 def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
-    """And that it was ended is no failure."""
+    """The service runs inside the block and is gone afterwards."""
     command = [sys.executable, "-c", READY, str(tmp_path / "ready")]
     with running_service(command, os.environ, tmp_path / "log", (tmp_path / "ready").exists, "it") as pid:
         assert psutil.Process(pid).is_running()
@@ -32,7 +32,7 @@ def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
 def test_unready_service_fails_with_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str
 ) -> None:
-    """Its last words, and nothing of it is left."""
+    """The error has the last output, and no process is left."""
     monkeypatch.setattr(service_runner, "READY_S", 1.0)
     command = [sys.executable, "-c", program]
     before = set(psutil.Process().children())
@@ -45,7 +45,7 @@ def test_unready_service_fails_with_its_output(
 
 
 def test_children_of_a_service_end_with_it(tmp_path: Path) -> None:
-    """Also where it does not end that itself."""
+    """Children end with their service, even if it does not end them."""
     child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']).pid"
     program = f"import pathlib, signal, subprocess, sys; pathlib.Path(sys.argv[1]).write_text(str({child}))"
     program += "; signal.pause()"

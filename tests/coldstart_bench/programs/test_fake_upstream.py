@@ -1,4 +1,4 @@
-"""What is behind an activator that is measured counts what it was told, and what it is told twice once."""
+"""The fake upstream behind a measured activator counts each usage record once."""
 
 import http.client
 import socket
@@ -19,7 +19,7 @@ FEED = one_model({"acme": "key"}, slots=1)
 
 
 def post(scratch: Path, name: str, path: str, body: bytes, request_id: str = "req-1") -> bytes:
-    """What one of its sockets answers."""
+    """Return the body of the answer from one of its sockets."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = SocketDirectory(scratch / "data" / "run").connect(name, socket.SOCK_STREAM)
     connection.request("POST", path, body, {"x-kelvin-request-id": request_id})
@@ -29,14 +29,14 @@ def post(scratch: Path, name: str, path: str, body: bytes, request_id: str = "re
 
 
 def ship_twice(scratch: Path) -> None:
-    """The second time with one more, as a shipper does that was told nothing."""
+    """Ship one record, then again with a second one, as a shipper does that got no answer."""
     for records in ((ONE,), (ONE, TWO)):
         post(scratch, "control.sock", "/internal/v1/usage/requests", encode(RequestBatch(records=records)))
 
 
 @pytest.mark.parametrize(("keeps_records", "kept"), [(True, ["req-1", "req-2"]), (False, [])])
 def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: list[str]) -> None:
-    """Of three answered requests two lack a record. One of them was answered twice, and a record has no answer."""
+    """Two of three answered requests lack a record, and one record has no answer. Repeats count once."""
     into = tmp_path / "seen"
     with running_upstream(tmp_path, UpstreamConfig(FEED, keeps_records=keeps_records)) as upstream:
         for request_id in ("req-1", "req-7", "req-8", "req-8"):
@@ -49,7 +49,7 @@ def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: 
 
 
 def test_completion_takes_its_slot_and_says_whose_it_is(tmp_path: Path) -> None:
-    """Its text is how long prompt and answer are. A chat takes no slot."""
+    """A completion occupies a slot, and its text is the lengths of prompt and answer. A chat occupies none."""
     into = tmp_path / "seen"
     with running_upstream(tmp_path, UpstreamConfig(FEED, slot_s=0.01)) as upstream:
         post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}")

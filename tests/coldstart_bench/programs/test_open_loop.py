@@ -1,4 +1,4 @@
-"""The open loop sends what is due, whatever has come of what it sent before, and tells of each request."""
+"""The open-loop client sends each request when it is due, independent of earlier answers, and reports each one."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ WHOLE = {"choices": [{"text": "w1"}]}
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """Of a server."""
+    """A server's TLS context."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls") / "server")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.load_cert_chain(certificate, key)
@@ -36,19 +36,19 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenLoopClient]:
-    """The program itself."""
+    """The program itself, as a process."""
     with running_open_loop(tmp_path_factory.mktemp("loop")) as loop:
         yield loop
 
 
 def plan(port: int, count: int, *, most: int = 64, open_before: int = 0, patience_s: float = 20.0) -> OpenLoopPlan:
-    """So many at once."""
+    """Return a plan of `count` requests that are all due at once."""
     arrivals = tuple((0, 0) for _ in range(count))
     return OpenLoopPlan(port, (RequestTemplate("k", "/v1/completions", "{}"),), arrivals, open_before, most, patience_s)
 
 
 def gate(count: int) -> Answer:
-    """Who answers nobody before so many have asked."""
+    """Return a handler that answers only once `count` requests have arrived."""
     inside = 0
     there = asyncio.Event()
 
@@ -65,7 +65,7 @@ def gate(count: int) -> Answer:
 
 @pytest.mark.parametrize("open_before", [0, 20])
 def test_all_are_sent_though_none_is_answered(loop: OpenLoopClient, tls: ssl.SSLContext, open_before: int) -> None:
-    """A loop that waited for answers would wait for ever."""
+    """All requests are sent before the first answer, otherwise the gate would stay shut."""
     with running_http_server(gate(20), tls) as port:
         ran = loop.run(plan(port, 20, open_before=open_before))
     assert [sent.is_ok for sent in ran.sent] == [True] * 20
@@ -73,7 +73,7 @@ def test_all_are_sent_though_none_is_answered(loop: OpenLoopClient, tls: ssl.SSL
 
 
 def test_none_is_lost_where_the_door_answers_nobody(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
-    """The control of the one above: with one connection the gate stays shut; each is there, with what came of it."""
+    """Negative control: with one connection the gate stays shut, and each request ends with `no_end`."""
     with running_http_server(gate(2), tls) as port:
         ran = loop.run(plan(port, 3, most=1, patience_s=0.5))
     assert [sent.code for sent in ran.sent] == ["no_end"] * 3
@@ -81,7 +81,7 @@ def test_none_is_lost_where_the_door_answers_nobody(loop: OpenLoopClient, tls: s
 
 
 def test_wait_is_measured_from_the_due_time(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
-    """Not from when a connection was free: the second has all of the first one's time in its own."""
+    """A request's time includes its wait for a free connection."""
     with running_http_server(gate(1), tls) as port:
         first, second = loop.run(plan(port, 2, most=1)).sent
     assert second.sent_us is not None
@@ -92,7 +92,7 @@ def test_wait_is_measured_from_the_due_time(loop: OpenLoopClient, tls: ssl.SSLCo
 
 
 def test_each_kind_of_failure_is_recorded(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
-    """A refusal, a failure in a stream, an answer without an end, and a connection that is cut."""
+    """A refusal, an error in a stream, an incomplete answer and a cut connection are told apart."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         asked = json.loads(await request.read())["how"]
@@ -119,7 +119,7 @@ def test_each_kind_of_failure_is_recorded(loop: OpenLoopClient, tls: ssl.SSLCont
 
 
 def test_slow_and_silent_readers_hold_their_server(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
-    """The slow one comes to its end; the silent one does not, and leaves its server with what it would not take."""
+    """A slow reader gets the whole stream. A silent reader never ends, and its server can't send the rest."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -141,7 +141,7 @@ def test_slow_and_silent_readers_hold_their_server(loop: OpenLoopClient, tls: ss
 
 
 def test_missing_server_fails_each_request(loop: OpenLoopClient) -> None:
-    """Each is told; where connections are asked for before the beginning, nothing begins."""
+    """Without a server, each request fails. If connections are opened in advance, the run fails."""
     ran = loop.run(plan(free_port(), 3))
     assert [sent.code for sent in ran.sent] == ["no_door"] * 3
     with pytest.raises(ProgramFailed, match="Connect"):
@@ -150,7 +150,7 @@ def test_missing_server_fails_each_request(loop: OpenLoopClient) -> None:
 
 
 def test_request_times_are_ordered(loop: OpenLoopClient, tls: ssl.SSLContext, tmp_path: Path) -> None:
-    """Due, seen, sent, first byte, end; what the loop took itself is said, too."""
+    """The times are due, seen, sent, first byte and end, and the client's own load is reported."""
     payloads = (RequestTemplate("k", "/", "{}"),)
     with running_http_server(gate(1), tls) as port:
         ran = loop.run(OpenLoopPlan(port, payloads, ((0, 0), (20_000, 0), (40_000, 0)), 1, 8, 20.0))

@@ -1,4 +1,4 @@
-"""What every report has: claims that can fail, gaps by name, one JSON object, one exit code."""
+"""Every report has claims that can fail, named gaps, one JSON object and one exit code."""
 
 import json
 
@@ -23,13 +23,11 @@ SIZE = 2_000_000_000
 
 
 class Speed(Figures, frozen=True):
-    """Of something."""
-
     rate: float
 
 
 def report(*verdicts: ClaimVerdict, failures: tuple[MissingFigure, ...] = ()) -> BenchReport[Speed]:
-    """Of one figure."""
+    """A report with one result."""
     return BenchReport(Speed(3.0, failures=failures, notes=("on a train",)), verdicts, {"cores": 2}, 0.5, "abc")
 
 
@@ -45,7 +43,6 @@ def report(*verdicts: ClaimVerdict, failures: tuple[MissingFigure, ...] = ()) ->
     ],
 )
 def test_claim_is_checked_against_its_limit(verdict: ClaimVerdict, passed: bool | None) -> None:
-    """Held against its limit."""
     assert verdict.passed is passed
 
 
@@ -54,7 +51,7 @@ def test_claim_is_checked_against_its_limit(verdict: ClaimVerdict, passed: bool 
     [(0, [0, 0], [True, True]), (2, [2, 0], [False, True]), (-2, [0, 2], [True, False])],
 )
 def test_each_answer_is_recorded_once(unrecorded: int, values: list[float], passed: list[bool]) -> None:
-    """Neither less nor more often."""
+    """A missing record and a surplus record fail different claims."""
     found = recorded_once(unrecorded, "all")
     assert ([each.value for each in found], [each.passed for each in found]) == (values, passed)
 
@@ -69,17 +66,17 @@ def test_each_answer_is_recorded_once(unrecorded: int, values: list[float], pass
         pytest.param(
             report(failures=(MissingFigure("mmap", "it ended", SIZE),)), False, id="what was asked for has no figure"
         ),
-        pytest.param(report(failures=(MissingFigure("mmap", "not installed"),)), True, id="somebody is not installed"),
+        pytest.param(report(failures=(MissingFigure("mmap", "not installed"),)), True, id="a loader is not installed"),
     ],
 )
 def test_exit_code_needs_every_figure_and_claim(found: BenchReport[Speed], passed: bool) -> None:
-    """0 where all that was asked for was measured, and what decides holds."""
+    """The run passes if everything requested was measured and every deciding claim holds."""
     assert found.passed is passed
     assert json.loads(found.json())["passed"] is passed
 
 
 def test_report_json_is_one_object() -> None:
-    """The bench's own figures are in it by their names, beside what each report has."""
+    """The results are fields beside those that every report has."""
     found = json.loads(report(at_most("x", 1.0, 1.0)).json())
     assert (found["rate"], found["machine"], found["load_before"], found["commit"]) == (3.0, {"cores": 2}, 0.5, "abc")
     assert (found["notes"], found["failures"]) == (["on a train"], [])
@@ -87,7 +84,7 @@ def test_report_json_is_one_object() -> None:
 
 
 def test_report_text_has_every_section() -> None:
-    """The table first, then what has no figure, each claim, the machine, and what has to be known of it."""
+    """The text has the table, missing results, claims, the machine and notes, in this order."""
     text = (
         report(at_most("x", 1.0, 1.0), failures=(MissingFigure("mmap", "not installed"),))
         .text("the table")
@@ -99,7 +96,7 @@ def test_report_text_has_every_section() -> None:
 
 
 def test_a_line_says_figure_and_rule() -> None:
-    """As it is printed; without a size where it is of none."""
+    """A line has the size if there is one, the value and the rule."""
     assert (
         verdict_line(at_least("x to y", 0.931, 0.9, "cold", SIZE))
         == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
@@ -109,13 +106,13 @@ def test_a_line_says_figure_and_rule() -> None:
 
 
 def test_a_failure_says_where() -> None:
-    """As far as it is known."""
+    """A failure names its size and state, as far as known."""
     assert failure_line(MissingFigure("mmap", "it ended", SIZE, "cold")) == "mmap at 2.00 GB, cold: it ended"
     assert failure_line(MissingFigure("the rounds", "refused", SIZE)) == "the rounds at 2.00 GB: refused"
 
 
 def test_unmeasured_cell_is_never_zero() -> None:
-    """What was not measured is never 0."""
+    """A cell without a measurement is "-" or the given text."""
     assert (cell(0.5, "{:.1f}ms", times=1e3), cell(None, "{:.1f}ms"), cell(None, "{}", none="")) == (
         "500.0ms",
         "-",
@@ -125,5 +122,5 @@ def test_unmeasured_cell_is_never_zero() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    """As wide as their widest cell; names begin at the left, figures end at the right."""
+    """Names are aligned left, figures right."""
     assert align([("who", "ms"), ("a", "1"), ("bcde", "100")]) == ["who    ms", "a       1", "bcde  100"]

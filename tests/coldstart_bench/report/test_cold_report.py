@@ -1,4 +1,4 @@
-"""Figures of `kelvin bench cold` stand beside the floor of their own run, and each line that is stated can go red."""
+"""Results of `kelvin bench cold` are compared with the floor of the same run, and each claim can fail."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def passed(
     stages: Sequence[StageRow] = STAGES,
     taken: MemoryFootprint = FITS,
 ) -> list[bool | None]:
-    """Host, NVMe, bound, memory."""
+    """Return whether the claims for host, NVMe, bind time and memory hold."""
     measured = {(size, tier, "floor"): [1.0] for tier in ("host", "nvme")}
     rows = cold_rows({**measured, (size, "host", "kelvin"): [host], (size, "nvme", "kelvin"): [nvme]})
     found = ColdFigures((size,), rows, tuple(stages), (taken,))
@@ -35,7 +35,6 @@ def passed(
 
 
 def test_good_figures_pass() -> None:
-    """All four lines."""
     assert passed() == [True, True, True, True]
 
 
@@ -51,22 +50,21 @@ def test_good_figures_pass() -> None:
     ],
 )
 def test_a_bad_figure_fails(found: list[bool | None], want: list[bool | None]) -> None:
-    """Its own line alone."""
     assert found == want
 
 
 def test_memory_beyond_the_model_fails() -> None:
-    """Own memory grows by more than 256 MiB, the last slab's spare room included."""
+    """Private memory may grow by 256 MiB beyond the model, including the spare room of its last slab."""
     assert passed(taken=MemoryFootprint(SIZE, SIZE, 512 << 20, 100 * MIB, 400 * MIB))[-1] is False
 
 
 def test_a_small_model_is_not_held_to_the_floor() -> None:
-    """What any start costs is most of it; the figure is printed all the same."""
+    """For a small model the fixed cost of a start dominates. Its ratio is printed, not judged."""
     assert passed(size=SMALL, host=1.9)[:2] == [None, None]
 
 
 def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
-    """Each line of a size that was asked for is there; none of them passes."""
+    """Every claim of a requested size is listed, and none passes."""
     rows = cold_rows({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
     found = judge_cold(ColdFigures((SIZE,), rows))
     assert {(verdict.value, verdict.passed) for verdict in found} == {(None, None)}
@@ -74,7 +72,7 @@ def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
 
 
 def test_our_row_without_its_probe_is_less_by_its_share() -> None:
-    """Interval and ratio too; the others stay."""
+    """Without the probe, median, interval and ratio are smaller, and other rows are unchanged."""
     rows = cold_rows({(SIZE, "host", "floor"): [0.1], (SIZE, "host", "kelvin"): [0.15]})
     found = {row.system: row for row in without_probe(rows, {SIZE: 0.02})}
     assert found["kelvin without its probe"].median_s == pytest.approx(0.13)
@@ -83,14 +81,13 @@ def test_our_row_without_its_probe_is_less_by_its_share() -> None:
 
 
 def test_a_row_is_a_ratio_to_the_floor_of_its_size_and_tier() -> None:
-    """The floor's own ratio is one."""
     rows = cold_rows({(5, "host", "floor"): [1.0, 1.0, 1.0], (5, "host", "kelvin"): [1.4, 1.5, 1.6]})
     assert [(row.system, row.ratio_to_floor) for row in rows] == [("floor", 1.0), ("kelvin", 1.5)]
     assert "1.50x" in table(rows)
 
 
 def test_a_row_without_its_floor_has_no_ratio() -> None:
-    """One to another tier's floor is never printed."""
+    """A ratio to another tier's floor is never printed."""
     rows = cold_rows({(5, "nvme", "kelvin"): [1.0], (5, "host", "floor"): [1.0]})
     assert {row.system: row.ratio_to_floor for row in rows} == {"kelvin": None, "floor": 1.0}
     assert [line.split()[-1] for line in table(rows).splitlines()[1:]] == ["1.00x", "1"]
@@ -98,7 +95,7 @@ def test_a_row_without_its_floor_has_no_ratio() -> None:
 
 
 def test_stages_stand_beside_the_floor_of_their_size_and_tier() -> None:
-    """In its own milliseconds; one that a tier did not have is left open; what follows the first token is not told."""
+    """Stages are in milliseconds and relative to the tier's floor. Stages after the first token are left out."""
     rows = cold_rows({(5, tier, "floor"): [0.1] for tier in ("host", "nvme")})
     stages = [StageRow(5, "host", "ready", 0.02), StageRow(5, "nvme", "ready", 0.05), StageRow(5, "host", "done", 9.0)]
     stages.append(StageRow(5, "nvme", "leased", 0.03))

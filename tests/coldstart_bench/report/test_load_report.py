@@ -1,4 +1,4 @@
-"""Acceptance lines go green on good figures and red on bad ones; what was not measured is neither."""
+"""Claims pass on good results and fail on bad ones. Without a measurement they do neither."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ def failing(takes: Mapping[Key, LoadTiming]) -> list[tuple[str, str]]:
 
 
 def test_a_row_stands_beside_the_fastest_floor_of_its_size_and_state() -> None:
-    """Its total, consumer included; the floors come first."""
+    """The ratio uses the total time, consumer included. Floors come first."""
     found = rows()
     ours = next(row for row in found if (row.state, row.system) == ("cold", "kelvin"))
     assert ours.total_s == pytest.approx(0.74)
@@ -47,7 +47,6 @@ def test_a_row_stands_beside_the_fastest_floor_of_its_size_and_state() -> None:
 
 
 def test_good_figures_pass() -> None:
-    """All lines."""
     assert [verdict.passed for verdict in judged(rows())] == [True] * 9
 
 
@@ -76,13 +75,13 @@ def test_good_figures_pass() -> None:
     ],
 )
 def test_a_bad_figure_fails(state: str, system: str, take: LoadTiming, claim: str) -> None:
-    """Each line has a figure that it goes red over."""
+    """Each claim has a bad result that fails it."""
     bad = {key: take if key[1:] == (state, system) else good for key, good in GOOD.items()}
     assert any(at == state and claim in said for at, said in failing(bad)), failing(bad)
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
-    """Nor is the disk's rate asked of small models."""
+    """Without a measurement, and for small models, no claim is judged."""
     alone = judged(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
     assert {verdict.passed for verdict in alone} == {None}
     tiny = rows_of(
@@ -101,7 +100,7 @@ def test_what_was_not_measured_is_not_judged() -> None:
     ],
 )
 def test_the_exit_says_whether_each_loader_has_a_figure(failure: MissingFigure, passed: bool) -> None:
-    """Lines that do not hold are printed, and change nothing."""
+    """A failed claim alone does not fail the run; a loader with wrong bytes does."""
     slow = {key: LoadTiming(9.0, 9.0) if key[2] == "kelvin" else take for key, take in GOOD.items()}
     found = LoadFigures(rows(slow), "cpu", failures=(failure,))
     assert failing(slow)
@@ -109,7 +108,7 @@ def test_the_exit_says_whether_each_loader_has_a_figure(failure: MissingFigure, 
 
 
 def test_the_table_has_a_row_for_each() -> None:
-    """Floors check nothing; what has no floor has no ratio."""
+    """Floors verify nothing, and a row without a floor has no ratio."""
     lines = [line.split() for line in table(LoadFigures(rows(), "cpu")).splitlines()[1:]]
     assert len(lines) == len(FLOORS) + len(GOOD)
     assert lines[2][:7] == ["2.00GB", "cold", "kelvin", "yes", "540.0ms", "200.0ms", "740.0ms"]

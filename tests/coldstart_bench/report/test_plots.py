@@ -1,4 +1,4 @@
-"""Pictures of a report: a file for each, with every stage that can be seen; without matplotlib a word of what to do."""
+"""Plots of a report: one file each, with every visible stage. Without matplotlib the remedy is printed."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ SIZE = 500_000_000
 
 
 def stages(tier: str) -> list[StageRow]:
-    """One that is short, and one behind the first token."""
+    """Stages with a short one, and one after the first token."""
     names = (("routed", 0.0001), ("leased", 0.05), ("prefilled", 0.04), ("first_token", 0.01), ("done", 0.5))
     return [StageRow(SIZE, tier, name, seconds) for name, seconds in names]
 
 
 def test_stages_that_can_be_seen_are_bars() -> None:
-    """What is too short is drawn among the others, so that nothing is lost; the rest of the answer is not drawn."""
+    """Stages too short to see are summed as "others". Stages after the first token are left out."""
     bars = plots.stage_bars(stages("host"))
     assert [name for name, _ in bars] == ["leased", "prefilled", "first_token", "others"]
     assert sum(length for _, length in bars) == pytest.approx(100.1)
@@ -26,10 +26,9 @@ def test_stages_that_can_be_seen_are_bars() -> None:
 
 @pytest.mark.deep
 def test_the_pictures_are_written(tmp_path: Path) -> None:
-    """PNGs of both benches."""
     pytest.importorskip("matplotlib")
     measured = {(SIZE, tier, system): [0.1] for tier in ("host", "nvme") for system in ("floor", "kelvin")}
-    measured[SIZE, "store", "kelvin"] = [0.2]  # its floor has no figure
+    measured[SIZE, "store", "kelvin"] = [0.2]  # its floor has no result
     cold = ColdFigures((SIZE,), cold_rows(measured), (*stages("host"), *stages("nvme")))
     takes = {(SIZE, "cold", name): [LoadTiming(0.1, 0.1)] for name in ("kelvin", "mmap")}
     load = LoadFigures(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), "cpu")

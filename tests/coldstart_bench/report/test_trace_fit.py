@@ -1,4 +1,4 @@
-"""A load that is not its trace's is red by the figure in which it is not; figures are those of their definitions."""
+"""A load that differs from its trace fails the claim of that figure, and each figure follows its definition."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ CAME = TraceOutcome(right=1000, unrecorded=0, p50_s=0.1, p99_s=0.2, lag_p99_s=0.
 
 
 def test_distribution_distance_is_between_0_and_1() -> None:
-    """Of the same nothing, of what has nothing in common all, and of half half."""
+    """The distance is 0 for equal samples, 1 for disjoint ones, 0.5 for half."""
     assert distance([1, 2, 3, 4], [4, 3, 2, 1]) == 0
     assert distance([1, 2], [3, 4]) == 1
     assert distance([1, 1, 2, 2], [2, 2, 2, 2]) == 0.5
@@ -46,7 +46,7 @@ def test_distribution_distance_is_between_0_and_1() -> None:
 
 
 def test_rank_correlation_uses_ranks_alone() -> None:
-    """By ranks alone; lengths that were drawn apart from one another have nothing in common any more."""
+    """Only ranks count. Independently drawn lengths have no correlation."""
     assert joint([(1, 10), (2, 20), (3, 1000)]) == pytest.approx(1)
     assert joint([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
     assert joint([(1, 5), (1, 5)]) is None
@@ -57,7 +57,7 @@ def test_rank_correlation_uses_ranks_alone() -> None:
 
 
 def test_bursts_raise_variation_and_dispersion() -> None:
-    """Independent ones have 1 of both, bursts more, a clock less; of a few nothing is said."""
+    """Independent arrivals have 1 for both, bursts more, a clock less. Too few arrivals give None."""
     independent = poisson(50, 200, Random(1))
     assert variation(independent) == pytest.approx(1, abs=0.05)
     assert dispersion(independent) == pytest.approx(1, abs=0.3)
@@ -70,7 +70,7 @@ def test_bursts_raise_variation_and_dispersion() -> None:
 
 
 def test_share_distance_and_weighted_mean() -> None:
-    """Half of what they differ by; a mean of what is known."""
+    """The distance is half the sum of differences. The mean ignores unknown values."""
     assert apart([0.5, 0.5], [1.0, 0.0]) == 0.5
     assert weighted_mean([1.0, None, 4.0], [1, 5, 2]) == 3.0
     assert weighted_mean([None], [1]) is None
@@ -90,7 +90,6 @@ def test_share_distance_and_weighted_mean() -> None:
     ],
 )
 def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
-    """That line and no other."""
     found = [
         one.claim for one in judge(TraceFigures(msgspec.structs.replace(GOOD, **changed), CAME)) if one.passed is False
     ]
@@ -99,7 +98,7 @@ def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
 
 
 def test_wrong_and_unrecorded_answers_are_counted() -> None:
-    """One that was not right, and one that is not on the bill, or twice."""
+    """A wrong answer, a missing record and a surplus record fail their claims."""
     came = msgspec.structs.replace(CAME, right=999, unrecorded=1)
     red = [one.claim for one in judge(TraceFigures(GOOD, came)) if one.passed is False]
     assert red == ["requests that were not answered right", "answers without a usage record"]

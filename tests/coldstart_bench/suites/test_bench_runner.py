@@ -1,4 +1,4 @@
-"""The frame of the benches: options become a plan, what a run says becomes one report and an exit code."""
+"""The frame of all benchmarks: options become a plan, a run becomes a report and an exit code."""
 
 import json
 import sys
@@ -18,33 +18,28 @@ from kelvin.cli.operations.bench_commands import bench_command, drill_command
 
 
 class Count(Figures, frozen=True):
-    """How many there were."""
-
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counting(BenchPlan):
-    """How many, in seconds."""
-
     count: int
     lasts_s: float
 
 
 def run(plan: Counting, scratch: Path) -> Count:
-    """It says what it does."""
     assert list(scratch.iterdir()) == []
     plan.tell(f"counting for {plan.lasts_s:g} s")
     return Count(plan.count, notes=(str(scratch),))
 
 
 def claims(found: Count) -> tuple[ClaimVerdict, ...]:
-    """Few are enough."""
+    """The count must be at most 3."""
     return (at_most("how many", found.count, 3),)
 
 
 def half(value: int) -> float:
-    """Refuses what has none."""
+    """Return half of an even number. Raises ValueError for an odd one."""
     if value % 2:
         raise ValueError(f"{value}: must be even")
     return value / 2
@@ -65,12 +60,12 @@ BENCH = Bench(
 
 
 def invoked(*words: str, bench: Bench[Counting, Count] = BENCH) -> Result:
-    """As a user calls it."""
+    """Run the benchmark's command."""
     return CliRunner().invoke(bench.command(), words)
 
 
 def test_passing_bench_exits_with_0(tmp_path: Path) -> None:
-    """Steps, table, claims and notes are printed, the report is written, nothing is left, exit 0."""
+    """Steps, table, claims and notes are printed, the report is written, and no file is left."""
     done = invoked("--json", str(tmp_path / "report.json"))
     assert done.exit_code == 0, done.output
     assert "counting for 2 s" in done.output
@@ -82,7 +77,7 @@ def test_passing_bench_exits_with_0(tmp_path: Path) -> None:
 
 
 def test_failed_claim_exits_with_1(tmp_path: Path) -> None:
-    """The control: it is printed as such, the report is there all the same, exit 1."""
+    """Negative control: the failed claim is printed, and the report is still written."""
     done = invoked("--count", "4", "--json", str(tmp_path / "report.json"))
     assert done.exit_code == 1
     assert "FAIL" in done.output
@@ -94,7 +89,7 @@ def test_failed_claim_exits_with_1(tmp_path: Path) -> None:
     [pytest.param(["--count", "10"], id="out of bounds"), pytest.param(["--pairs", "3"], id="what can't be kept")],
 )
 def test_bad_option_is_refused_before_measuring(words: list[str]) -> None:
-    """Named by its option, with the value, before anything is measured."""
+    """The error names option and value."""
     done = invoked(*words)
     assert done.exit_code == 2
     assert words[0] in done.output
@@ -103,7 +98,7 @@ def test_bad_option_is_refused_before_measuring(words: list[str]) -> None:
 
 
 def test_a_report_that_can_not_be_written_is_wrong_usage(tmp_path: Path) -> None:
-    """Before anything is measured: a run may take an hour."""
+    """The file is checked before the run, which may take an hour."""
     done = invoked("--json", str(tmp_path / "none" / "report.json"))
     assert (done.exit_code, "counting" in done.output) == (2, False)
     assert "--json" in done.output
@@ -111,34 +106,33 @@ def test_a_report_that_can_not_be_written_is_wrong_usage(tmp_path: Path) -> None
 
 
 def test_report_that_finds_no_room_is_printed_all_the_same() -> None:
-    """What took an hour to measure is not lost with the file."""
+    """Results of a long run are not lost if the file can't be written."""
     done = invoked("--json", "/dev/full")
     assert "3 found" in done.output
     assert isinstance(done.exception, OSError)
 
 
 def failing(plan: Counting, scratch: Path) -> Count:
-    """Some figures are known before it ends."""
+    """Report partial results, then fail."""
     plan.known(Count(1))
     raise BenchFailed("it ended")
 
 
 def test_failed_run_prints_partial_figures(tmp_path: Path) -> None:
-    """Its words, exit 1, and what was known until then."""
+    """A failed run prints its reason and reports its partial results."""
     done = invoked("--json", str(tmp_path / "report.json"), bench=replace(BENCH, run=failing))
     assert (done.exit_code, "it ended" in done.output) == (1, True)
     assert json.loads((tmp_path / "report.json").read_text())["count"] == 1
 
 
 def test_plan_without_room_is_refused() -> None:
-    """Refused by what is free, before anything is measured."""
     refusal: Callable[[Counting, int, int], str] = lambda plan, disk, memory: f"{min(disk, memory) > 0}: too many"  # noqa: E731
     done = invoked(bench=replace(BENCH, refusal=refusal))
     assert (done.exit_code, "True: too many" in done.output, "counting" in done.output) == (1, True, False)
 
 
 def test_only_what_can_be_drawn_has_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what was measured."""
+    """`--plots` exists only for a benchmark that can draw."""
     monkeypatch.setattr(plots, "check", lambda: None)
     drawn: list[tuple[int, Path]] = []
     bench = replace(BENCH, draw=lambda found, directory: drawn.append((found.count, directory)))
@@ -150,14 +144,14 @@ def test_only_what_can_be_drawn_has_pictures(tmp_path: Path, monkeypatch: pytest
 def test_without_matplotlib_it_is_said_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The extra is named."""
+    """The error names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = invoked("--plots", str(tmp_path), bench=replace(BENCH, draw=lambda found, directory: None))
     assert (done.exit_code, "extra 'bench'" in done.output, "counting" in done.output) == (1, True, False)
 
 
 class Planned(Exception):
-    """A plan was made."""
+    pass
 
 
 def planned(plan: BenchPlan, scratch: Path) -> Figures:
@@ -166,7 +160,7 @@ def planned(plan: BenchPlan, scratch: Path) -> Figures:
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_every_bench_has_a_plan_by_its_defaults(bench: Bench[BenchPlan, Figures], tmp_path: Path) -> None:
-    """Each option has its field, and `--help` shows it."""
+    """Every option has a default and a field in the plan, and `--help` works."""
     file = tmp_path / "trace.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-16 18:17:03,5,1\n2026-11-16 18:17:04,5,1\n")
     words = [str(file)] if bench.name == "trace" else []
@@ -177,5 +171,5 @@ def test_every_bench_has_a_plan_by_its_defaults(bench: Bench[BenchPlan, Figures]
 
 
 def test_the_command_line_has_every_bench() -> None:
-    """It lists them itself, and imports none."""
+    """The command line lists the benchmarks itself, without importing them."""
     assert {*bench_command.commands, *drill_command.commands} == {bench.name for bench in BENCHES}

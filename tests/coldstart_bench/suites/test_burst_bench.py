@@ -1,4 +1,4 @@
-"""The lines of a burst are red where they should be: one served before the other, one out of turn, one lost."""
+"""Claims of a burst fail where they should: unequal tenants, disorder, lost answers, memory, repeated starts."""
 
 import msgspec
 import pytest
@@ -21,12 +21,12 @@ IN_ORDER = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
 
 
 def memory(grown: int) -> MemoryUse:
-    """That grew by so much."""
+    """Return memory use that grew by this much."""
     return MemoryUse(0, grown, grown, 0, grown, grown)
 
 
 def both(ends: list[float], codes: dict[str, int] | None = None) -> list[TenantAnswers]:
-    """Of two tenants, of whom one had these answers."""
+    """Return the answers of two tenants. The second has these ends and codes."""
     wanted = len(IN_ORDER)
     return [
         served("a", wanted, IN_ORDER, 0, {}, SLOTS),
@@ -45,12 +45,12 @@ def both(ends: list[float], codes: dict[str, int] | None = None) -> list[TenantA
     ],
 )
 def test_inversions(ends: list[float], apart: int, want: float | None) -> None:
-    """Of pairs that could have waited for one another."""
+    """Only pairs whose requests could have waited for one another count."""
     assert inversions(ends, apart) == want
 
 
 def test_fairness() -> None:
-    """In turn, one tenant has the first half for itself; in fair order each has half of it."""
+    """One tenant after the other is half as fair as alternating tenants."""
     fair = [(1.0, "a"), (1.1, "b"), (2.0, "a"), (2.1, "b")]
     in_turn = [(1.0, "a"), (1.1, "a"), (2.0, "b"), (2.1, "b")]
     assert fairness(fair, TENANTS) == 1.0
@@ -78,7 +78,7 @@ GOOD = BurstFigures(tuple(both(IN_ORDER)), 1.0, None, memory(0), starts=1, chunk
     ],
 )
 def test_missed_burst_limit_fails_its_claim_alone(changed: dict[str, object], want: list[str], passed: bool) -> None:
-    """That line and no other; which of them the exit says."""
+    """The exit code depends on the deciding claims only."""
     figures = msgspec.structs.replace(GOOD, **changed)
     found = [one.claim for one in judge(figures) if one.passed is False]
     assert len(found) == len(want)
@@ -87,6 +87,6 @@ def test_missed_burst_limit_fails_its_claim_alone(changed: dict[str, object], wa
 
 
 def test_chunks_that_were_not_read_hold_no_line() -> None:
-    """At most once is no praise for nothing at all."""
+    """Without any read, the claim is not measured."""
     reads = judge(msgspec.structs.replace(GOOD, chunk_reads=0))[-1]
     assert (reads.claim, reads.value, reads.passed) == ("reads of a chunk", None, None)

@@ -1,4 +1,4 @@
-"""What `kelvin bench cold` does where a state can't be made, or a size fails: the rest is measured, and it says so."""
+"""`kelvin bench cold` goes on if a page-cache state can't be made or a size fails, and reports it."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ALL = (
 
 
 def thief(tier: str, system: str, rounds: int) -> Callable[[], None]:
-    """A kernel that takes pages back before so many of its states are checked."""
+    """Return a preparation that fails in its first rounds for the NVMe floor, as if the kernel had dropped pages."""
     left = [rounds if (tier, system) == ("nvme", FLOOR) else 0]
 
     def prepare() -> None:
@@ -37,7 +37,7 @@ def thief(tier: str, system: str, rounds: int) -> Callable[[], None]:
 
 
 def seen_after(rounds: int, stolen: int) -> cold_bench.ColdResults:
-    """So many rounds, with the state of the NVMe floor taken back in the first of them."""
+    """Measure some rounds, and lose the NVMe floor's state in the first of them."""
     seen = cold_bench.ColdResults(ResultCollector(lambda line: None))
     cases = [ColdCase(tier, who, thief(tier, who, stolen), lambda who=who: SECONDS[who]) for tier, who in ALL]  # type: ignore[misc]
     for _ in range(rounds):
@@ -47,7 +47,7 @@ def seen_after(rounds: int, stolen: int) -> cold_bench.ColdResults:
 
 
 def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
-    """All the others have every round, and every ratio is there; the figure without probe beside the one with it."""
+    """The other systems have every round and every ratio, with and without the probe."""
     report = seen_after(rounds=3, stolen=2).found([SIZE])
     assert {(row.tier, row.system): row.n for row in report.rows if row.system != UNPROBED} == {
         **{(tier, who): 3 for tier, who in ALL if not who.startswith("first step")},
@@ -60,7 +60,7 @@ def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
 
 
 def test_one_that_is_always_taken_back_is_a_failure_by_name() -> None:
-    """Our row stands without a ratio, and its line is not passed."""
+    """Kelvin's row has no ratio then, and its claim does not pass."""
     report = seen_after(rounds=2, stolen=2).found([SIZE])
     (failed,) = report.failures
     assert (failed.system, failed.size_bytes, failed.state) == (FLOOR, SIZE, "nvme")
@@ -71,7 +71,7 @@ def test_one_that_is_always_taken_back_is_a_failure_by_name() -> None:
 def test_a_size_that_fails_is_named_and_the_next_one_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is known of each is told when it is done."""
+    """Partial results are reported after each size."""
     monkeypatch.setattr(cold_bench, "running_installation", lambda *given, **settings: _up())
     monkeypatch.setattr(cold_bench, "_measure_size", _second_only)
     known: list[ColdFigures] = []
@@ -101,7 +101,7 @@ def _second_only(
 
 @pytest.mark.parametrize(("stolen", "status"), [(0, 0), (1, 0), (2, 1)], ids=["never", "once", "in every round"])
 def test_the_exit_says_whether_all_has_a_figure(tmp_path: Path, stolen: int, status: int) -> None:
-    """Rows, reasons and the report are there in each case."""
+    """Rows, reasons and the report are written in each case."""
 
     def run(plan: cold_bench.ColdPlan, scratch: Path) -> ColdFigures:
         return seen_after(rounds=2, stolen=stolen).found(plan.sizes_bytes)
@@ -111,5 +111,5 @@ def test_the_exit_says_whether_all_has_a_figure(tmp_path: Path, stolen: int, sta
     assert done.exit_code == status, done.output
     assert ("floor at 0.50 GB, nvme: model.safetensors: 7 pages" in done.output) is (status == 1)
     assert ("not measured (at most 1.25)" in done.output) is (status == 1)
-    assert done.output.count("kelvin without its probe") == 2 + 1  # a row for each tier, and the note
+    assert done.output.count("kelvin without its probe") == 2 + 1  # one row per tier, and the note
     assert len(json.loads(file.read_text())["failures"]) == status

@@ -1,4 +1,4 @@
-"""The lines of a fleet are red where they should be; sizes are read strictly; the fleet is the same at each call."""
+"""Claims of a fleet fail where they should, sizes are parsed strictly, and the generated fleet repeats."""
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ MANY = msgspec.structs.replace(FEW, models=10_100, controlplane_bytes=41_960_000
     ],
 )
 def test_what_is_red(changes: dict[str, float], want: list[str]) -> None:
-    """That line and no other, of the largest size."""
+    """Only the changed figure's claim fails."""
     figures = FleetFigures(200, (FEW, msgspec.structs.replace(MANY, **changes)))
     found = [verdict.claim for verdict in judge(figures) if not verdict.passed]
     assert len(found) == len(want)
@@ -44,13 +44,11 @@ def test_what_is_red(changes: dict[str, float], want: list[str]) -> None:
 
 
 def test_only_the_largest_fleet_is_judged() -> None:
-    """What is asked is asked of the largest."""
     figures = FleetFigures(200, (msgspec.structs.replace(FEW, tick_most_s=9.0), MANY))
     assert all(verdict.passed for verdict in judge(figures))
 
 
 def test_the_table_has_a_row_for_each_size() -> None:
-    """Below the heads, each cell with its unit."""
     rows = [line.split() for line in table(FleetFigures(200, (FEW, MANY))).splitlines()[2:]]
     assert [row[0] for row in rows] == ["100", "10,100"]
     assert rows[1][1:4] == ["3.00ms", "4.00ms", "1.00us"]
@@ -58,19 +56,19 @@ def test_the_table_has_a_row_for_each_size() -> None:
 
 @pytest.mark.parametrize("text", ["", "1,x", "100", "100,100", "0,100", f"1,{1000 * EACH + 1}", "-5,10"])
 def test_invalid_fleet_sizes_are_refused(text: str) -> None:
-    """The error names what was given."""
+    """The error names the value."""
     with pytest.raises(ValueError, match="must be") as error:
         sizes_of(text)
     assert repr(text) in str(error.value)
 
 
 def test_sizes_are_put_in_order() -> None:
-    """And each is measured once."""
+    """Sizes are sorted and unique."""
     assert sizes_of("300,100,300") == (100, 300)
 
 
 def test_a_fleet_is_the_same_at_each_call() -> None:
-    """Its names are names, its feed holds each model once, and what is registered is what the feed tells."""
+    """Names are valid, each model is in the feed once, and registrations agree with the feed."""
     feed = fleet_feed(2 * EACH + 1)
     assert feed == fleet_feed(2 * EACH + 1)
     assert len({(row.tenant, row.model) for row in feed.models}) == 2 * EACH + 1

@@ -1,4 +1,4 @@
-"""The lines of a flood are red where they should be: a line that is served in turn makes the quiet tenant wait."""
+"""Claims of a flood fail where they should: served in arrival order, the quiet tenant waits."""
 
 import pytest
 
@@ -8,20 +8,20 @@ SLOTS, SLOT_S, LOUD = 4, 0.1, 40
 
 
 def fair() -> tuple[QueueWaits, QueueWaits]:
-    """The quiet one's next slot is its own."""
+    """Waits if the quiet tenant gets the next free slot."""
     queued = [0.02, 0.05, 0.08, 0.095]
     return queue_waits("loud", LOUD, LOUD, [0.5] * LOUD, [0.5] * LOUD), queue_waits("quiet", 4, 4, queued, queued)
 
 
 def in_turn() -> tuple[QueueWaits, QueueWaits]:
-    """Who came first is served first: the quiet one waits for all forty."""
+    """Waits in arrival order: the quiet tenant waits for all forty requests."""
     loud, _ = fair()
     queued = [0.9, 0.8, 0.7, 0.6]
     return loud, queue_waits("quiet", 4, 4, queued, queued)
 
 
 def lost() -> tuple[QueueWaits, QueueWaits]:
-    """One was not answered."""
+    """Waits of a run in which one request got no answer."""
     _, quiet = fair()
     return queue_waits("loud", LOUD, LOUD - 1, [0.5] * LOUD, []), quiet
 
@@ -29,7 +29,6 @@ def lost() -> tuple[QueueWaits, QueueWaits]:
 def figures(
     waits: tuple[QueueWaits, QueueWaits], seconds: float = 1.1, inside: int = SLOTS, unrecorded: int = 0
 ) -> FloodFigures:
-    """Of such a run."""
     return FloodFigures(SLOTS, SLOT_S, *waits, seconds, inside, unrecorded, None, None)
 
 
@@ -48,7 +47,6 @@ def figures(
 def test_missed_flood_limit_fails_its_claim_alone(
     waits: tuple[QueueWaits, QueueWaits], seconds: float, inside: int, unrecorded: int, want: list[str]
 ) -> None:
-    """That line and no other."""
     verdicts = judge(figures(waits, seconds, inside, unrecorded))
     found = [verdict.claim for verdict in verdicts if verdict.passed is False]
     assert len(found) == len(want)
@@ -56,7 +54,7 @@ def test_missed_flood_limit_fails_its_claim_alone(
 
 
 def test_quiet_tenant_without_requests_is_not_measured() -> None:
-    """And is not taken for a wait of nothing."""
+    """No requests are not a wait of 0."""
     loud, _ = fair()
     found = figures((loud, queue_waits("quiet", 0, 0, [], [])))
     verdict = judge(found)[0]

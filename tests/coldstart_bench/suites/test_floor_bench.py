@@ -1,4 +1,4 @@
-"""`kelvin bench floor` from outside, and what it makes of what the programs answer."""
+"""`kelvin bench floor` as a process, and its rows."""
 
 import contextlib
 import json
@@ -17,10 +17,10 @@ from tests.process_state import stop
 
 @pytest.mark.deep
 def test_every_floor_is_measured_or_says_why_not(tmp_path: Path) -> None:
-    """A tiny file of the caller's: every floor has a row, but for the device where there is none; nothing is left."""
+    """Every floor has a row, except those that the machine lacks, and no file is left."""
     scratch, weights, report = tmp_path / "scratch", tmp_path / "weights", tmp_path / "report.json"
     scratch.mkdir()
-    weights.write_bytes(os.urandom((9 << 20) + 777))  # a whole piece, and a tail that is no page
+    weights.write_bytes(os.urandom((9 << 20) + 777))  # a whole piece, and a tail that is not a whole page
     words = ["bench", "floor", str(weights), "--repeats", "1", "--json", str(report)]
     done = subprocess.run(
         [sys.executable, "-m", "kelvin.cli.main", *words],
@@ -34,7 +34,7 @@ def test_every_floor_is_measured_or_says_why_not(tmp_path: Path) -> None:
     named = {row["name"]: row for row in found["rows"]}
     absent = {failed["system"] for failed in found["failures"]}
     assert set(named) | absent == {floor.name for floor in floors_of(1)}
-    # Not every file system has it.
+    # Not every file system supports O_DIRECT.
     assert all("device" in name or "O_DIRECT" in name for name in absent), absent
     assert all(f"{name}: not measured: " in done.stdout for name in absent)
     assert found["bytes"] == weights.stat().st_size
@@ -45,14 +45,13 @@ def test_every_floor_is_measured_or_says_why_not(tmp_path: Path) -> None:
 
 
 def test_rows_are_rates_where_bytes_move_and_milliseconds_elsewhere() -> None:
-    """1 GB in half a second is 2 GB/s."""
     copied, forked = floor_rows({"copy": [(0.5, 10**9), (0.25, 10**9), (1.0, 10**9)], "fork": [(0.004, 0)]})
     assert (copied.median, copied.low, copied.high, copied.unit, copied.n) == (2.0, 1.0, 4.0, "GB/s", 3)
     assert (forked.median, forked.unit) == (4.0, "ms")
 
 
 def test_a_floor_reads_every_byte_or_says_that_it_did_not(tmp_path: Path) -> None:
-    """What it answers is the file's size; a file that is not there is its own words, and the next line is answered."""
+    """The program reads every byte, reports a missing file, and handles the next request."""
     (tmp_path / "a").write_bytes(bytes(20_000))
     (tmp_path / "b").write_bytes(bytes(4096))
     with Program("floors.floor_read") as floor:
@@ -66,7 +65,7 @@ def test_a_floor_reads_every_byte_or_says_that_it_did_not(tmp_path: Path) -> Non
 
 
 def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
-    """Its last words are in the error; silence ends at the deadline, and with it the process."""
+    """The error has the last output. A program that does not answer is killed at the deadline."""
     with pytest.raises(ProgramFailed, match="No module named"), Program("no_such_loader"):
         pass
     with Program("floors.floor_read") as stopped:
@@ -81,8 +80,8 @@ def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_who_ends_a_bench_finds_nothing_left(tmp_path: Path, number: signal.Signals) -> None:
-    """The command is the bench: it ends once its files and processes are gone, and not with 0."""
-    heeding = ["env", "--default-signal=INT,TERM"]  # a shell's job in the background is told to ignore Ctrl-C
+    """A benchmark ended by a signal removes its files and processes first, and does not exit with 0."""
+    heeding = ["env", "--default-signal=INT,TERM"]  # a shell's background job ignores Ctrl-C
     words = [*heeding, sys.executable, "-m", "kelvin.cli.main", "bench", "floor", "--size", "0.1", "--repeats", "1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(words, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True) as bench:
@@ -91,7 +90,7 @@ def test_who_ends_a_bench_finds_nothing_left(tmp_path: Path, number: signal.Sign
             assert line
         (made,) = tmp_path.iterdir()
         assert made.name.startswith("kelvin-bench-")
-        assert len(_of(tmp_path)) > 1, "it has programs of its own"
+        assert len(_of(tmp_path)) > 1, "it runs its own programs"
         bench.send_signal(number)
         bench.communicate()
         assert bench.returncode not in (0, -number)
@@ -100,7 +99,7 @@ def test_who_ends_a_bench_finds_nothing_left(tmp_path: Path, number: signal.Sign
 
 
 def _of(place: Path) -> list[int]:
-    """Processes that put their files there."""
+    """Return the processes whose TMPDIR is this directory."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The front door's figures: what is of each round is compared within it, and each line goes red on a bad figure."""
+"""Results of `kelvin bench front`: systems are compared within a round, and each claim can fail."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,22 +30,22 @@ READ = StreamFigures(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000,
 
 
 def take(rate: int, p50_us: int, processor_us: int | None = None) -> LoadSample:
-    """One second of it."""
+    """Return a sample of one second."""
     return LoadSample(rate, 1_000_000, p50_us, 2 * p50_us, 0, processor_us)
 
 
 def figures(rows: Sequence[FrontRow], streams: StreamFigures = READ, unrecorded: int = 0) -> FrontFigures:
-    """With wrk."""
+    """Return figures measured with wrk."""
     return FrontFigures(tuple(rows), streams, unrecorded, "wrk")
 
 
 def good(connections: int) -> FrontRow:
-    """A row of ours that holds every line."""
+    """Return a row of Kelvin that meets every claim."""
     return FrontRow(connections, KELVIN, 3000.0, 1.0, 2.0, 3, 0, 1.0, 0.10, None, 300.0)
 
 
 def test_what_is_beside_another_is_of_the_same_round() -> None:
-    """The machine got twice as slow in the last two rounds: ratios are as they were."""
+    """A machine that slows down between rounds does not change the ratios."""
     taken = {
         (16, KELVIN): [take(3000, 900, 600_000), take(1500, 1800, 600_000), take(1400, 1800, 700_000)],
         (16, NGINX): [take(30_000, 100), take(15_000, 200), take(14_000, 200)],
@@ -63,7 +63,7 @@ def test_what_is_beside_another_is_of_the_same_round() -> None:
 
 
 def test_without_nginx_its_figure_is_not_measured() -> None:
-    """Never 0, and no verdict; the others stand."""
+    """Without nginx its claim has no value and no verdict. Other rows stay."""
     found = figures(rows_of({(16, KELVIN): [take(3000, 900)], (16, UPSTREAM): [take(60_000, 50)]}))
     of_nginx = next(verdict for verdict in judge(found) if "nginx" in verdict.claim)
     assert (of_nginx.value, of_nginx.passed) == (None, None)
@@ -72,13 +72,13 @@ def test_without_nginx_its_figure_is_not_measured() -> None:
 
 
 def peer(system: str, ratio: float) -> FrontRow:
-    """One that we are so much quicker than."""
+    """Return a peer's row with this ratio to Kelvin."""
     return FrontRow(16, system, 100.0, 100.0, 150.0, 3, 0, 99.0, 0.01, ratio, None)
 
 
 @pytest.mark.parametrize(("system", "ratio"), [(RAY, 8.0), (LITELLM, 25.0)])
 def test_each_peer_has_its_own_limit(system: str, ratio: float) -> None:
-    """Each has a limit of its own; who is not there has no verdict."""
+    """A peer that is not installed has no verdict."""
 
     def verdict(rows: Sequence[FrontRow]) -> bool | None:
         return next(each.passed for each in judge(figures(rows)) if system in each.claim)
@@ -89,7 +89,7 @@ def test_each_peer_has_its_own_limit(system: str, ratio: float) -> None:
 
 
 def test_good_figures_pass() -> None:
-    """At the limits themselves."""
+    """The limits themselves pass."""
     rows = [good(1), good(16), peer(RAY, 8.0), peer(LITELLM, 25.0)]
     assert [verdict.passed for verdict in judge(figures(rows))] == [True] * 10
 
@@ -110,7 +110,6 @@ def test_good_figures_pass() -> None:
 def test_a_bad_figure_fails(
     one: dict[str, Any], some: dict[str, Any], streams: dict[str, Any], unrecorded: int, claim: str
 ) -> None:
-    """Its own line goes red, and no other."""
     replace = msgspec.structs.replace
     found = figures([replace(good(1), **one), replace(good(16), **some)], replace(READ, **streams), unrecorded)
     red = [verdict.claim for verdict in judge(found) if verdict.passed is False]
@@ -132,7 +131,7 @@ def test_a_bad_figure_fails(
 def test_the_exit_says_whether_it_was_measured(
     row: dict[str, Any], streams: dict[str, Any], unrecorded: int, passed: bool
 ) -> None:
-    """Answers from everybody, right ones, on the record."""
+    """The exit code needs right and recorded answers of every system. Claims don't count."""
     replace = msgspec.structs.replace
     found = figures([replace(good(1), **row)], replace(READ, **streams), unrecorded)
     assert BenchReport(found, judge(found), {}, 0.0, None).passed is passed
@@ -140,13 +139,12 @@ def test_the_exit_says_whether_it_was_measured(
 
 @pytest.mark.parametrize(("words", "want"), [("16, 1,16", (1, 16)), ("512", (512,))])
 def test_connection_counts_are_parsed_in_order(words: str, want: Sequence[int]) -> None:
-    """Each once, ascending."""
+    """Counts are sorted and unique."""
     assert connections_of(words) == want
 
 
 @pytest.mark.parametrize("words", ["", "0", "1,x", "513", "-1"])
 def test_invalid_connection_counts_are_refused(words: str) -> None:
-    """Refused with the words."""
     with pytest.raises(ValueError, match="must be numbers of 1 to 512"):
         connections_of(words)
 
@@ -155,7 +153,7 @@ def test_invalid_connection_counts_are_refused(words: str) -> None:
 def test_a_load_is_waited_for_as_long_as_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """Streams last three times as long as one load."""
+    """The limit covers the streams, which last three times as long as one load."""
     program = mock.MagicMock()
     monkeypatch.setattr(front_bench, "Program", program)
     monkeypatch.setattr(front_bench, "running_activator", mock.MagicMock())

@@ -1,4 +1,4 @@
-"""What became of damaged bytes: only healing and a refusal by name are good."""
+"""Fates of damaged bytes: only healing, and a refusal with the name, are good."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,6 @@ from coldstart_bench.suites.integrity_bench import (
     ],
 )
 def test_injection_is_classified_by_its_answer(answer: str | None, refusal: str, healable: bool, want: Fate) -> None:
-    """One request."""
     assert classify_injection(answer, refusal, "right", ["abc"], healable=healable) == want
 
 
@@ -40,7 +39,7 @@ def failing(injured: Sequence[InjectedDamage], mended: bool = True) -> list[str]
 
 
 def test_all_healed_or_refused_is_good() -> None:
-    """Every injection is in a tally; the rate is told and not judged."""
+    """Every injection is counted, and the verification rate is not judged."""
     assert failing(GOOD) == []
     assert [(row.injected, row.healed, row.refused) for row in count_injections(GOOD)] == [(2, 2, 0), (1, 0, 1)]
 
@@ -54,6 +53,5 @@ def test_all_healed_or_refused_is_good() -> None:
     ],
 )
 def test_unhealed_injection_fails_its_claim(injured: InjectedDamage, claim: str) -> None:
-    """Its line goes red."""
     assert any(claim in said for said in failing([*GOOD, injured]))
     assert failing(GOOD, mended=False)

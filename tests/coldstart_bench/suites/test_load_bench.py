@@ -1,4 +1,4 @@
-"""What `kelvin bench load` does with what loaders answer, on loaders that lie; and the consumer of the real ones."""
+"""`kelvin bench load` with fake loaders, right and wrong, and the choice of real ones."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ RIGHT = {"load_s": 0.1, "consume_s": 0.2, "checksum": 7, "bytes": 4096}
 
 
 class Lying:
-    """A program that answers what it is told to, or fails."""
+    """A fake program that gives one answer, or fails."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, 0
@@ -27,7 +27,7 @@ class Lying:
 
 
 def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_LoadRun, Lying]:
-    """What is known after so many loads of a file by a program that answers so."""
+    """Load a file several times with a fake program. Return the run and the program."""
     (tmp_path / "weights").write_bytes(bytes(8192))
     told: list[str] = []
     run, program = _LoadRun(LoadPlan((4096,), times, (MMAP,), "cpu", tell=told.append)), Lying(answer)
@@ -39,7 +39,6 @@ def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_LoadRun, Lying]
 
 
 def test_correct_load_is_recorded(tmp_path: Path) -> None:
-    """One for each round."""
     run, _ = taken(tmp_path, RIGHT)
     assert [take.total_s for take in run.takes.figures[4096, "hot", "mmap"]] == pytest.approx([0.3, 0.3])
     assert run.takes.failures == ()
@@ -53,7 +52,7 @@ def test_correct_load_is_recorded(tmp_path: Path) -> None:
     ],
 )
 def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer: Any, said: str) -> None:
-    """Quick and wrong is no result."""
+    """A loader with wrong bytes or a crash has no results."""
     run, program = taken(tmp_path, answer, times=3)
     (failed,) = run.takes.failures
     assert (failed.size_bytes, failed.state, failed.system) == (4096, "hot", "mmap")
@@ -63,7 +62,7 @@ def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer:
 
 
 def test_only_known_loaders_are_chosen() -> None:
-    """All of them by default; a wrong name is refused with those that there are."""
+    """All loaders are the default. The error lists the known ones."""
     assert choose_contenders([]) == ALL
     assert choose_contenders(["mmap", "kelvin"]) == (KELVIN, MMAP)
     with pytest.raises(ValueError, match="fastest: must be of kelvin, tensorizer"):
@@ -71,6 +70,6 @@ def test_only_known_loaders_are_chosen() -> None:
 
 
 def test_who_is_not_installed_is_known_before_it_is_started() -> None:
-    """By its package."""
+    """A loader is installed if its package is."""
     assert not Contender("x", "x", "no_such_package_of_anyone", False, "safetensors").installed
     assert KELVIN.installed

@@ -1,4 +1,4 @@
-"""The lines of an overload are red where they should be: goodput that falls, memory that grows, the wrong ones shed."""
+"""Claims of an overload fail where they should: falling goodput, growing memory, the wrong requests shed."""
 
 from collections.abc import Sequence
 
@@ -25,18 +25,18 @@ ABLE = 4 * 16 / 8
 
 
 def sent(end_s: float, status: int = 200, code: str = "", *, retry_after: bool = False) -> RequestResult:
-    """One that was due a second before it ended."""
+    """Return a request that was due a second before its end."""
     due, end = int((end_s - 1) * 1e6), int(end_s * 1e6)
     return RequestResult(0, due, due + 1000, end, end, status, code, 0, retry_after)
 
 
 def step(each: Sequence[RequestResult], ranks: Sequence[str] | None = None, samples: Sequence[Sample] = ()) -> LoadStep:
-    """Of right answers, all of one rank where none is named."""
+    """Measure a step of right answers, of one priority by default."""
     return measure_step(ASKED, each, [True] * len(each), ranks or [PRIORITIES[0]] * len(each), samples, BEGAN)
 
 
 def test_only_timely_answers_count() -> None:
-    """In time and within the time that counts: what is answered after the last was due is no rate of the step's."""
+    """Late answers, and answers after the counted time, are no goodput."""
     late = msgspec.structs.replace(sent(6), due_us=0)
     found = step([sent(5), sent(9), sent(11), late])
     assert (found.sent, found.good, found.late, found.wrong) == (4, 3, 1, 0)
@@ -56,13 +56,13 @@ def test_only_timely_answers_count() -> None:
     ],
 )
 def test_refusal_needs_code_and_retry_hint(each: RequestResult, refused: dict[str, int], wrong: int) -> None:
-    """Whoever is told what to do; anything else is wrong."""
+    """A refusal must be retryable at a known time, or name the deadline. Anything else is wrong."""
     found = step([each])
     assert (found.refused, found.wrong, found.good) == (refused, wrong, 0)
 
 
 def test_memory_is_that_of_its_thirds() -> None:
-    """Of the step's own time."""
+    """Memory is sampled within the step: its middle third and its last third."""
     samples = [
         Sample(BEGAN + int(at * 1e9), 0, pss) for at, pss in ((-1, 99), (1, 90), (5, 20), (6, 25), (9, 30), (11, 88))
     ]
@@ -71,7 +71,7 @@ def test_memory_is_that_of_its_thirds() -> None:
 
 
 def test_what_a_request_took_of_the_processor() -> None:
-    """From before the first was due to after the last had ended; what was spent at other times is not theirs."""
+    """Processor time is counted from before the first request was due to after the last one ended."""
     spent = [CpuTime(0, 0), CpuTime(1_000, 0), CpuTime(5_000_000, 2_000_000_000), CpuTime(9_000_000, 9_000_000_000)]
     samples = [Sample(BEGAN + at, 0, 0, each) for at, each in zip((-9, 0, 8_000_000_000, 10**12), spent, strict=True)]
     found = step([sent(5), sent(6)], samples=samples)
@@ -80,7 +80,7 @@ def test_what_a_request_took_of_the_processor() -> None:
 
 
 def test_loop_delay_and_connection_wait_are_apart() -> None:
-    """The loop came to the first one late itself; for the second there was no connection."""
+    """A late send by the loop, and a wait for a connection, are separate figures."""
     first = msgspec.structs.replace(sent(5), due_us=0, seen_us=70_000, sent_us=70_000)
     second = msgspec.structs.replace(sent(5), due_us=0, seen_us=10, sent_us=90_000)
     found = step([first, second])
@@ -89,7 +89,7 @@ def test_loop_delay_and_connection_wait_are_apart() -> None:
 
 
 def test_late_loop_and_busy_cores_are_noted() -> None:
-    """A loop that was late itself, and others on the cores; what is quick enough is not worth a word."""
+    """A late loop and a waiting activator are noted. Small values are not."""
     quiet, busy = CpuLoad(100.0, 0.05), CpuLoad(100.0, 0.5)
     each = msgspec.structs.replace(step([sent(5)]), lag_p99_s=0.04, door=quiet, loop=quiet)
     assert notes_of([each]) == ()
@@ -101,12 +101,11 @@ def test_late_loop_and_busy_cores_are_noted() -> None:
 
 
 def figures(steps: Sequence[LoadStep], unrecorded: int = 0) -> OverloadFigures:
-    """Of slots that can do `ABLE` tokens a second."""
     return OverloadFigures(4, 8.0, 16, ASKED.deadline_s, tuple(steps), unrecorded, None)
 
 
 def good(**changed: object) -> list[LoadStep]:
-    """A peak, and ten times the load at which all holds but for what was changed."""
+    """Return a peak step, and one at ten times the load with these changes."""
     each = [sent(5)] * 4 + [sent(5, 503, "overloaded", retry_after=True)] * 2
     ranks = ["interactive", "interactive", "standard", "batch", "standard", "batch"]
     last = msgspec.structs.replace(step(each, ranks), memory_middle=100, memory_last=100)
@@ -141,14 +140,12 @@ def good(**changed: object) -> list[LoadStep]:
     ],
 )
 def test_missed_overload_limit_fails_its_claim_alone(steps: list[LoadStep], unrecorded: int, want: list[str]) -> None:
-    """That line and no other."""
     found = [verdict.claim for verdict in judge(figures(steps, unrecorded)) if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
 def test_short_step_has_no_memory_figure() -> None:
-    """A step that is too short for samples says nothing of memory."""
     unmeasured = figures(good(memory_last=None))
     found = {verdict.claim: verdict.value for verdict in judge(unmeasured)}
     assert found["share by which memory still grew"] is None
@@ -156,7 +153,7 @@ def test_short_step_has_no_memory_figure() -> None:
 
 
 def test_load_multiples_are_parsed_in_order() -> None:
-    """In order, each once; what is none is named."""
+    """Multiples are sorted and unique. A bad one is named."""
     assert parse_multiples("10,1,1,0.5") == (0.5, 1.0, 10.0)
     for words in ("", "1,x", "0", "-1", "101", "nan"):
         with pytest.raises(ValueError, match=f"{words}: must be numbers above 0"):

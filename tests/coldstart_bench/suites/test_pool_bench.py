@@ -1,4 +1,4 @@
-"""A pod that waits is held against what is stated; the line can go red."""
+"""Claims about parked pods can fail, and pods leave no files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def test_pool_claims_compare_bind_with_pod_start(
 
 
 def test_pod_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cache holds a copy of the model, and there is a pod in each round."""
+    """A pod's directory, with its cache of the model, is removed after each round."""
 
     @contextmanager
     def service(command: list[str], environment: object, log: Path, is_ready: object, what: str) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""A drill is red where more was lost, or it took longer, than is stated."""
+"""A recovery drill fails if it lost more, or took longer, than stated."""
 
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,7 @@ FINE: dict[str, Any] = {
     ],
 )
 def test_missed_recovery_objective_fails_its_claim(changed: dict[str, Any], want: list[str]) -> None:
-    """That line and no other, and each decides."""
+    """Only the changed figure's claim fails, and each claim decides."""
     case = RecoveryCase(**(FINE | changed))
     found = [each for each in judge(DrillFigures(STATED, 8.0, (case,))) if each.passed is False]
     assert len(found) == len(want)
@@ -47,7 +47,7 @@ def test_missed_recovery_objective_fails_its_claim(changed: dict[str, Any], want
 
 
 def test_failed_restore_has_no_times() -> None:
-    """It is said, and its times are no figures."""
+    """A failed restore is reported, and its times have no values."""
     case = RecoveryCase("the data directory", 0.1, 3.0, failures=["kelvin restore exited with 1: no backup"])
     verdicts = judge(DrillFigures(STATED, 8.0, (case,)))
     assert [each.claim for each in verdicts if each.passed is False] == ["other differences from before"]
@@ -58,7 +58,7 @@ def test_failed_restore_has_no_times() -> None:
 def test_a_backup_that_always_has_the_last_requests_is_no_drill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the journal is not put to the test: the drill says so, and is not green."""
+    """If every backup has the last requests, the journal is not tested, so the drill fails."""
     backups = count()
     monkeypatch.setattr(recovery_drill, "_newest_s", lambda place: float(next(backups)))
     monkeypatch.setattr(recovery_drill, "_backlog", lambda kelvin: 0)

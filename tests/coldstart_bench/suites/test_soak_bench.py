@@ -1,4 +1,4 @@
-"""A request of a soak that ended as nothing may is found, and so is a bill that is not what clients counted."""
+"""A soak finds requests that ended wrongly, and a bill that differs from the clients' count."""
 
 import time
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ LIMIT = 4
 
 
 def sent(status: int = 200, code: str = "", *, went: bool = True) -> RequestResult:
-    """One."""
+    """Return one request's result."""
     return RequestResult(0, 0, 10 if went else None, None, 1000, status, code, 0, False)
 
 
@@ -50,7 +50,7 @@ def sent(status: int = 200, code: str = "", *, went: bool = True) -> RequestResu
     ],
 )
 def test_request_end_is_judged(one: RequestResult, text: str, reader: ReaderKind, why: str | None) -> None:
-    """Right, or in words why not."""
+    """A right end gives None, a wrong end its reason."""
     found = find_wrong_end(one, text, RIGHT, reader)
     assert found == why or (why is not None and found is not None and found.startswith(why))
 
@@ -71,7 +71,7 @@ def test_request_end_is_judged(one: RequestResult, text: str, reader: ReaderKind
             "",
             ReaderKind.QUICK,
             BillBounds((0, 1), (0, 0), (0, 0)),
-            id="perhaps nobody knew who",
+            id="refused, perhaps before authentication",
         ),
         pytest.param(
             sent(200, CUT), "w1 w2", ReaderKind.QUICK, BillBounds((1, 1), (0, 0), (0, 2)), id="cut after some"
@@ -87,12 +87,12 @@ def test_request_end_is_judged(one: RequestResult, text: str, reader: ReaderKind
 def test_bill_bounds_follow_what_the_client_read(
     one: RequestResult, text: str, reader: ReaderKind, want: BillBounds
 ) -> None:
-    """Exactly what its client counted, where that read everything and heard the end."""
+    """A client that read everything and saw the end has an exact bill."""
     assert bill_bounds_for(one, text, LIMIT, reader) == want
 
 
 def test_differing_bill_is_found() -> None:
-    """The control: one request twice on it, one not at all, a token too many."""
+    """Negative control: a duplicate request, a missing request and a surplus token are found."""
     bounds = bill_bounds_for(sent(), RIGHT, LIMIT, ReaderKind.QUICK)
     assert bill_differences(BillTotals(), BillTotals(1, 1, 4), bounds) == []
     for bill in (BillTotals(2, 2, 8), BillTotals(), BillTotals(1, 1, 5)):
@@ -100,7 +100,7 @@ def test_differing_bill_is_found() -> None:
 
 
 def soaked(**found: object) -> SoakFigures:
-    """Ten requests, nine of them answered, and a runtime that was killed; all holds but what is `found`."""
+    """Return good figures of ten requests and a killed runtime, except for `found`."""
     fine = {"wrong": (), "events": (FaultEvent(1.0, "SIGKILL runtime", 0.1),), "bill": (), "left": (), "again": 1.0}
     return figures_of(5.0, [sent()] * 9 + [sent(503, "overloaded")], memory=None, **(fine | found))
 
@@ -124,20 +124,18 @@ def soaked(**found: object) -> SoakFigures:
     ],
 )
 def test_missed_soak_limit_fails_its_claim_alone(found: dict[str, object], want: list[str]) -> None:
-    """That line and no other."""
     red = [verdict.claim for verdict in judge(soaked(**found)) if verdict.passed is False]
     assert len(red) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(red, want, strict=True))
 
 
 def test_requests_are_counted_by_outcome() -> None:
-    """Those that were answered, and the others by what their clients were told."""
     found = soaked()
     assert (found.sent, found.answered, found.told) == (10, 9, {"overloaded": 1})
 
 
 class Billed:
-    """An installation that began in one month and is asked in the next one."""
+    """An installation that began in one month and is billed in the next."""
 
     began_s = datetime(2026, 10, 31, 23, tzinfo=UTC).timestamp()
     bills = Installation.bills
@@ -151,20 +149,20 @@ class Billed:
 
 
 def test_bill_is_that_of_all_months_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked before a month's end is not missed after it."""
+    """Requests of both months are counted."""
     monkeypatch.setattr(time, "time", lambda: datetime(2026, 11, 1, 2, tzinfo=UTC).timestamp())
     assert billed(cast(Installation, Billed())) == BillTotals(5, 5, 20)
 
 
 def test_command_that_does_not_end_is_wrong(tmp_path: Path) -> None:
-    """It is said as what any command does that fails, and the report is written all the same."""
+    """A command that hangs is reported like one that fails."""
     assert "fsck did not end within 0.01 s" in str(wrong_command(tmp_path, "fsck", limit_s=0.01))
     assert "fsck ends with" in str(wrong_command(tmp_path, "fsck"))
     assert wrong_command(tmp_path, "fsck", "--help") is None
 
 
 def test_without_answers_beforehand_there_is_no_soak() -> None:
-    """A door that refuses all from the beginning would agree with itself to the end."""
+    """An activator that refuses everything would agree with itself, so a soak needs answers first."""
     assert answer_texts(LoadResult(0, (sent(),), (RIGHT,))) == [RIGHT]
     with pytest.raises(InstallationFailed, match="1 of 2 had no answer: not answered: breaker_open"):
         answer_texts(LoadResult(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))

@@ -1,4 +1,4 @@
-"""A storm's figures: fair finishes by hand, and each line goes red on a figure that is bad."""
+"""Results of a storm: fair finish times, and claims that fail on bad results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ PEERED = msgspec.structs.replace(FAIR, store=NodeTraffic(12800, 12288))
 
 
 def changed(miss: dict[str, Any]) -> StormFigures:
-    """All as it should be, but for that."""
+    """Return good figures with these changes."""
     return StormFigures(msgspec.structs.replace(FAIR, **miss), PEERED)
 
 
@@ -42,13 +42,12 @@ def test_fair_finishes(sizes: Sequence[int], want: Sequence[float]) -> None:
 
 
 def test_first_come_first_served_is_unfair() -> None:
-    """The first of four equals is through in a quarter of the fair time."""
+    """In arrival order, the first of four equals finishes in a quarter of the fair time."""
     assert unfairness([1.0, 2.0, 3.0, 4.0], [5] * 4) == pytest.approx(0.75)
     assert unfairness([4.0, 4.0, 3.6, 4.0], [5] * 4) == pytest.approx(0.1)
 
 
 def test_good_figures_pass() -> None:
-    """All lines."""
     assert [verdict.passed for verdict in judge(StormFigures(FAIR, PEERED))] == [True] * 4
 
 
@@ -61,13 +60,12 @@ def test_good_figures_pass() -> None:
     ],
 )
 def test_a_bad_figure_fails(miss: dict[str, Any], claim: str) -> None:
-    """Its own line goes red."""
     found = judge(changed(miss))
     assert [verdict.claim for verdict in found if verdict.passed is False and claim in verdict.claim]
 
 
 def test_what_was_not_read_holds_no_line() -> None:
-    """At most once is no praise for nothing at all."""
+    """Without any read, the claims are not measured."""
     still = NodeTraffic(0, 0)
     missed = msgspec.structs.replace(FAIR, nodes=(FAIR.nodes[0], still))
     found = judge(StormFigures(missed, msgspec.structs.replace(PEERED, store=still)))
@@ -78,7 +76,6 @@ def test_what_was_not_read_holds_no_line() -> None:
 
 
 def test_peers_that_each_read_the_store_fail() -> None:
-    """As if none had asked another."""
     failing = [verdict.claim for verdict in judge(StormFigures(FAIR, FAIR)) if verdict.passed is False]
     assert failing == ["times that a byte left the store in all, with peers"]
 
@@ -92,6 +89,6 @@ def test_peers_that_each_read_the_store_fail() -> None:
     ],
 )
 def test_the_exit_says_whether_it_was_measured(miss: dict[str, Any], passed: bool) -> None:
-    """Leases for all that were asked for."""
+    """The exit code needs every requested lease. Claims don't count."""
     found = changed(miss)
     assert BenchReport(found, judge(found), {}, 0.0, None).passed is passed

@@ -1,4 +1,4 @@
-"""Traces are read as they are published; what is none is refused by line; a load of one has its lengths and shares."""
+"""Published traces are parsed, invalid ones refused by line, and loads have their lengths and shares."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,7 +26,7 @@ SERVEGEN = "0,0,0,,0,0\n600,3.5,0.9,Gamma,1.2,0.06\n1200,2,4.5,Weibull,0.3,0.01\
 
 
 def test_trace_rows_are_parsed_in_time_order() -> None:
-    """In order of time, to the microsecond; what was asked for nothing is no load."""
+    """Rows are sorted by time, to the microsecond. Requests without output are left out."""
     first, second = parse_trace(AZURE)
     assert (first.prompt, first.output) == (4808, 10)
     assert second.at_s - first.at_s == pytest.approx(0.052, abs=1e-6)
@@ -37,12 +37,12 @@ def test_trace_rows_are_parsed_in_time_order() -> None:
 
 
 def second_us(first: TraceRow, second: TraceRow) -> int:
-    """Twice as fast."""
+    """Return the second arrival at double speed, in microseconds."""
     return int((second.at_s - first.at_s) / 2 * 1e6)
 
 
 def test_client_windows_are_parsed() -> None:
-    """Each with its rate; one that has begun holds until the next."""
+    """Each window has its rate and lasts until the next one starts."""
     windows = parse_windows(SERVEGEN)
     assert windows[1:] == [ClientWindow(600, 3.5, 0.9, "Gamma"), ClientWindow(1200, 2, 4.5, "Weibull")]
     assert [window_at(windows, at).at_s for at in (0, 599, 600, 5000)] == [0, 0, 600, 1200]
@@ -60,7 +60,6 @@ def test_client_windows_are_parsed() -> None:
     ],
 )
 def test_invalid_trace_is_refused_with_its_line(text: str, why: str) -> None:
-    """Line and rule."""
     with pytest.raises(BadTrace, match=why):
         parse_trace(text)
 
@@ -74,13 +73,12 @@ def test_invalid_trace_is_refused_with_its_line(text: str, why: str) -> None:
     ],
 )
 def test_invalid_windows_are_refused_with_their_line(text: str, why: str) -> None:
-    """Likewise."""
     with pytest.raises(BadTrace, match=why):
         parse_windows(text)
 
 
 def test_file_that_is_no_csv_is_named(tmp_path: Path) -> None:
-    """Also where the reader of CSV itself gives up."""
+    """The error names the file, also if the CSV reader itself fails."""
     file = tmp_path / "trace.csv"
     file.write_text(f"{HEAD}{'9' * 200_000},1,2\n")
     with pytest.raises(BadTrace, match=r"trace\.csv: field larger"):
@@ -88,7 +86,7 @@ def test_file_that_is_no_csv_is_named(tmp_path: Path) -> None:
 
 
 def test_clients_have_their_shares_and_both_lengths_of_one_row() -> None:
-    """About as many as were asked for; no pair of lengths that the trace has not."""
+    """Clients send in proportion to their rates. Each pair of lengths comes from one row."""
     rows = [TraceRow(0, 10, 1), TraceRow(1, 2000, 90)]
     windows = [ClientWindow(0, 9, 1.0, "Gamma"), ClientWindow(0, 1, 1.0, "Weibull"), ClientWindow(0, 0, 0, "")]
     due = draw_by_clients(rows, windows, 4000, 20, Random(1))
@@ -102,7 +100,6 @@ def test_clients_have_their_shares_and_both_lengths_of_one_row() -> None:
 
 
 def test_idle_clients_are_no_load() -> None:
-    """Are no load."""
     with pytest.raises(BadTrace, match="no client sends"):
         draw_by_clients([TraceRow(0, 1, 1)], [ClientWindow(0, 0, 0, "")], 10, 1, Random(1))
 
@@ -110,7 +107,7 @@ def test_idle_clients_are_no_load() -> None:
 @pytest.mark.parametrize("shared", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("prompt", [1, 2, 50])
 def test_a_prompt_has_its_length_and_its_prefix(shared: float, prompt: int) -> None:
-    """Of its tenant, and of nobody else."""
+    """The prefix is shared within a tenant only."""
     one, again = (
         make_prompt(DueRequest(0, 1, prompt, 1), 1, shared),
         make_prompt(DueRequest(0, 1, prompt, 1), 2, shared),
