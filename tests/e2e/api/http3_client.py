@@ -33,7 +33,7 @@ class _Client(QuicConnectionProtocol):
             self.ended.set_exception(ConnectionError(event.reason_phrase))
         if hasattr(self, "_h3"):
             for each in self._h3.handle_event(event):
-                self._heard(each)
+                self._handle_h3_event(each)
 
     def _handle_h3_event(self, event: H3Event) -> None:
         if isinstance(event, HeadersReceived):
