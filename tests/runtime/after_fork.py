@@ -1,6 +1,6 @@
-"""`python -m tests.runtime.after_fork VERSION`: what a child of a zygote imports from its birth to its first answer.
+"""`python -m tests.runtime.after_fork VERSION`: list what a child of a zygote imports until its first answer.
 
-Prints a JSON object. The client lives in the same process, so that all of the process is looked at.
+Prints a JSON object. The client runs in the same process, so its imports count too.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Import as the zygote does, fork as it does, and be a whole runtime as `standby.live` makes one."""
+    """Import and fork like the zygote, and run a whole runtime in the child."""
     from runtime.app.settings import from_environment
 
     settings = from_environment()
@@ -50,7 +50,7 @@ def main() -> None:
     facts = {
         "threads": threads,
         "imported": sorted(set(sys.modules) - before),
-        "cuda": "libcuda.so" in maps,  # the driver; PyTorch with CUDA links its runtime, libcudart.so
+        "cuda": "libcuda.so" in maps,  # the CUDA driver; PyTorch with CUDA links only its runtime, libcudart.so
         "modules": len(before),
     }
     os.write(writer, json.dumps(facts).encode())

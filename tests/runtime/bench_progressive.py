@@ -1,9 +1,8 @@
-"""What it saves to lend a version while it is filled: `python -m tests.runtime.bench_progressive [ROUNDS] [WORD]`.
+"""`python -m tests.runtime.bench_progressive [ROUNDS] [WORD]`: what it saves to lend a version while it is filled.
 
-Half a gigabyte, from a cold disk and from a store that gives its bytes no faster than told, in turns with a lease that
-is lent whole: a restore until the engine could begin, and a copy through a ring of buffers, as to a device, but into
-this process's memory and without sums, which a CPU takes longer for than for the rest. With a word only what has it in
-its name. Prints; asserts nothing.
+Half a gigabyte from a cold disk and from a throttled store, progressive and whole in turns. Measured are a restore
+until the engine could begin, and a copy through a ring of buffers, as to a device, but into this process's memory and
+without checksums, which would take a CPU longer than all the rest. WORD selects benchmarks by name. Prints only.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from weightcache.client.device_copy import SLOT_BYTES, SLOTS, send_all
 
 RATES = (2e9, 0.5e9)
 SPARE = 3  # slabs
-# The agent as it starts, but that its store gives so many bytes a second.
+# The agent with a store that is limited to this many bytes a second.
 THROTTLED = """
 import sys, threading, time
 from kelvin.blobstore import file_store as files
@@ -65,7 +64,7 @@ main()
 
 
 class MemoryLane:
-    """A device that is this process's memory: copies run in a thread, in order."""
+    """A fake device in this process's memory. Copies run in order in a thread."""
 
     slots = SLOTS
     slot_bytes = SLOT_BYTES
@@ -95,7 +94,7 @@ class MemoryLane:
 
 
 def throttled(data: Path, directory: SocketDirectory, rate: float) -> AbstractContextManager[None]:
-    """An agent whose store gives so many bytes a second; as fast as it can where that is 0."""
+    """Run an agent whose store gives this many bytes a second; unlimited if 0."""
     return agent(data, directory, "-c", THROTTLED, str(rate), spare=SPARE)
 
 
@@ -105,7 +104,7 @@ def drop_all(directory: SocketDirectory, *tiers: str) -> None:
 
 
 def in_child(work: Callable[[], float]) -> float:
-    """What `work` gives in a fork, as a standby is one; seconds."""
+    """Return the result of `work` in a fork, in seconds. A standby is a fork too."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -150,7 +149,7 @@ def make_cold(data: Path, directory: SocketDirectory) -> None:
 
 
 def compare(name: str, rounds: int, prepare: Callable[[], None], measure: Callable[..., float]) -> None:
-    """In turns; medians, and the quartiles of the ratios of neighbours."""
+    """Measure both in turns. Print the medians, and the quartiles of ratios of neighbours."""
     if len(sys.argv) > 2 and sys.argv[2] not in name:
         return
     whole, early = list[float](), list[float]()

@@ -1,4 +1,4 @@
-"""One installation of real processes for all tests that need it: its zygote takes seconds to import everything."""
+"""One installation of real processes for all tests, because its zygote takes seconds to import everything."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def sealed() -> "MemoryLease":
     """A tiny version with its attestation, in this process's memory."""
-    from tests.runtime.restoring import VERSION, sealed_lease  # they bring torch
+    from tests.runtime.restoring import VERSION, sealed_lease  # they import torch
     from tests.runtime.versions import MemoryLease
 
     return sealed_lease(MemoryLease(VERSION))

@@ -16,7 +16,7 @@ DEADLINE_S = 30.0
 
 
 class StepClock:
-    """Each reading is `step_ns` later than the last."""
+    """A clock that advances by `step_ns` with each reading."""
 
     def __init__(self, step_ns: int) -> None:
         self.now_ns, self.step_ns = 0, step_ns
@@ -27,7 +27,7 @@ class StepClock:
 
 
 def run_dry(machine: Engine, limit: int = 10_000) -> list[Event]:
-    """Step until there is nothing to do, checking integrity after each."""
+    """Step until no work is left, checking integrity after each step. Return the events."""
     events: list[Event] = []
     for _ in range(limit):
         if not machine.has_work:
@@ -38,9 +38,7 @@ def run_dry(machine: Engine, limit: int = 10_000) -> list[Event]:
 
 
 def check_progress(machine: Engine, layers: int) -> None:
-    """Assert that `progressed_s` moves on with each of so many layers of the next step. A replica counts as hung if it
-    stands still.
-    """
+    """Assert that `progressed_s` advances with each of the next step's layers. If not, a replica counts as hung."""
     progress_s = [time.monotonic()]
 
     def after(module: nn.Module, _inputs: object, _output: object) -> None:
@@ -57,7 +55,7 @@ def check_progress(machine: Engine, layers: int) -> None:
 
 
 class Heard:
-    """What an engine's thread reported, in order: events, and True or False as it became busy or idle."""
+    """Records what an engine's thread reports: events, and True or False as it becomes busy or idle."""
 
     def __init__(self) -> None:
         self.log: list[Event | bool] = []

@@ -1,4 +1,4 @@
-"""An engine that follows a script, and a replica around it on a real socket: for tests of what surrounds the engine."""
+"""A scripted engine in a replica on a real socket, for tests of the engine's surroundings."""
 
 import asyncio
 import json
@@ -45,14 +45,14 @@ CODEC = TextCodec(files())
 
 
 def saying(text: str) -> Callable[[GenerationRequest], Sequence[int]]:
-    """A script that says this text to everybody."""
+    """Return a script that says this text for every request."""
     ids = CODEC._tokenizer.encode(text, add_special_tokens=False).ids
     return lambda _: ids
 
 
 @dataclass
 class MemoryRecords:
-    """Records as a spool would have them."""
+    """Usage records in memory instead of a spool."""
 
     records: list[RequestRecord] = field(default_factory=list)
     written: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +72,7 @@ def fake_work(
     release: Callable[[], None] = lambda: None,
     filter_pipeline: FilterPipeline | None = None,
 ) -> ReplicaOperations:
-    """A restore that gives this engine at once, or fails; who slept gets it again, or what `resume` gives."""
+    """Return operations that restore this engine at once, or fail. A resume restores it too, or calls `resume`."""
 
     def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         if failure is not None:
@@ -96,7 +96,7 @@ def fake_work(
 
 
 def replica_of(tmp_path: Path, work: ReplicaOperations | None = None, failure: Failure | None = None) -> RuntimeReplica:
-    """A parked one, and nothing around it."""
+    """Return a parked replica without surroundings."""
     work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
     return RuntimeReplica("rt1", create_meter_page(tmp_path, "rt1"), work)
 
@@ -106,7 +106,7 @@ LIVES = "activator-lives"  # any other activator is dead
 
 @dataclass
 class Bench:
-    """A replica that is served on a socket, and a client of it."""
+    """A replica served on a socket, and its client."""
 
     replica: RuntimeReplica
     api: ServingApi
@@ -118,7 +118,7 @@ class Bench:
     directory: SocketDirectory
 
     async def until(self, wish: str, condition: Callable[[], bool]) -> None:
-        """For what happens in other threads and tasks; bounded."""
+        """Wait for a change by other threads and tasks, up to DEADLINE_S."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not condition():
@@ -127,7 +127,7 @@ class Bench:
             raise AssertionError(f"never came true: {wish}") from None
 
     async def quiet(self) -> None:
-        """Once every answer has ended, nothing of any request is left anywhere. Lifts the engine's pace."""
+        """Let the engine run freely, and wait until nothing of any request is left."""
         await self.until("no exchange", lambda: self.api.served_requests == 0)
         self.engine.free_running()
         await self.until("nothing runs", lambda: self.engine.running == 0 and not self.engine.has_work)
@@ -139,20 +139,20 @@ class Bench:
         assert self.engine.kv_blocks_free == BLOCKS
 
     def open(self, path: str = "/v1/completions", body: Mapping[str, Any] | bytes | None = None, **headers: str) -> Any:
-        """A request as the activator sends it; headers by `request_id`, `deadline_ms`, `key_id`, `source`."""
+        """Send a request like the activator. Keyword arguments are `x-kelvin-` headers with underscores."""
         lines = {"x-kelvin-request-id": "r1", "x-kelvin-source": LIVES}
         lines |= {f"x-kelvin-{name.replace('_', '-')}": value for name, value in headers.items()}
         content = body if isinstance(body, bytes) else json.dumps({"prompt": "Once"} | dict(body or {})).encode()
         return self.session.post(f"http://rt{path}", data=content, headers=lines)
 
     async def told(self, request_id: str, tokens: int, *, recorded: bool = False) -> None:
-        """What the activator says of a request."""
+        """Send a receipt for a request."""
         receipt = {"request_id": request_id, "completion_tokens": tokens, "recorded": recorded}
         async with self.session.post("http://rt/v1/receipts", json={"receipts": [receipt]}) as answer:
             assert answer.status == 204, await answer.text()
 
     async def frames(self, *args: Any, **kwargs: Any) -> list[Frame]:
-        """All frames of an answer that must be 200."""
+        """Return all frames of an answer that must be 200."""
         async with self.open(*args, **kwargs) as answer:
             assert answer.status == 200, await answer.text()
             decoder = FrameDecoder()
@@ -162,7 +162,7 @@ class Bench:
 
 
 async def frames_until(answer: aiohttp.ClientResponse, decoder: FrameDecoder, tokens: int) -> list[Frame]:
-    """Frames of an answer that is being read, up to the first that counts as many tokens."""
+    """Read frames until the first that counts this many tokens."""
     frames: list[Frame] = []
     async with asyncio.timeout(DEADLINE_S):
         while not frames or frames[-1].counts.completion_tokens < tokens:
@@ -184,7 +184,7 @@ async def bench(
     probes: FastAPI | None = None,
     step_s: float = math.inf,
 ) -> AsyncIterator[Bench]:
-    """Everything of `app.serve` but the restore and the spool; with `probes`, of a pod's."""
+    """Run everything of `app.serve` except the restore and the spool; with `probes`, as in a pod."""
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")

@@ -1,4 +1,4 @@
-"""Use a runtime as control plane and activator do: all routes once."""
+"""Call every route of a runtime once, like control plane and activator."""
 
 import json
 
@@ -11,7 +11,7 @@ DEADLINE_S = 60.0
 
 
 async def use(directory: SocketDirectory, name: str, version: str) -> None:
-    """State, bind, a chat, a stream that is cut, a drain."""
+    """Get the state, bind, send a chat, a stream and a cancellation."""
     client = ServiceClient(directory, name, "the runtime")
     try:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=DEADLINE_S)

@@ -1,10 +1,8 @@
-"""`python -m tests.runtime.measure [--large]`: how long a standby takes to be borne, and a version to be bound.
+"""`python -m tests.runtime.measure [--large]`: measure the fork of a standby, and the bind of a version.
 
-Real processes, medians of seven, one after another. Not a test: a machine's load is in it. `--large` binds half a
-gigabyte of bfloat16 weights, which stay in the cache's memory, instead of a megabyte. Three ways take turns: a standby
-just borne, one that is warmed up, and that with another being forked at the same moment. What the caller sees beyond
-`ready`, over a connection that it has as the control plane has, is the promotion: the call, the hand-over to a thread,
-the answer.
+Real processes, medians of seven in turns. Not a test: other load counts. `--large` binds half a gigabyte of bfloat16
+weights, which stay in the cache's memory, instead of a megabyte. Three cases: a new standby, a warmed-up one, and a
+warmed-up one beside a fork. "Promotion" is the caller's time beyond `ready`: call, thread hand-over and answer.
 """
 
 import argparse
@@ -40,7 +38,7 @@ LARGE: dict[str, Any] = {
 
 @contextmanager
 def measured(description: str) -> Iterator[tuple[Installation, Version]]:
-    """An installation with a version that is sealed: half a gigabyte where `--large` was said, else a megabyte."""
+    """An installation with a sealed version, of half a gigabyte with `--large`, otherwise a megabyte."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--large", action="store_true")
     large = parser.parse_args().large
@@ -64,7 +62,7 @@ def _fork(house: Installation) -> tuple[Born, float]:
 
 
 async def _promote(born: Born, version: Version) -> tuple[BindResponse, float]:
-    """Bind over a connection that was used before; how long the answer took."""
+    """Bind over an open connection. Return the response and its milliseconds."""
     async with born.client() as client:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=60.0)
         began = time.perf_counter()
@@ -77,7 +75,6 @@ def _say(name: str, values: Sequence[float]) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     with measured(str(__doc__)) as (house, version):
         ways = {"just borne": (0.0, 0), "warmed up": (1.5, 0), "warmed up, beside a fork": (1.5, 1)}
         times: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
@@ -91,7 +88,7 @@ def main() -> None:
 
 
 def _bind(house: Installation, version: Version, wait_s: float, beside: int, times: dict[str, list[float]]) -> None:
-    """One standby, borne, bound and ended; each time goes into its list."""
+    """Fork, bind and end one standby, and add its times to the lists."""
     born, parked_ms = _fork(house)
     times.setdefault("fork to parked", []).append(parked_ms)
     time.sleep(wait_s)

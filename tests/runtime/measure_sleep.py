@@ -1,9 +1,9 @@
-"""`python -m tests.runtime.measure_sleep [--large]`: what a wake takes from either sleep, beside a start from zero.
+"""`python -m tests.runtime.measure_sleep [--large]`: measure wakes from both sleep levels, and starts from zero.
 
-Real processes, medians of seven rounds; in each all ways take turns: a process that sleeps with its weights, one that
-has dropped them, a parked standby that is warmed up. The latter two with the version in the cache's memory, and on the
-disk alone. From the call until it is ready, and until the first token of an answer; private memory while it waits. Not
-a test: a machine's load is in it. `--large` takes half a gigabyte instead of a megabyte.
+Real processes, medians of seven rounds, all cases in turns: asleep with weights (level 1), without them (level 2), and
+a
+warmed-up standby; the last two with the version in host memory and on disk. Times until ready and until the first
+token, and private memory during the wait. Not a test: other load counts. `--large` uses half a gigabyte.
 """
 
 import asyncio
@@ -22,9 +22,11 @@ Times = dict[str, list[float]]
 
 
 async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]:
-    """Milliseconds until the call is answered, and until an answer of one token is complete."""
+    """Return the milliseconds until the call is answered, and until an answer of one token."""
     async with born.client() as client:
-        async with client.session.get("http://rt/healthz") as answer:  # the control plane has its connection, too
+        async with client.session.get(
+            "http://rt/healthz"
+        ) as answer:  # open the connection, as the control plane has one
             await answer.read()
         began = time.perf_counter()
         await client.call("POST", path, BindResponse, body=bind_of(version), timeout_s=60.0)
@@ -35,7 +37,7 @@ async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]
 
 
 def _private_mb(born: Born) -> float:
-    """Memory that its end would give back."""
+    """Return the memory that the process's end would free, in MiB."""
     lines = Path(f"/proc/{born.pid}/smaps_rollup").read_text().splitlines()
     found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
     return (found["Private_Clean"] + found["Private_Dirty"]) / 1024
@@ -45,7 +47,7 @@ def _evict(house: Installation) -> None:
     def gone() -> bool | None:
         try:
             asyncio.run(evict(house.directory, "host", None, None))
-        except Exception:  # a process that was killed just now holds it yet
+        except Exception:  # a process that was just killed may still hold a slab
             return None
         return True
 
@@ -80,7 +82,6 @@ def _note(times: Times, held_mb: float, took: tuple[float, float]) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     with measured(str(__doc__)) as (house, version):
         files = [house.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
         poll_until("it is on the disk", lambda: all(path.exists() for path in files) or None)

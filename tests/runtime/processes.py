@@ -1,4 +1,4 @@
-"""A zygote and a cache agent as real processes, in a data directory of their own, and what they bear."""
+"""A zygote and a cache agent as real processes in their own data directory, and the standbys that they fork."""
 
 import asyncio
 import ctypes
@@ -38,7 +38,7 @@ from tests.weightcache.kit import TENANT, Version, publish
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-KV_BYTES: Final = 4 << 20  # of each replica
+KV_BYTES: Final = 4 << 20  # per replica
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -46,16 +46,14 @@ _installations = 0
 
 
 def _count_installations(change: int) -> None:
-    """While there are any, orphans of our descendants become our children, as they become the supervisor's."""
+    """While any installation exists, be the subreaper, like the supervisor, so that orphans become our children."""
     global _installations
     _installations += change
     assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(_installations > 0), 0, 0, 0) == 0
 
 
 def poll_until(wish: str, condition: Callable[[], T | None]) -> T:
-    """What `condition` gives once it gives something; bounded. What takes seconds is asked for less often: it needs the
-    processor itself.
-    """
+    """Return the first result of `condition` that is not None, within DEADLINE_S. Pauses grow to save CPU time."""
     deadline, pause_s = time.monotonic() + DEADLINE_S, 0.005
     while time.monotonic() < deadline:
         if (found := condition()) is not None:
@@ -67,7 +65,7 @@ def poll_until(wish: str, condition: Callable[[], T | None]) -> T:
 
 @dataclass
 class Born:
-    """A process that the zygote bore; ours to reap."""
+    """A process that the zygote forked, to be reaped by the test."""
 
     installation: "Installation"
     runtime_id: str
@@ -75,7 +73,7 @@ class Born:
     pidfd: int
 
     def call(self, method: str, path: str, kind: type[T], body: object | None = None) -> T:
-        """A control route."""
+        """Call a control route."""
         return self._run(lambda client: client.call(method, path, kind, body=body, timeout_s=DEADLINE_S))
 
     def report(self) -> RuntimeReport:
@@ -85,7 +83,7 @@ class Born:
         return self.call("POST", "/control/bind", BindResponse, bind_of(version, threads))
 
     def sleep(self) -> None:
-        """As soon as it has ended what it was answering."""
+        """Put it to sleep, once it has no running request."""
         poll_until("it sleeps", lambda: _try(lambda: (self.call("POST", "/control/sleep", type(None)),)))
 
     def drop(self) -> None:
@@ -95,7 +93,7 @@ class Born:
         return self.call("POST", "/control/wake", BindResponse, bind_of(version, threads))
 
     def seal(self, version: Version) -> SealAttestation:
-        """Seals it, and puts the attestation where leases find it."""
+        """Seal the version, and put the attestation into the store."""
         job = SealJob(tenant=TENANT, version=version.id)
         attestation = self.call("POST", "/control/seal", SealAttestation, job)
         key = attestation_key(TENANT, version.id, attestation.fingerprint)
@@ -103,7 +101,7 @@ class Born:
         return attestation
 
     def answer(self, body: Mapping[str, Any], request_id: str = "r1") -> list[Frame]:
-        """All frames of a completion."""
+        """Return all frames of a completion."""
 
         async def ask(client: ServiceClient) -> list[Frame]:
             async with self.request(client, body, request_id) as answer:
@@ -117,23 +115,23 @@ class Born:
 
     @staticmethod
     def request(client: ServiceClient, body: Mapping[str, Any], request_id: str) -> Any:
-        """An open completion, to be read as it comes."""
+        """Open a completion, to be read as it arrives."""
         headers = {"x-kelvin-request-id": request_id, "x-kelvin-key-id": "k1"}
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         return client.session.post("http://rt/v1/completions", data=json.dumps(body), headers=headers, timeout=timeout)
 
     def meter(self) -> Meter:
-        """What its page says, dead or alive."""
+        """Return its meter page, also after its death."""
         path = self.installation.data / "run" / "meters" / f"{self.pid}.{self.runtime_id}"
         return decode_meter(path.read_bytes())
 
     def status(self) -> dict[str, str]:
-        """`/proc/PID/status`."""
+        """Return `/proc/PID/status`."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
     def fds(self) -> dict[int, str]:
-        """Its descriptors and what they are; one that closes meanwhile is none."""
+        """Return its descriptors and their targets."""
         found: dict[int, str] = {}
         for each in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -144,7 +142,7 @@ class Born:
         signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> int:
-        """Its exit status as Popen has it."""
+        """Return its exit status like Popen."""
         assert select.select([self.pidfd], [], [], DEADLINE_S)[0], f"{self.runtime_id} lives on"
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
@@ -152,13 +150,12 @@ class Born:
         return os.waitstatus_to_exitcode(status)
 
     def end(self) -> None:
-        """Kill it, and reap it."""
         self.kill(signal.SIGKILL)
         self.reap()
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[ServiceClient]:
-        """Of its socket."""
+        """A client of its socket."""
         client = ServiceClient(self.installation.directory, f"rt-{self.runtime_id}.sock", "the runtime")
         try:
             yield client
@@ -174,7 +171,7 @@ class Born:
 
 
 def bind_of(version: Version, threads: int = 1) -> BindRequest:
-    """What the control plane asks for."""
+    """Return the control plane's bind request."""
     return BindRequest(
         tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=KV_BYTES
     )  # fmt: skip
@@ -193,14 +190,14 @@ class Installation:
     _last: int = 0
 
     def ask_zygote(self, message: object) -> tuple[dict[str, Any], list[int]]:
-        """One message out, one in."""
+        """Send one message and receive one answer with descriptors."""
         with self.directory.connect("zygote.sock", socket.SOCK_SEQPACKET, DEADLINE_S) as sock:
             sock.send(message if isinstance(message, bytes) else json.dumps(message).encode())
             raw, fds, _, _ = socket.recv_fds(sock, 4096, 4)
         return json.loads(raw), fds
 
     def fork(self) -> Born:
-        """A standby, parked."""
+        """Fork a standby and wait until it is parked."""
         self._last += 1
         runtime_id = f"t{self._last}"
         reply, (pidfd,) = self.ask_zygote({"op": "fork", "runtime_id": runtime_id})
@@ -210,7 +207,7 @@ class Installation:
         return born
 
     def cut_lifeline(self) -> None:
-        """As if the supervisor were gone."""
+        """Close the lifeline, as if the supervisor had died."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
@@ -229,7 +226,7 @@ def _try(call: Callable[[], T]) -> T | None:
 
 @contextmanager
 def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) -> Iterator[Installation]:
-    """Everything that is started or borne is dead and reaped afterwards."""
+    """Run an installation. All its processes are killed and reaped afterwards."""
     data.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
     env = os.environ | {

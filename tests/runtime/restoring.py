@@ -1,4 +1,4 @@
-"""Restores of a tiny version in this process: what its engine says, and how it falls asleep."""
+"""Restore a tiny version in this process, generate with it, and suspend it."""
 
 import gc
 import weakref
@@ -28,7 +28,7 @@ def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> BindRequest:
 
 @contextmanager
 def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 << 20) -> Iterator[S]:
-    """A version that is served until the block ends."""
+    """A served version, until the block ends."""
     serving = restore(bind_of(lease, kv_bytes), heard.callbacks, lease.acquire)
     assert isinstance(serving, kind)
     try:
@@ -38,7 +38,7 @@ def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 
 
 
 def generate(serving: ServedVersion, heard: Heard, tokens: int = 12) -> None:
-    """Ask for greedy tokens, and wait for their end."""
+    """Generate greedy tokens and wait for the end."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
     heard.wait_for_ends()
@@ -60,14 +60,14 @@ def by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
 
 
 def copied(lease: MemoryLease) -> Weights:
-    """As on a device: copies of its tensors, which are made again in the same way."""
+    """Return copies of the tensors, as on a device, which can be made again."""
     weights = lease.weights()
     copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
     return Weights(weights.lease, copies, recopy=lambda: copied(lease), host_tensors=lambda: lease.weights().tensors)
 
 
 def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None = None) -> SuspendHandle:
-    """Restored, asked once, asleep: nothing of the engine is left, nor of what `acquire` copied."""
+    """Restore, generate and suspend. Nothing of the engine or of the device copies is left."""
     serving = restore(bind_of(lease), heard.callbacks, acquire or lease.acquire)
     generate(serving, heard)
     engine, kept = weakref.ref(serving.engine), serving.kept
@@ -84,7 +84,7 @@ def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None =
 
 
 def wake_and_answer(kept: SuspendHandle, lease: MemoryLease, heard: Heard) -> ServedVersion:
-    """Woken, it says what the library says. Its thread has ended."""
+    """Wake it and assert the library's tokens. Its thread has ended."""
     heard.clear()
     woken = kept.resume(bind_of(lease), heard.callbacks)
     generate(woken, heard)

@@ -1,4 +1,4 @@
-"""An engine that follows a script: for tests of what surrounds the engine."""
+"""An engine that follows a script, for tests of the engine's surroundings."""
 
 import threading
 import time
@@ -25,17 +25,15 @@ class _Sequence:
 
 
 class ScriptedEngine:
-    """Each step says one token more of each request's script, a block each; then Finished as `stop` or `length`.
-
-    `allow(n)` lets n steps happen where `paced`; a step takes `step_s`. `refuse`, `break_with`, `raises` (one for each
-    step to come), `probe_failure` and `poisoned` say how it fails; `in_step` and `probed` say how far it is.
-    """
+    """Each step gives each request its script's next token, then Finished. Each request holds one block.
+    `allow(n)` permits n steps if `paced`; a step takes `step_s`. `refuse`, `break_with`, `raises` (one for each step),
+    `probe_failure` and `poisoned` set failures. `in_step` and `probed` show the progress."""
 
     def __init__(
         self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
     ) -> None:
         self._script = script
-        self.moves_on = False  # by layers, for as long as a step takes
+        self.moves_on = False  # report progress by layers during a step
         self._step_s = step_s
         self._paced = paced
         self._permits = threading.Semaphore(0)
@@ -52,7 +50,7 @@ class ScriptedEngine:
         self.threads: set[int] = set()
         self.admitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
-        self.generated = 0  # tokens, of all requests
+        self.generated = 0  # tokens of all requests
         self.busy_ns = 0
 
     def allow(self, steps: int = 1) -> None:
@@ -93,7 +91,7 @@ class ScriptedEngine:
         self.in_step.set()
         if self._paced and self._live:
             assert self._permits.acquire(timeout=DEADLINE_S), "no step was allowed"
-        threading.Event().wait(self._step_s)  # as long as it computes
+        threading.Event().wait(self._step_s)  # the time to compute
         if self.raises:
             raise self.raises.pop()
         self.needs_probe = False
@@ -119,7 +117,7 @@ class ScriptedEngine:
         return self.poisoned
 
     def check_integrity(self) -> None:
-        """Nothing to check."""
+        pass
 
     @property
     def has_work(self) -> bool:

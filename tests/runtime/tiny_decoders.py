@@ -1,4 +1,4 @@
-"""Tiny random models of every served family, engines over them, and what transformers' own `generate` says."""
+"""Tiny random models of every served family, engines over them, and reference tokens by transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
 VOCAB = 97
-NEW = 24  # tokens that references hold
+NEW = 24  # tokens of a reference
 _COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -32,7 +32,7 @@ _COMMON: Mapping[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,  # so that logits and attention are far from flat, and a wrong key shows
+    "initializer_range": 0.3,  # logits and attention are far from flat, so that a wrong key shows
     "eos_token_id": None,
     "bos_token_id": None,
 }
@@ -130,7 +130,7 @@ class TinyModel:
 
 @cache
 def tiny(name: str, dtype: torch.dtype = torch.float32) -> TinyModel:
-    """The same weights each time: tests must not write to them."""
+    """Return a tiny model with the same weights each time. Tests must not write to them."""
     family = SERVED[CONFIGS[name]["architectures"][0]]
     dtype_name = next(key for key, value in TORCH_DTYPES.items() if value == dtype)
     config = family.config(**CONFIGS[name], dtype=dtype_name)
@@ -144,7 +144,7 @@ def tiny(name: str, dtype: torch.dtype = torch.float32) -> TinyModel:
 
 
 def as_stored(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What checkpoints hold of a parameter: of all experts' together, each expert's own matrices."""
+    """Return a parameter as checkpoints store it: the parameter of all experts becomes one matrix per expert."""
     prefix, _, leaf = name.rpartition(".")
     if not prefix.endswith(".experts"):
         return {name: tensor}
@@ -158,7 +158,7 @@ def as_stored(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @cache
 def prompts() -> tuple[tuple[int, ...], ...]:
-    """Lengths around block and window edges, and a one-token prompt."""
+    """Return prompts around block and window edges, and one of a single token."""
     generator = torch.Generator().manual_seed(11)
     lengths = (1, 2, 15, 16, 17, 33, 40, 70, 5, 9)
     return tuple(tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist()) for length in lengths)
@@ -166,7 +166,7 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 @cache
 def reference(name: str, prompt: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[int, ...]:
-    """NEW greedy tokens by transformers: its loader, its attention, its generate."""
+    """Return NEW greedy tokens by transformers' loader, attention and generate."""
     bound = tiny(name, dtype).bound("library")
     bound.config._attn_implementation = "eager"
     settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0)
@@ -176,7 +176,7 @@ def reference(name: str, prompt: tuple[int, ...], dtype: torch.dtype = torch.flo
 
 
 def engine(name: str = "llama", *, dtype: torch.dtype = torch.float32, blocks: int = 64, **options: Any) -> ModelEngine:
-    """An engine over `tiny(name)` with a pool of so many blocks (and the probe's)."""
+    """Return an engine over `tiny(name)` with this many blocks, and one for the probe."""
     model = tiny(name, dtype)
     facts = model.facts()
     probe: Probe | None = options.get("probe")

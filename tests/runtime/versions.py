@@ -1,4 +1,4 @@
-"""Versions of real architecture and random weights, small enough to make in a test: manifest, bytes, pinned files."""
+"""Versions with a real architecture and random weights, made in a test: manifest, bytes and pinned files."""
 
 import ctypes
 import json
@@ -52,7 +52,7 @@ def make_llama(
     files: Mapping[str, bytes] | None = None,
     **config: Any,
 ) -> Version:
-    """A Llama of TINY's size unless `config` says otherwise."""
+    """Return a Llama of TINY's size, changed by `config`."""
     torch.manual_seed(seed)
     settings = LlamaConfig(**{**TINY, **config})
     model = LlamaForCausalLM(settings).to(getattr(torch, dtype))
@@ -65,7 +65,7 @@ def make_llama(
 
 
 def seal_up(files: Mapping[str, bytes], state: Mapping[str, torch.Tensor], dtype: DtypeName, limits: Limits) -> Version:
-    """Files, then tensors; every section starts a chunk."""
+    """Return a version of files and then tensors. Every section starts a chunk."""
     sections: list[bytes] = []
     pinned: list[PinnedFile] = []
     tensors: list[Tensor] = []
@@ -94,7 +94,7 @@ def seal_up(files: Mapping[str, bytes], state: Mapping[str, torch.Tensor], dtype
 
 @dataclass
 class MemoryLease:
-    """A version's bytes in this process, as a lease shows them."""
+    """A version's bytes in this process, with the interface of a lease."""
 
     version: Version
     attestations: tuple[SealAttestation, ...] = ()
@@ -116,7 +116,7 @@ class MemoryLease:
         return True
 
     def wait_until_whole(self) -> None:
-        """It always is."""
+        """Return at once, since all bytes are here."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self._linear)[offset : offset + nbytes].toreadonly()
@@ -126,7 +126,7 @@ class MemoryLease:
         return any(looker() is not None for looker in self._lookers)
 
     def close(self) -> None:
-        """Whoever looks into it from now on sees noise, where a real lease would crash; the next has other memory."""
+        """Overwrite the memory with noise, where a real lease would crash, and take other memory for the next use."""
         self._linear[:] = b"\x5a" * len(self._linear)
         self._linear = bytearray(self.version.linear)
 
@@ -141,7 +141,7 @@ class MemoryLease:
         return Weights(self, views)
 
     def acquire(self, tenant: str, version: str) -> Weights:
-        """As `AcquireLease`."""
+        """Implement `AcquireLease`."""
         if version != self.version.id:
             raise Refused(NotFound("version", version))
         return self.weights()

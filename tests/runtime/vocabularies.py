@@ -1,4 +1,4 @@
-"""Small tokenizers made in memory: the two families that decoder models use."""
+"""Small tokenizers made in memory, of the two kinds that decoder models use."""
 
 import json
 from functools import cache
@@ -17,7 +17,7 @@ TEMPLATE = (
 
 @cache
 def byte_level() -> bytes:
-    """`tokenizer.json` of a byte-level BPE with a start and an end token, and an added token with a space in it."""
+    """Return `tokenizer.json` of a byte-level BPE with start and end tokens, and an added token with a space."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -35,7 +35,7 @@ def byte_level() -> bytes:
 
 @cache
 def metaspace(strip: bool = True) -> bytes:
-    """`tokenizer.json` of a BPE with `▁` for spaces and bytes for unknown characters, as Llama 2 has."""
+    """Return `tokenizer.json` of a BPE with `▁` for spaces and bytes for unknown characters, like Llama 2."""
     base = Tokenizer(models.BPE())
     base.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -46,7 +46,7 @@ def metaspace(strip: bool = True) -> bytes:
     base.train_from_iterator(["the word was in the beginning"] * 8, trainer)
     state = json.loads(base.to_str())
     state["model"] |= {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
-    # Bytes are pieces of the model and not special tokens, so that they are decoded.
+    # Byte pieces must not be special tokens, otherwise they are not decoded.
     state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
     core = Tokenizer.from_str(json.dumps(state))
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -56,7 +56,7 @@ def metaspace(strip: bool = True) -> bytes:
 
 
 def files(tokenizer: bytes | None = None, **changes: object) -> dict[str, bytes]:
-    """The pinned files of a version; `changes` go into `tokenizer_config.json`."""
+    """Return a version's pinned files. `changes` go into `tokenizer_config.json`."""
     config = {
         "bos_token": "<s>",
         "eos_token": {"content": "</s>", "__type": "AddedToken"},

@@ -1,4 +1,4 @@
-"""Clients that go away at any moment, in any way, leave nothing behind: no block, stream, task, descriptor, record."""
+"""Clients that leave at any moment leave nothing behind: no KV block, stream, task, descriptor or record."""
 
 import asyncio
 import os
@@ -22,12 +22,12 @@ def _open_files() -> int:
 
 
 async def _one(each: Bench, number: int, chance: random.Random) -> str:
-    """One request that ends in one of WAYS. Returns how."""
+    """Send one request that ends in a random one of WAYS. Return the way."""
     way = chance.choice(WAYS)
     request_id = f"r{number}"
     body: dict[str, object] = {"prompt": "Once", "stream": chance.random() < 0.7, "max_tokens": 100}
     if number % 3 == 0:
-        body["user"] = "u" * 5000  # long enough for a turn of its own, were it a prompt
+        body["user"] = "u" * 5000  # so long that it would be encoded in the thread, if it were a prompt
     headers: dict[str, str] = {"request_id": request_id}
     if way == "deadline":
         headers["deadline_ms"] = str(chance.randrange(40))
@@ -66,7 +66,7 @@ async def _one(each: Bench, number: int, chance: random.Random) -> str:
 
 
 async def _cut_body(each: Bench, request_id: str) -> None:
-    """A request whose body never ends, and then its connection does."""
+    """Send a part of a request's body, then close the connection."""
     reader, writer = await asyncio.open_unix_connection(each.directory.address("rt-x.sock"))
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: {request_id}\r\ncontent-length: 100\r\n\r\n"
@@ -81,11 +81,11 @@ async def _cut_body(each: Bench, request_id: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_hundred_requests_leave_no_state(tmp_path: Path, seed: int) -> None:
-    """A hundred and more requests at once in all ways of ending, then none: everything is as before."""
+    """After 120 concurrent requests in all ways of ending, everything is as before."""
     chance = random.Random(seed)
 
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), step_s=0.001), grace_s=0.01) as each:
-        await each.frames(body={"max_tokens": 1})  # every lazy thing has happened
+        await each.frames(body={"max_tokens": 1})  # initialise everything lazy
         await each.quiet()
         await _reconnect(each)
         files, tasks = _open_files(), len(asyncio.all_tasks())
@@ -110,15 +110,15 @@ async def test_hundred_requests_leave_no_state(tmp_path: Path, seed: int) -> Non
 
 
 async def _reconnect(each: Bench) -> None:
-    """Kept connections are no leak: close them."""
+    """Close kept-alive connections, which are no leak."""
     await each.session.close()
     connector = aiohttp.UnixConnector(path=each.directory.address("rt-x.sock"), limit=0)
     each.session = aiohttp.ClientSession(connector=connector)
-    await asyncio.sleep(0.05)  # the server's side notices
+    await asyncio.sleep(0.05)  # time for the server to notice
 
 
 async def test_leak_check_finds_a_planted_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: where a disconnect does not cancel, the engine still runs when the answer is over."""
+    """Negative control: if a disconnect does not cancel, the engine still runs after the response."""
     monkeypatch.setattr("runtime.drivers.event_stream.EventStream.stop", lambda self: None)
 
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
@@ -132,7 +132,7 @@ async def test_leak_check_finds_a_planted_leak(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
-    """The engine is told while the step runs, and does not begin another for the request."""
+    """A request is cancelled while a step runs, and gets no further step."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
             each.engine.allow(1)
@@ -145,14 +145,13 @@ async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None
         await each.quiet()
 
 
-@pytest.mark.parametrize("is_over", [pytest.param(False, id="under way"), pytest.param(True, id="all of it sent")])
+@pytest.mark.parametrize("is_over", [pytest.param(False, id="running"), pytest.param(True, id="all of it sent")])
 @pytest.mark.parametrize("elsewhere", [True, False])
 async def test_request_answered_elsewhere_is_recorded_as_cancelled(
     tmp_path: Path, elsewhere: bool, is_over: bool
 ) -> None:
-    """As cancelled, with its cost and nothing delivered, though its activator lives. Its control is a DELETE without
-    that word, after which the activator owes the record.
-    """
+    """A request answered by another replica is recorded as cancelled, with its cost and without tokens.
+    Control: after a plain DELETE the activator owes the record."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
@@ -175,9 +174,8 @@ async def test_request_answered_elsewhere_is_recorded_as_cancelled(
 
 @pytest.mark.parametrize("seen", [pytest.param(3, id="after its head"), pytest.param(0, id="before its head")])
 async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_path: Path, seen: int) -> None:
-    """The last frame of an answer that is deleted counts the step during which that happened, too: the activator
-    charges a whole answer by it. Where nothing had gone out by then that frame is the whole answer.
-    """
+    """The last frame of a deleted answer counts the step that ran during the DELETE. The activator bills by it.
+    If no frame was sent before, it is the whole answer."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         opening = asyncio.create_task(_opened(each))
         each.engine.allow(3)
@@ -198,7 +196,7 @@ async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_
 
 
 async def test_answer_that_a_drain_cuts_off_costs_what_was_computed(tmp_path: Path) -> None:
-    """The engine computes while its replica is cut off: the last frame counts the step that runs meanwhile."""
+    """When a drain cuts off an answer, its last frame counts the step that runs meanwhile."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         opening = asyncio.create_task(_opened(each))
         each.engine.allow(3)
@@ -219,7 +217,7 @@ async def _opened(each: Bench) -> aiohttp.ClientResponse:
 
 
 async def _delete(each: Bench) -> None:
-    """During a step, which then ends."""
+    """Delete the request during a step, which then ends."""
     async with each.session.delete("http://rt/v1/requests/r1") as deleted:
         assert deleted.status == 204
     each.engine.allow(1)

@@ -1,6 +1,6 @@
-"""What control plane, kubelet and Knative's activator ask of a process beside requests, and what a parked pod is told.
+"""Control routes, probes and the bind of parked pods, on a scripted engine.
 
-Control routes are strict: facts are answers, failures are problem details with their own status.
+Control routes are strict: failures are problem details with their own status.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def _call(each: Bench, method: str, path: str, body: bytes | None = None) 
 
 
 async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
-    """Health is always, readiness only then; the state says the same."""
+    """A standby is healthy from the start, and ready once bound. Its report says the same."""
     async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False) as each:
         assert (await _call(each, "GET", "/healthz"))[0] == 200
         assert (await _call(each, "GET", "/readyz"))[0] == 503
@@ -60,7 +60,7 @@ async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
 
 
 async def test_sleeping_replica_is_not_ready_until_woken(tmp_path: Path) -> None:
-    """Asleep it is not ready, and says so; a wake is answered as a bind is. Only who sleeps drops its weights."""
+    """A sleeping replica is not ready until a wake, answered like a bind. Only a sleeping one drops weights."""
     async with bench(tmp_path, ScriptedEngine(saying("x"))) as each:
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
         assert (await _call(each, "GET", "/readyz"))[0] == 503
@@ -97,7 +97,7 @@ async def test_sleeping_replica_is_not_ready_until_woken(tmp_path: Path) -> None
 async def test_wrong_calls_are_problems(
     tmp_path: Path, method: str, path: str, body: bytes | None, status: int, code: str
 ) -> None:
-    """RFC 9457, with code and status; the standby is as before."""
+    """A wrong call gets RFC 9457 problem details, and the standby does not change."""
     async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False) as each:
         got, kind, raw = await _call(each, method, path, body)
         assert (got, kind) == (status, "application/problem+json")
@@ -106,7 +106,7 @@ async def test_wrong_calls_are_problems(
 
 
 async def test_a_restore_that_fails_says_why_and_ends(tmp_path: Path) -> None:
-    """The failure of the weight cache keeps its code; afterwards the process may end."""
+    """The weight cache's failure keeps its code, and the process may exit."""
     failure = ChunkCorrupt("ab", "nvme")
     async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, failure=failure) as each:
         status, _, raw = await _call(each, "POST", "/control/bind", encode(BIND))
@@ -120,7 +120,7 @@ STEP_S = 0.2
 
 
 async def test_hung_engine_ends_its_replica(tmp_path: Path) -> None:
-    """Its requests are told, so that another replica may answer them, and the process ends."""
+    """An engine that hangs fails its requests, and the process may exit."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     async with bench(tmp_path, engine, step_s=STEP_S) as each:
         answering = asyncio.create_task(each.frames())
@@ -133,9 +133,8 @@ async def test_hung_engine_ends_its_replica(tmp_path: Path) -> None:
 
 
 async def test_slow_engine_that_moves_on_by_layers_is_not_hung(tmp_path: Path) -> None:
-    """A step over the longest prompt may take many times as long as a layer: the control of the above. That a real
-    engine reports each layer is tested in test_engine.py.
-    """
+    """A long step that progresses by layers is not hung (the control). `test_engine.py` tests the progress of real
+    engines."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     engine.moves_on = True
     async with bench(tmp_path, engine, step_s=STEP_S) as each:
@@ -149,39 +148,43 @@ async def test_slow_engine_that_moves_on_by_layers_is_not_hung(tmp_path: Path) -
 
 
 QUEUE = {"K-Network-Probe": "queue"}
-NEVER_S = 3600.0  # a step that long hangs
+NEVER_S = 3600.0  # no step is that long
 
 
-async def asked(each: Bench, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+async def fetch_path(each: Bench, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     async with each.session.get(f"http://rt{path}", headers=headers) as answer:
         return answer.status, await answer.read()
 
 
 async def statuses(each: Bench) -> tuple[int, int, int]:
-    """Alive, ready, and what Knative's activator is told."""
-    found = [await asked(each, "/healthz"), await asked(each, "/readyz"), await asked(each, "/healthz", QUEUE)]
+    """Return the statuses of the health probe, the readiness probe and the probe of Knative's activator."""
+    found = [
+        await fetch_path(each, "/healthz"),
+        await fetch_path(each, "/readyz"),
+        await fetch_path(each, "/healthz", QUEUE),
+    ]
     return found[0][0], found[1][0], found[2][0]
 
 
 @pytest.mark.parametrize(
     ("step_s", "want"),
     [
-        pytest.param(0.02, (503, 503, 503), id="longer than a step may last"),
-        pytest.param(NEVER_S, (200, 200, 200), id="the control: no longer"),
+        pytest.param(0.02, (503, 503, 503), id="a step above the limit"),
+        pytest.param(NEVER_S, (200, 200, 200), id="control: a step within the limit"),
     ],
 )
 async def test_hung_engine_fails_its_health_probe(tmp_path: Path, step_s: float, want: tuple[int, int, int]) -> None:
-    """While it does: once the step is over, all is well again. One that waits for work doesn't hang."""
+    """The probe fails while a step hangs and recovers after it. An engine without work does not hang."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     async with bench(tmp_path, engine, probes=build_probe_app(step_s)) as each:
-        assert each.replica.stalled_s == 0.0, "who waits for work is at no step, for however long"
+        assert each.replica.stalled_s == 0.0, "an engine without work is at no step"
         assert await statuses(each) == (200, 200, 200)
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         await each.until("it is at this step for long", lambda: each.replica.stalled_s > 2 * 0.02)
         assert await statuses(each) == want
         if want[0] != 200:
-            assert (await asked(each, "/healthz"))[1] == ENGINE_HANGS.encode()
+            assert (await fetch_path(each, "/healthz"))[1] == ENGINE_HANGS.encode()
         engine.free_running()
         await answering
         await each.until("no step is under way", lambda: each.replica.stalled_s == 0.0)
@@ -189,7 +192,7 @@ async def test_hung_engine_fails_its_health_probe(tmp_path: Path, step_s: float,
 
 
 async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
-    """By the stages that are over, as they end; alive from the first moment, ready at the end."""
+    """The readiness probe reports finished stages during a restore. The process is alive all the time."""
     goes_on, said = threading.Event(), threading.Event()
     async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, probes=build_probe_app(NEVER_S)) as each:
         whole = each.replica._operations.restore
@@ -204,19 +207,19 @@ async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
         assert await statuses(each) == (200, 503, 503)
         binding = asyncio.create_task(each.replica.bind(BIND))
         await asyncio.to_thread(said.wait, DEADLINE_S)
-        status, raw = await asked(each, "/readyz")
+        status, raw = await fetch_path(each, "/readyz")
         report = decode(raw, RuntimeReport)
         assert (status, report.state, report.spans) == (503, RuntimeState.RESTORING, (StageSpan(Stage.LEASED, 7),))
-        assert (await asked(each, "/healthz"))[0] == 200
+        assert (await fetch_path(each, "/healthz"))[0] == 200
         goes_on.set()
         await binding
-        status, raw = await asked(each, "/readyz")
+        status, raw = await fetch_path(each, "/readyz")
         assert status == 200
         assert [span.stage for span in decode(raw, RuntimeReport).spans] == ["leased", "bound", "ready"]
 
 
 async def test_draining_replica_is_alive_and_not_ready(tmp_path: Path) -> None:
-    """So that nothing new comes and nobody ends it, until what is there is over."""
+    """A draining replica is not ready, but alive until its requests end."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
         answering = asyncio.create_task(each.frames())
@@ -229,21 +232,21 @@ async def test_draining_replica_is_alive_and_not_ready(tmp_path: Path) -> None:
 
 
 async def test_activators_of_a_pod_are_remote(tmp_path: Path) -> None:
-    """Their spools can't be seen here, and they live: no orphan's record is written. An answer names this life."""
+    """An activator of another host counts as alive, so no orphan record is written. The answer names the runtime."""
     async with bench(tmp_path, ScriptedEngine(saying("x")), probes=build_probe_app(NEVER_S)) as each:
         async with each.open(source="activator-elsewhere") as answer:
             assert answer.headers["x-kelvin-runtime"] == "x"
             await answer.read()
         assert each.orphans._is_alive("activator-elsewhere")
         assert not each.orphans._is_alive("activator-unheard"), (
-            "the control: whose spool is not here, and who never asked"
+            "control: an activator without a spool here that sent no request"
         )
         assert each.records.records == []
 
 
 @pytest.mark.parametrize("hangs", [True, False])
 async def test_a_drain_waits_for_no_engine_that_hangs(tmp_path: Path, hangs: bool) -> None:
-    """What is under way ends with an error at once. The control: a step that may last is waited for."""
+    """With a hung engine a drain fails its requests at once. A step within its limit is waited for (control)."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     settings = RuntimeSettings(tmp_path, None, drain_s=3600, restore_s=1.0, step_s=0.0 if hangs else NEVER_S)
     async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
@@ -275,7 +278,7 @@ TAKE = BindPodRequest(
 async def parked(
     tmp_path: Path, bind_timeout_s: float = DEADLINE_S
 ) -> AsyncIterator[tuple[BindHandler, RuntimeReplica, threading.Event]]:
-    """A parked pod, whose restore goes on once the event is set."""
+    """A parked pod whose restore waits for the event."""
     goes_on, work = threading.Event(), fake_work(ScriptedEngine(saying("hello")))
 
     def slow(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
@@ -291,7 +294,7 @@ async def parked(
 
 
 async def test_a_restore_that_hangs_ends(tmp_path: Path) -> None:
-    """In a process that has failed, so that another one takes its place; who asks again hears the same."""
+    """A restore that hangs fails the process with a timeout. A second bind gets the same failure."""
     async with parked(tmp_path, bind_timeout_s=0.05) as (orders, replica, _):
         for _again in range(2):
             with pytest.raises(Refused) as caught:
@@ -302,7 +305,7 @@ async def test_a_restore_that_hangs_ends(tmp_path: Path) -> None:
 
 
 async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> None:
-    """A driver may hang when it is first used. The process has failed then, too, though nothing was begun."""
+    """If the warm-up hangs, a bind fails with a timeout, and so does the process."""
     goes_on = threading.Event()
 
     def hang() -> None:
@@ -324,7 +327,7 @@ async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> No
 
 
 async def test_bind_survives_its_cancelled_caller(tmp_path: Path) -> None:
-    """The bind goes on; the next one to ask for the same gets its answer, another version none."""
+    """A bind goes on after its caller left. The next equal bind gets its answer, another version a conflict."""
     async with parked(tmp_path) as (orders, replica, goes_on):
         first = asyncio.create_task(orders.bind(TAKE))
         while replica.state is not RuntimeState.RESTORING:
@@ -344,7 +347,7 @@ async def test_bind_survives_its_cancelled_caller(tmp_path: Path) -> None:
 
 
 async def test_bind_after_a_failure_says_why(tmp_path: Path) -> None:
-    """Its first bind succeeded. One that asks again must not take the process for one that serves."""
+    """After a failure, a bind that once succeeded is refused with the failure."""
     async with parked(tmp_path) as (orders, replica, goes_on):
         goes_on.set()
         await orders.bind(TAKE)

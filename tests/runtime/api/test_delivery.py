@@ -1,4 +1,4 @@
-"""How answers end: failures, deadlines, cancellation, lost activators, readers that do not read."""
+"""Ends of responses: failures, deadlines, cancellation, lost activators and slow readers."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.runtime.scripted_engine import ScriptedEngine
 
 
 async def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
-    """What was said stands; the answer ends in FAILED with the failure's own code and the counts so far."""
+    """After tokens, a failure is a last frame FAILED with its code and the counts."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
@@ -32,7 +32,7 @@ async def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
 
 
 async def test_damaged_weights_end_requests_over_them(tmp_path: Path) -> None:
-    """A stream is no clean end but FAILED, also while the replica drains already; nothing is taken from then on."""
+    """Streams over damaged weights end with FAILED, also during a drain, and new requests are refused."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
@@ -51,7 +51,7 @@ async def test_damaged_weights_end_requests_over_them(tmp_path: Path) -> None:
 
 
 async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
-    """Before anything was sent it is a 504, afterwards a FAILED frame; the engine is let go of both times."""
+    """Before the first byte a deadline is a 504, afterwards a FAILED frame. The engine's request ends both times."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True}, deadline_ms="60") as answer:
             assert answer.status == 504
@@ -63,7 +63,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
 
 
 async def test_delete_cancels(tmp_path: Path) -> None:
-    """204 at once; the answer ends as cancelled, the blocks are free, and the record is the activator's."""
+    """A DELETE is 204, the response ends as cancelled, and its record is left to the activator."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
@@ -84,14 +84,12 @@ async def test_delete_cancels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "tenant", "model"),
     [
-        pytest.param({}, BIND.tenant, BIND.model, id="the version's own tenant asked"),
-        pytest.param({"guest": "guest"}, "guest", f"{BIND.tenant}/{BIND.model}", id="another one did"),
+        pytest.param({}, BIND.tenant, BIND.model, id="the version's own tenant"),
+        pytest.param({"guest": "guest"}, "guest", f"{BIND.tenant}/{BIND.model}", id="a guest"),
     ],
 )
 async def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], tenant: str, model: str) -> None:
-    """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made, as
-    its activator would have recorded it.
-    """
+    """If the activator's connection is lost, a record has the acknowledged tokens, not the computed ones."""
 
     told = told | {"once": "abc", "gave-up": "fallback-of=big"}
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
@@ -117,7 +115,7 @@ async def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, 
 
 
 async def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
-    """The activator lives and owes the record; once it says that it is durable, none is written here."""
+    """A DELETE after a lost connection leaves the record to the activator. Once durable there, none is written here."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
@@ -135,7 +133,7 @@ async def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) ->
 
 @pytest.mark.parametrize("after", ["its end", "a DELETE"])
 async def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp_path: Path, after: str) -> None:
-    """However the answer ended: what was acknowledged last is charged, whenever that came."""
+    """If an activator dies before its record is durable, the last acknowledged tokens are recorded here."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=0.05) as each:
         async with each.open(body={"stream": True, "max_tokens": 5}, source="activator-dead") as answer:
             each.engine.allow(1)
@@ -153,7 +151,7 @@ async def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_he
 
 
 async def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
-    """However often it is looked for: its record will come. At the end of the replica's own life it is written."""
+    """A living activator's record is awaited. It is written here when the replica itself ends."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT)), grace_s=0.01) as each:
         await each.frames(body={"stream": True, "max_tokens": 5})
         await each.frames(body={"stream": True, "max_tokens": 5}, request_id="dead", source="activator-dead")
@@ -166,7 +164,7 @@ async def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None
 
 
 async def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
-    """Repeated, late, of a stranger: 204. What is no list of receipts is refused as such."""
+    """Repeated, late and unknown receipts are accepted. A malformed list is refused."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         await each.frames(body={"max_tokens": 5})
         for _ in range(2):
@@ -179,7 +177,7 @@ async def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> 
 
 
 async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole answers, and streams that have nothing to say yet, show that they live and what they cost."""
+    """Heartbeats carry the counts while an answer is not complete."""
     monkeypatch.setattr(delivery, "HEARTBEAT_INTERVAL_S", 0.02)
     monkeypatch.setattr(delivery, "COMMIT_DELAY_S", 0.02)
     async with (
@@ -196,11 +194,11 @@ async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
+    """A client that does not read is cancelled in the engine soon, and its connection is cut later."""
     monkeypatch.setattr(delivery, "WRITE_TIMEOUT_S", 0.2)
     endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens, step_s=0.0005)
     async with bench(tmp_path, endless) as each:
-        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()  # of ten seconds
+        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()  # ten seconds of tokens
         head = f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: r1\r\ncontent-length: {len(body)}"
         with each.directory.connect("rt-x.sock") as client:
             client.sendall(head.encode() + b"\r\n\r\n" + body)
@@ -213,7 +211,7 @@ async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypa
 
 
 async def test_answer_that_no_frame_takes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As too long, not as a fault of ours: tokens of a hundred characters make such an answer of a long context."""
+    """An answer too long for one frame is refused as too long, with the limit."""
     for module in ("kelvin.contracts.serving.stream_frames", "runtime.api.delivery"):
         monkeypatch.setattr(f"{module}.MAX_PAYLOAD", 300)
     async with bench(tmp_path, ScriptedEngine(saying(TEXT * 20))) as each:

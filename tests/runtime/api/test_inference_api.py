@@ -1,4 +1,4 @@
-"""One request from the activator's side: what it gets, in which form, whatever happens meanwhile."""
+"""Inference requests as the activator sends them, on a scripted engine."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from tests.runtime.scripted_engine import ScriptedEngine
 
 
 async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
-    """Complete events in DATA frames, counts that grow, `[DONE]` before END, the runtime's stages in END."""
+    """A streamed chat has whole events in DATA frames, growing counts, `[DONE]`, and an END with the stages."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_completion_tokens": 100}
         frames = await each.frames("/v1/chat/completions", body)
@@ -59,7 +59,7 @@ async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
 
 
 async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
-    """Not streamed: one DATA frame holds the JSON object."""
+    """A whole answer is one DATA frame with the JSON object."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100, "model": "m@prod"})
         assert [frame.kind for frame in frames if frame.kind is not FrameKind.HEARTBEAT] == [
@@ -73,7 +73,7 @@ async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
 
 
 async def test_request_parameters_reach_the_engine(tmp_path: Path) -> None:
-    """Sampling, token ids and the vocabulary's end tokens."""
+    """Sampling, token ids and the vocabulary's end tokens reach the engine."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         asked = {"prompt": [5, 6], "max_tokens": 7, "temperature": 0, "top_p": 0.0, "top_k": 3, "seed": 11}
         await each.frames(body=asked)
@@ -86,7 +86,7 @@ async def test_request_parameters_reach_the_engine(tmp_path: Path) -> None:
 
 
 async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
-    """Of a request that asks for more, and says so nowhere in its body."""
+    """A cap in the header ends an answer below its `max_tokens`."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100}, cap_tokens="3")
         answer = json.loads(data_of(frames))
@@ -96,7 +96,7 @@ async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
 
 
 async def test_stop_string_ends_the_answer_and_the_engine_run(tmp_path: Path) -> None:
-    """Nothing of the stop string is sent, the finish reason is `stop`, the rest is not generated."""
+    """Nothing of the stop string is sent, the finish reason is `stop`, and the rest is not generated."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT + " and more" * 20))) as each:
         frames = await each.frames(body={"max_tokens": 200, "stop": ["文 t", "zzz"], "stream": True})
         assert "".join(event["choices"][0]["text"] for event in events_of(frames)) == "naïve 中"
@@ -128,7 +128,7 @@ REFUSALS: list[Any] = [
     ),
     pytest.param("/v1/completions", {}, {"deadline_ms": "0"}, 504, "deadline_exceeded", id="a deadline in the past"),
     pytest.param("/v1/images", {}, {}, 404, "not_found", id="an unknown route"),
-    pytest.param("/v1/embeddings", {"input": "x"}, {}, 400, "invalid_request", id="embeddings of what generates"),
+    pytest.param("/v1/embeddings", {"input": "x"}, {}, 400, "invalid_request", id="embeddings of a generating model"),
     pytest.param("/v1/requests/r1", {}, {}, 405, "method_not_allowed", id="a method that the route lacks"),
 ]
 
@@ -137,7 +137,7 @@ REFUSALS: list[Any] = [
 async def test_refusals_before_compute(
     tmp_path: Path, path: str, body: Any, headers: dict[str, str], status: int, code: str
 ) -> None:
-    """A plain HTTP error in OpenAI's form; the engine hears nothing, no record will be missed."""
+    """A refused request gets OpenAI's error form, does not reach the engine, and is not counted."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         async with each.open(path, body, **headers) as answer:
             assert answer.status == status
@@ -157,14 +157,14 @@ async def test_refusals_before_compute(
     ],
 )
 async def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: Any, encoded: int | None) -> None:
-    """Of the prompt, before it was refused: the door counts them for the tenant's minute."""
+    """A refusal reports the encoded prompt tokens, which the activator counts against the tenant's rate limit."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each, each.open(body=body) as answer:
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
         assert answer.headers.get(ENCODED_TOKENS_HEADER) == (None if encoded is None else str(encoded))
 
 
 async def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
-    """Nothing is committed before the engine took the request: a full queue is a 503 with Retry-After."""
+    """A full engine queue is a 503 with Retry-After, since nothing is sent before admission."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         each.engine.refuse = Overloaded("the engine's queue", 3, 1.0)
         async with each.open() as answer:
@@ -176,7 +176,7 @@ async def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
 
 
 async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
-    """New requests are refused as unavailable, the old one ends well, then the process may end."""
+    """A drain refuses new requests, completes the running one, and then lets the process exit."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
@@ -196,13 +196,12 @@ async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
 
 
 async def test_a_standby_takes_no_requests(tmp_path: Path) -> None:
-    """Not bound is not available."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT)), bound=False) as each, each.open() as answer:
         assert answer.status == 503
 
 
 async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
-    """The waiting request gets the failure with its status, no later one is taken, and the process may end."""
+    """The request gets the probe's failure, later requests too, and the process may exit."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         each.engine.break_with = each.engine.poisoned = failed
@@ -216,7 +215,7 @@ async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
 
 
 async def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
-    """With no request to tell, the replica still fails closed."""
+    """A failed probe fails the replica even without a request."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
     engine = ScriptedEngine(saying(TEXT))
     engine.needs_probe, engine.poisoned = True, failed
@@ -231,7 +230,7 @@ def _phase(each: Bench) -> Phase:
 
 
 async def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
-    """Idle once ready, active while a request is in the engine, idle again after it."""
+    """The meter is idle once ready, active during a request, and idle again."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         assert _phase(each) is Phase.IDLE
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
@@ -248,7 +247,7 @@ async def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
 
 
 async def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
-    """The activator tries again while the first attempt is still in the engine: both are served, apart."""
+    """Two attempts with the same request id are both served."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as first:
             each.engine.allow()
@@ -261,7 +260,7 @@ async def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
 
 
 class HeldEncoding:
-    """Encodes a text only once it may, in the replica's own thread for long prompts."""
+    """Blocks the encoding of prompts, in the replica's thread for long prompts, until it may go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began: list[str] = []  # the first letter of each text
@@ -276,11 +275,11 @@ class HeldEncoding:
         monkeypatch.setattr(TextCodec, "encode", encode)
 
     async def send(self, each: Bench, letter: str, guest: str) -> None:
-        """A prompt that is encoded beside the loop; it has too many tokens, in the end."""
+        """Send a prompt so long that it is encoded in the thread, and is refused for its length."""
         assert await self.status(each, letter, guest) == 400
 
     async def status(self, each: Bench, letter: str, guest: str = "") -> int:
-        """Send such a prompt; return the status of the answer."""
+        """Send such a prompt. Return the status."""
         async with each.open(body={"prompt": letter * 5000}, request_id=letter, guest=guest) as answer:
             return int(answer.status)
 
@@ -292,7 +291,7 @@ def waiting_prompts(each: Bench) -> int:
 
 
 async def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest has many long prompts: the owner's is encoded right after the one that is being encoded."""
+    """An owner's long prompt is encoded next, before a guest's waiting prompts."""
     encoding = HeldEncoding(monkeypatch)
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         async with asyncio.TaskGroup() as tasks:
@@ -306,7 +305,7 @@ async def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monke
 
 
 async def test_long_prompt_whose_caller_left_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for its turn no longer than its caller waits for the answer."""
+    """A long prompt whose client has left is not encoded."""
     encoding = HeldEncoding(monkeypatch)
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         first = asyncio.create_task(encoding.send(each, "a", "guest"))
@@ -324,14 +323,14 @@ async def test_long_prompt_whose_caller_left_is_not_encoded(tmp_path: Path, monk
 async def test_long_prompt_of_a_cancelled_request_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
-    """The activator cancels a request and reads on to its end, which comes before the prompt is encoded."""
+    """A cancelled request ends with 499 before its long prompt is encoded."""
     encoding = HeldEncoding(monkeypatch)
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         answers = {"a": asyncio.create_task(encoding.status(each, "a"))}
         await each.until("the first is encoded", lambda: bool(encoding.began))
         answers["b"] = asyncio.create_task(encoding.status(each, "b"))
         await each.until("the second waits", lambda: waiting_prompts(each) == 1)
-        for _ in range(2):  # cancelling twice does no harm
+        for _ in range(2):  # a second cancellation does no harm
             async with each.session.delete(f"http://rt/v1/requests/{letter}") as deleted:
                 assert deleted.status == 204
         try:
@@ -344,9 +343,7 @@ async def test_long_prompt_of_a_cancelled_request_ends_at_once(
 
 
 async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
-    """One more than it takes: with a code and a credit, before its body is looked at. The next one is let in as soon as
-    an answer's last frame is there.
-    """
+    """A full replica refuses with `no_credit` before it reads the body. A slot is free with the last frame."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         taken = [each.open(request_id=f"r{n}", wants="9") for n in range(LIMITS.max_streams)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in taken]
@@ -367,7 +364,7 @@ async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
 
 
 async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
-    """Its body still comes. After a sleep nobody would count it, and one more than the limit could be inside."""
+    """A request whose body is still arriving keeps the replica awake, so that it stays counted."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         arrives = asyncio.Event()
 
@@ -390,7 +387,7 @@ async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) ->
 
 
 async def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
-    """It names no want, and would show its caller the refusal."""
+    """An activator that sends no wants is never refused, because it would pass the refusal to its client."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         answers = [each.open(request_id=f"r{n}") for n in range(LIMITS.max_streams + 1)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in answers]
@@ -404,7 +401,7 @@ async def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) ->
 
 
 async def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> None:
-    """Its activator sends the next one as soon as it reads that frame."""
+    """A request has left the count before its last frame, since its activator sends the next one at once."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         inside: list[int] = []
         body: list[Message] = [{"type": "http.request", "body": b'{"prompt": "Once"}'}]

@@ -1,4 +1,4 @@
-"""Requests that lost their activator are recorded once, durably, with what was acknowledged."""
+"""Requests that lost their activator are recorded once, durably, with the acknowledged tokens."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def _account(request_id: str, delivered: int = 0, activator: str = "activator-de
 
 
 async def test_orphan_record_is_written_after_the_grace() -> None:
-    """Not at once: a DELETE may be on its way. What was acknowledged meanwhile counts."""
+    """The record is written after the grace, because a DELETE may be on its way. Later receipts still count."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.02)
     orphans.keep(_account("a", 2), connection_lost=True)
@@ -63,10 +63,8 @@ async def test_orphan_record_is_written_after_the_grace() -> None:
 @pytest.mark.parametrize("connection_lost", [True, False])
 @pytest.mark.parametrize("dies", [True, pytest.param(False, id="the control")])
 async def test_dead_activators_record_is_written_soon(dies: bool, connection_lost: bool) -> None:
-    """No DELETE will come, and a replica that dies, too, has said what it knew. What was acknowledged still counts.
-
-    A process that was killed holds its lock until it has ended, which is after its connections have.
-    """
+    """A dead activator's record is written soon, with receipts that arrive meanwhile.
+    The activator's lock is held until its process has ended, which is after its connections."""
     looks = 0
 
     def lives(_: str) -> bool:
@@ -79,7 +77,7 @@ async def test_dead_activators_record_is_written_soon(dies: bool, connection_los
     orphans = OrphanRecords("rt1", records.append, lives, grace_s=60)
     orphans.keep(_account("a", 2), connection_lost=connection_lost)
     began_s = loop.time()
-    await asyncio.sleep(3.5 * module.ORPHAN_POLL_S)  # its death was seen, once
+    await asyncio.sleep(3.5 * module.ORPHAN_POLL_S)  # the death was noticed once
     orphans.apply_receipt(Receipt(request_id="a", completion_tokens=5))
     with suppress(TimeoutError):
         async with asyncio.timeout(50):
@@ -89,7 +87,7 @@ async def test_dead_activators_record_is_written_soon(dies: bool, connection_los
 
 
 async def test_confirmed_record_is_not_written() -> None:
-    """Its activator's record is durable; the other one's is owed by nobody else."""
+    """A record that is durable at its activator is not written here. The other one is."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     orphans.keep(_account("a"), connection_lost=True)
@@ -101,7 +99,7 @@ async def test_confirmed_record_is_not_written() -> None:
 
 
 async def test_answered_elsewhere_is_written_at_once_undelivered() -> None:
-    """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
+    """A request answered by another replica is recorded at once, as cancelled and without tokens."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     for name in ("a", "b"):
@@ -118,7 +116,7 @@ async def test_answered_elsewhere_is_written_at_once_undelivered() -> None:
 
 
 async def test_claimed_record_waits_while_its_activator_lives() -> None:
-    """A lock that can't be looked at, for want of descriptors, is no death."""
+    """A claimed record waits while its activator lives. A lock that can't be checked counts as alive."""
     alive, looks = True, 0
 
     def lives(_: str) -> bool:
@@ -155,7 +153,7 @@ async def test_claimed_record_waits_while_its_activator_lives() -> None:
 async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(
     remote_timeout_s: float, want: list[str]
 ) -> None:
-    """Its spool is not here to be looked at."""
+    """A remote activator's spool can't be checked here, so its last request decides."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=remote_timeout_s)
     orphans.note_remote_activator("activator-far")
@@ -169,7 +167,7 @@ async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_req
 
 
 async def test_activators_on_other_hosts_are_bounded() -> None:
-    """The one that was heard longest ago is forgotten, and then looked for here."""
+    """The remote activator heard longest ago is forgotten, and then counts as dead."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=3600.0)
     for number in range(module.MAX_REMOTE_ACTIVATORS):
@@ -184,7 +182,7 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
 
 
 async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """One more than may wait, and the oldest is written at once. No activator was lost, and the log doesn't say so."""
+    """Above the limit the oldest record is written at once. The log names the limit, not a lost activator."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     for number in range(module.MAX_KEPT + 1):
@@ -199,7 +197,7 @@ async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
-    """The failure is logged; the next record is tried again."""
+    """The failure is logged, and the next record is written."""
 
     class Failing(MemoryRecords):
         async def append(self, make: Callable[[int], bytes], /) -> int:
@@ -218,7 +216,7 @@ async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
 
 
 async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: Path) -> None:
-    """Spooled, then posted: the body decodes as a RequestBatch, strictly."""
+    """Spooled records are posted as a body that decodes strictly as a RequestBatch."""
     posted: list[RequestRecord] = []
 
     done = asyncio.Event()
@@ -239,7 +237,7 @@ async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_p
 
 
 def test_unshipped_records_stay_for_recovery(tmp_path: Path) -> None:
-    """The control plane is away and the runtime ends: the records are on disk under its id."""
+    """Records that could not be shipped stay on disk under the runtime's id."""
 
     async def away(_: Sequence[bytes]) -> None:
         raise Refused(Unavailable("the control plane"))
@@ -260,7 +258,7 @@ def test_unshipped_records_stay_for_recovery(tmp_path: Path) -> None:
 
 
 async def test_without_orphans_nothing_is_written(tmp_path: Path) -> None:
-    """Most replicas never lose an activator: no directory, no thread."""
+    """Without orphans there is no directory and no thread."""
 
     async def post(_: Sequence[bytes]) -> None:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""A runtime's loops: an error in one takes nothing along, and known answers are handed on once given again."""
+"""The loops of a runtime: errors in them, the start of a pod, and the upload of recorded known answers."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ NAME = "rt-1.sock"
 
 
 async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the watch over the engine nor the keeping of known answers takes a parked standby along."""
+    """A failed watch or upload loop does not end a parked standby."""
     errors = [ValueError("watch"), ValueError("keep")]
 
     async def fails(*_: object) -> None:
@@ -66,7 +66,7 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
 
 
 async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MemoryError, for one: no more than any failure of a restore, so that the pod ends with its status."""
+    """A defect in a pod's restore, such as MemoryError, ends the pod like any failed restore."""
 
     def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         raise MemoryError
@@ -85,7 +85,7 @@ async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, mon
 
 
 async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for a version for ever, which nobody gives it."""
+    """A defect before the restore ends the pod, which would otherwise wait for a version for ever."""
     monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x"))))
     monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     directory = SocketDirectory(tmp_path / "run")
@@ -106,7 +106,7 @@ async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypa
 def test_pod_whose_address_is_taken_ends_as_by_a_bad_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, status: int
 ) -> None:
-    """So that its supervisor doesn't try again. The control goes on to its restore, which fails."""
+    """A used address ends the pod with the status of a bad setting, so it is not retried. The control fails later."""
     monkeypatch.setattr(preload, "import_all", lambda: None)
     monkeypatch.setattr(pod, "_try_connect_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
     monkeypatch.setattr(pod, "run_service", lambda serve, _: asyncio.run(serve(asyncio.Event())))
@@ -125,7 +125,7 @@ SEAL = attestation_of(BIND.version)
 
 
 class Prover(ScriptedEngine):
-    """Its probe takes until it is told to go on, and fails where a failure is given."""
+    """An engine whose probe waits for permission, and may fail."""
 
     def __init__(self) -> None:
         super().__init__(saying("x"))
@@ -134,7 +134,7 @@ class Prover(ScriptedEngine):
 
     def run_probe_alone(self) -> Failure | None:
         assert self.go_on.wait(DEADLINE_S)
-        self.poisoned = self.probe_failure  # before it is over, as the engines do it
+        self.poisoned = self.probe_failure  # before the probe ends, like real engines
         return super().run_probe_alone()
 
 
@@ -142,7 +142,7 @@ class Prover(ScriptedEngine):
 async def replica_with(
     tmp_path: Path, engine: Prover, recorded: SealAttestation | None
 ) -> AsyncIterator[tuple[RuntimeReplica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
-    """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
+    """A bound replica beside its upload task. Yields the uploads, and the failures of the next uploads."""
     plain = fake_work(engine)
 
     def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
@@ -176,7 +176,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
-    """With the tenant's name; a snapshotter that is away is asked again."""
+    """The seal is uploaded once proven, with the tenant. An unavailable snapshotter is tried again."""
     engine = Prover()
     async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
         failures.append(Refused(Unavailable("the snapshotter")))
@@ -190,7 +190,6 @@ async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
 
 
 async def test_known_answers_are_not_uploaded_again(tmp_path: Path) -> None:
-    """What was known before is not told again."""
     engine = Prover()
     async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
         engine.go_on.set()
@@ -198,7 +197,7 @@ async def test_known_answers_are_not_uploaded_again(tmp_path: Path) -> None:
 
 
 async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
-    """The control: a replica that failed its own known answers tells nobody of them."""
+    """Negative control: a replica that failed its own known answers uploads nothing."""
     engine = Prover()
     engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
     async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
@@ -217,7 +216,7 @@ async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> N
     ],
 )
 async def test_seal_upload_stops_after_three_tries(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
-    """After three tries, or at once where none would help."""
+    """An upload stops after three tries, or at once if a retry can't help."""
     engine = Prover()
     async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
         failures.extend(Refused(failure) for _ in range(4))

@@ -1,4 +1,4 @@
-"""The zygote has imported all that its children need, has one thread, and has touched no device."""
+"""The zygote has imported all that its children need, has one thread, and has used no device."""
 
 import json
 import os
@@ -32,18 +32,17 @@ def _after_fork(house: Installation, *options: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def facts(house: Installation) -> dict[str, Any]:
-    """Of one child, from birth to drain."""
+    """Facts about one child, from its fork to its drain."""
     return _after_fork(house)
 
 
 def test_nothing_is_imported_after_the_fork(facts: dict[str, Any]) -> None:
-    """Park, bind, chat, stream, cancel, drain: all modules were there. Later imports cost a waiting request."""
+    """A later import would delay a waiting request."""
     assert facts["imported"] == []
     assert facts["modules"] > 1000, "and something was there"
 
 
 def test_imports_leave_one_thread(facts: dict[str, Any]) -> None:
-    """No library that the zygote imports makes a pool."""
     assert facts["threads"] == 1
 
 

@@ -1,5 +1,6 @@
-"""A process that holds a tenant's model has bounded memory, goes before those that all models share, and has its heap
-ready: what a standby keeps of it is there for another thread without a page fault; else each page costs one.
+"""A process with a tenant's model has bounded memory and a high OOM score, and a parked standby has a prefaulted heap.
+
+Prefaulted heap serves another thread without page faults.
 """
 
 import subprocess
@@ -28,7 +29,7 @@ print(len(bytearray(256 << 20)))
 
 
 def test_growth_beyond_the_bound_is_a_memory_error() -> None:
-    """What is below it is had, what is shared through files doesn't count, and a bound can be raised."""
+    """Allocations below the limit succeed, shared mappings don't count, and the limit can be raised."""
     run = subprocess.run([sys.executable, "-c", BOUNDED], capture_output=True, text=True, timeout=60)
     assert (run.stdout.split(), run.returncode) == (["refused", str(256 << 20)], 0), run.stderr
 
@@ -60,9 +61,8 @@ for kind, job in (("gate", GateJob(config_json="{}", tensors={})), ("seal", job)
 
 
 def test_jobs_of_a_push_have_a_hard_bound(tmp_path: Path) -> None:
-    """The desk looks at a job's memory ten times a second, and a hostile graph takes gigabytes between two looks. The
-    kernel refuses what is beyond the desk's own limit.
-    """
+    """A job's memory is sampled ten times a second, and a hostile graph grows by gigabytes in between. The kernel
+    refuses it."""
     run = subprocess.run([sys.executable, "-c", JUDGED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     seal_bytes = SEAL_BYTES + 3 * (1 << 20)
     assert run.stdout.split() == [str(GATE_BYTES // 2), "refused", str(seal_bytes // 2), "refused"], run.stderr
@@ -70,7 +70,7 @@ def test_jobs_of_a_push_have_a_hard_bound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("0", "500"), ("-100", "500"), ("900", "900")])
 def test_goes_before_processes_that_say_nothing(tmp_path: Path, before: str, after: str) -> None:
-    """An operator's own choice is left where it is higher."""
+    """A higher score set by an operator stays."""
     score = tmp_path / "oom_score_adj"
     score.write_text(before)
     raise_oom_score(tmp_path)
@@ -78,11 +78,11 @@ def test_goes_before_processes_that_say_nothing(tmp_path: Path, before: str, aft
 
 
 def test_does_nothing_where_there_is_no_score(tmp_path: Path) -> None:
-    """A sandbox without the file serves all the same."""
+    """A sandbox without the file is no error."""
     raise_oom_score(tmp_path / "none")
 
 
-# Takes 8 MiB in pieces as a tokenizer's tables are, in a thread of its own, as a restore does.
+# Allocates 8 MiB in pieces like a tokenizer's tables, in a thread like a restore.
 TAKE = """
 import ctypes, json, resource, sys, threading
 from runtime.app import process_memory as memory
@@ -108,7 +108,7 @@ print(json.dumps(taken[0]))
 
 
 def faults_of(program: str, *ways: str) -> list[int]:
-    """As it prints them."""
+    """Return the numbers that the program prints."""
     done = subprocess.run(
         [sys.executable, "-c", program, *ways], capture_output=True, text=True, check=True, timeout=180
     )
@@ -116,7 +116,7 @@ def faults_of(program: str, *ways: str) -> list[int]:
 
 
 def faults(*ways: str) -> int:
-    """Of a process that prepared itself so."""
+    """Return the page faults of a process prepared in these ways."""
     (found,) = faults_of(TAKE, *ways)
     return found
 
@@ -128,11 +128,11 @@ def test_prefaulted_heap_serves_the_next_thread() -> None:
 
 @pytest.mark.parametrize("ways", [(), ("settle",), ("keep",)], ids=["nothing done", "not kept", "a heap per thread"])
 def test_heap_without_prefault_faults_new_pages(ways: tuple[str, ...]) -> None:
-    """Each of both is needed."""
+    """Both preparations are needed."""
     assert faults(*ways) > 1000
 
 
-# Two standbys of one zygote, which has imported everything: the second does what one does while it is parked.
+# Two standbys of one zygote with all imports. The second also does its warm-up.
 BEAR = """
 import os
 from runtime.app import preload
@@ -152,7 +152,7 @@ def born(parks):
 
 @pytest.mark.deep
 def test_a_parked_standby_has_kept_it() -> None:
-    """One that is not yet warm has not."""
+    """A standby before its warm-up has no prefaulted heap."""
     fresh, parked = faults_of(TAKE[: TAKE.index('if "settle"')] + BEAR + "born(False)\nborn(True)\n")
-    # What else it warmed up with lies among what is kept, and is not the same each time.
+    # The warm-up leaves other memory in the heap, which differs from run to run.
     assert parked < fresh / 2

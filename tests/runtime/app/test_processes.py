@@ -1,4 +1,4 @@
-"""From a fork to an answer and to the end, all of it real: zygote, standby, cache agent, weights, engine, socket."""
+"""From a fork to an answer and the end, with real processes: zygote, standby, cache agent and engine."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def version(house: Installation) -> Version:
-    """A sealed version: the seal itself ran on a standby, which ended with it."""
+    """A sealed version. Its seal ran on a standby, which ended with it."""
     version = house.publish(make_llama(seed=5))
     standby = house.fork()
     attestation = standby.seal(version)
@@ -46,7 +46,7 @@ def _text(frames: list[Frame]) -> str:
 
 
 def test_a_standby_becomes_a_runtime_and_answers(house: Installation, version: Version) -> None:
-    """Bound from the cache's memory with stages in order; answers are the same in each runtime and each time."""
+    """A standby binds from the cache's memory with stages in order, and each runtime gives the same answer."""
     born = house.fork()
     bound = born.bind(version)
     assert [span.stage for span in bound.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
@@ -64,9 +64,8 @@ def test_a_standby_becomes_a_runtime_and_answers(house: Installation, version: V
 
 
 def test_replica_has_bounded_memory_and_is_killed_first(house: Installation, version: Version) -> None:
-    """Its private memory may grow by the weights, its KV cache and a fixed amount beside them. Where the machine's runs
-    out, it is killed before the cache agent. A standby holds nothing of a tenant, so it has no bound yet.
-    """
+    """A replica's private memory may grow by weights, KV cache and a fixed amount. It is killed before the cache agent.
+    A standby holds no tenant's data and has no limit yet."""
     born = house.fork()
     born.report()
     assert int(Path(f"/proc/{born.pid}/oom_score_adj").read_text()) >= 500
@@ -79,12 +78,12 @@ def test_replica_has_bounded_memory_and_is_killed_first(house: Installation, ver
 
 
 def data_bytes(born: Born) -> int:
-    """Return what counts against the bound."""
+    """Return the bytes that count against the limit."""
     return int(born.status()["VmData"].split()[0]) << 10
 
 
 def test_sampled_answers_differ_between_runtimes(house: Installation, version: Version) -> None:
-    """Children of one zygote draw their own numbers; a seed makes them the same again."""
+    """Forks of one zygote draw different random numbers. A seed makes them equal."""
     first, second = _bound(house, version), _bound(house, version)
     hot = PROMPT | {"temperature": 2.0, "max_tokens": 60}
     assert _text(first.answer(hot)) != _text(second.answer(hot))
@@ -92,7 +91,7 @@ def test_sampled_answers_differ_between_runtimes(house: Installation, version: V
 
 
 def test_weights_are_shared_with_the_cache_and_not_copied(house: Installation, version: Version) -> None:
-    """The model's memory is the agent's slabs, mapped shared and read-only."""
+    """The model's memory is the cache agent's slabs, mapped shared and read-only."""
     born = _bound(house, version)
     born.answer(PROMPT)
     maps = Path(f"/proc/{born.pid}/maps").read_text().splitlines()
@@ -102,7 +101,7 @@ def test_weights_are_shared_with_the_cache_and_not_copied(house: Installation, v
 
 
 def _slabs_of(born: Born) -> tuple[list[str], list[str]]:
-    """Mappings and descriptors of the cache's memory in the process, by the kernel's word."""
+    """Return the process's mappings and descriptors of the cache's memory."""
     maps = Path(f"/proc/{born.pid}/maps").read_text().splitlines()
     return (
         [line for line in maps if "kelvin-slab" in line],
@@ -111,10 +110,8 @@ def _slabs_of(born: Born) -> tuple[list[str], list[str]]:
 
 
 def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, version: Version) -> None:
-    """While it sleeps without them nothing of the cache is mapped, the agent evicts them, and the disk's copy is
-    corrupted: the wake is healed, told where from, proven, and says the same tokens as before.
-    """
-    for each in list(house.born):  # whoever holds a slab of this tenant's
+    """Weights dropped at level 2 are evicted and damaged on disk. The wake heals them and gives the same tokens."""
+    for each in list(house.born):  # another process may hold a slab of this tenant
         each.end()
     born = _bound(house, version)
     right = _text(born.answer(PROMPT))
@@ -126,7 +123,7 @@ def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, v
     assert (report.state, report.leases) == (RuntimeState.ASLEEP2, 0)
     files = [house.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
     poll_until("chunks are on the disk", lambda: all(path.exists() for path in files) or None)
-    poll_until("nobody holds a slab", lambda: _evicted(house))
+    poll_until("no process holds a slab", lambda: _evicted(house))
     largest = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 0x40
@@ -143,7 +140,7 @@ def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, v
 
 
 def _evicted(house: Installation) -> bool | None:
-    """Whether all of the host tier could be given up."""
+    """Return True once the host tier could be evicted; None while a slab is in use."""
     try:
         asyncio.run(evict(house.directory, "host", None, None))
     except Refused:
@@ -152,7 +149,7 @@ def _evicted(house: Installation) -> bool | None:
 
 
 def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: Version) -> None:
-    """Killed in the middle of an answer: whose it was, its phases and its requests are there for the supervisor."""
+    """A runtime killed during an answer leaves its version, phases and requests to the supervisor."""
     born = _bound(house, version)
 
     async def cut() -> None:
@@ -180,7 +177,7 @@ def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: 
 
 
 def test_sigterm_lets_an_answer_finish(house: Installation, version: Version) -> None:
-    """A drain refuses what is new and ends 0 after what was there."""
+    """A drained runtime completes its answer and exits with 0."""
     born = _bound(house, version)
 
     async def drain() -> None:
@@ -200,7 +197,7 @@ def test_sigterm_lets_an_answer_finish(house: Installation, version: Version) ->
 
 
 def test_a_disconnect_frees_everything(house: Installation, version: Version) -> None:
-    """Ten clients go away in mid-answer: no block is held, no descriptor more is open, the next is served."""
+    """After ten disconnects no block is held, no descriptor leaked, and the next request is served."""
     born = _bound(house, version)
     before = born.report()
 
@@ -224,13 +221,13 @@ def test_a_disconnect_frees_everything(house: Installation, version: Version) ->
     poll_until("it is idle", idle)
     spool = house.data / "spool" / born.runtime_id
     poll_until("its orphans are durable", lambda: spool.exists() or None)
-    shipping = 8  # the spool's segment, lock and directory; a connection to a control plane that is not there
+    shipping = 8  # the spool's segment, lock and directory, and a connection attempt to the control plane
     assert born.report().open_files <= before.open_files + shipping
     assert born.answer(PROMPT)[-1].kind is FrameKind.END
 
 
 def test_a_child_may_compute_with_more_threads_than_its_parent(house: Installation, version: Version) -> None:
-    """The parent never had a pool, so the child's can be made: it answers, and does not hang."""
+    """A child can make its own thread pool, because its parent never had one."""
     born = house.fork()
     born.bind(version, threads=2)
     assert born.report().threads == 2
@@ -238,7 +235,7 @@ def test_a_child_may_compute_with_more_threads_than_its_parent(house: Installati
 
 
 def test_a_version_that_is_not_there_ends_the_standby(house: Installation) -> None:
-    """The caller learns which; a process that has been given to a tenant is not used again."""
+    """A bind of an unknown version fails by name and ends the standby, which a tenant has used."""
     born = house.fork()
     with pytest.raises(Refused) as caught:
         born.bind(make_llama(seed=99))
@@ -247,7 +244,7 @@ def test_a_version_that_is_not_there_ends_the_standby(house: Installation) -> No
 
 
 def test_unsealed_weights_are_proven_before_they_serve(house: Installation) -> None:
-    """No attestation under this fingerprint: known answers are recorded here, and the first batch must give them."""
+    """Without a seal for this fingerprint, known answers are recorded here and must repeat in the first batch."""
     plain = house.publish(make_llama(seed=6))
     born = _bound(house, plain)
     assert born.answer(PROMPT)[-1].kind is FrameKind.END
@@ -256,7 +253,7 @@ def test_unsealed_weights_are_proven_before_they_serve(house: Installation) -> N
 
 @pytest.mark.deep
 def test_a_supervisor_that_is_gone_takes_its_runtimes_along(tmp_path: Path) -> None:
-    """The lifeline ends: zygote, standbys and runtimes end, within the grace."""
+    """When the supervisor's lifeline ends, zygote, standbys and runtimes end too."""
     with installation(tmp_path / "data", agent=False) as house:
         born = house.fork()
         house.cut_lifeline()

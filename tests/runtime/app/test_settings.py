@@ -1,4 +1,4 @@
-"""The environment is read once, typed, and refused with the value; libraries are pinned before they are imported."""
+"""Settings are read once, typed, and refused with their value. Library threads are limited before import."""
 
 import subprocess
 import sys
@@ -19,7 +19,6 @@ def test_defaults() -> None:
 
 
 def test_each_variable_is_read() -> None:
-    """Each variable."""
     env = {
         "KELVIN_DATA": "/d", "KELVIN_LIFELINE_FD": "7", "KELVIN_RUNTIME_DRAIN_S": "5", "KELVIN_RESTORE_S": "1.5",
         "KELVIN_FILTERS": "on",
@@ -41,14 +40,13 @@ def test_each_variable_is_read() -> None:
     ],
 )
 def test_bad_variable_is_named_with_its_rule(name: str, value: str, rule: str) -> None:
-    """Variable, value and rule are named."""
     with pytest.raises(BadSetting) as caught:
         read_settings({"KELVIN_DATA": "/d"} | {name: value})
     assert str(caught.value) == f"{name}={value}: {rule}"
 
 
 def test_libraries_get_one_thread() -> None:
-    """In a fresh process: pinned by reading the settings, seen by torch when it is imported afterwards."""
+    """In a new process, reading the settings limits torch to one thread."""
     script = "from runtime.app.settings import from_environment as f; f(); import torch; print(torch.get_num_threads())"
     done = subprocess.run(
         [sys.executable, "-c", script], env={"KELVIN_DATA": "/d", "PATH": "/usr/bin"}, capture_output=True, text=True,
@@ -58,7 +56,6 @@ def test_libraries_get_one_thread() -> None:
 
 
 def test_empty_visible_devices_is_not_unset() -> None:
-    """An empty list is not none."""
     assert read_visible_gpus({}) == CudaVisibility(None, None)
     assert read_visible_gpus({"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == CudaVisibility(
         "", "PCI_BUS_ID"

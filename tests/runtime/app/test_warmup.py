@@ -1,4 +1,4 @@
-"""A warmed standby restores and answers exactly as one that is not."""
+"""A warmed-up standby restores and answers exactly like another one."""
 
 import torch
 
@@ -8,14 +8,14 @@ from tests.runtime.versions import MemoryLease, make_llama
 
 
 def test_warm_up_runs_every_step_of_a_restore() -> None:
-    """Each step works, in order, as often as one likes."""
+    """Each step works, and can be repeated."""
     for _ in range(2):
         for step in WarmUp().steps:
             step()
 
 
 def test_warm_up_leaves_no_state() -> None:
-    """Torch's defaults are as before, and the next model answers as the library does: its probe matches."""
+    """torch's defaults are unchanged, and the next model matches its probe."""
     defaults = torch.get_default_dtype(), torch.is_grad_enabled()
     for step in WarmUp().steps:
         step()

@@ -1,4 +1,4 @@
-"""The zygote bears what it is asked for, tells why where it does not, and ends when told or left alone."""
+"""The zygote forks standbys, reports failures, and ends on a signal or without its supervisor."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_standby_is_a_process_of_its_own(house: Installation) -> None:
-    """Its own session, one thread more than none, the pidfd's pid, our child by adoption, and descriptors it knows."""
+    """A standby has its own session, is adopted by the caller, and has only known descriptors."""
     born = house.fork()
     report = born.report()
     assert (report.pid, report.runtime_id, report.state.value) == (born.pid, born.runtime_id, "standby")
@@ -45,7 +45,7 @@ def test_a_standby_is_a_process_of_its_own(house: Installation) -> None:
 
 @pytest.mark.deep
 def test_standbys_hold_nothing_of_one_another(house: Installation) -> None:
-    """The second has no descriptor more than the first; neither keeps the zygote's socket."""
+    """A second standby has no more descriptors than the first, and neither keeps the zygote's socket."""
     first, second = house.fork(), house.fork()
     poll_until("they hold as much", lambda: len(second.fds()) == len(first.fds()) or None)
     zygote_sockets = {target for target in _fds(house.zygote.pid).values() if target.startswith("socket:")}
@@ -61,7 +61,7 @@ def _fds(pid: int) -> dict[int, str]:
 
 
 def test_births_leak_nothing_in_the_zygote(house: Installation) -> None:
-    """After many it has one thread, no child, and the descriptors it had."""
+    """After several forks the zygote has one thread, no child, and its former descriptors."""
     before = len(_fds(house.zygote.pid))
     births = [house.fork() for _ in range(4)]
     for born in births:
@@ -84,7 +84,7 @@ def test_births_leak_nothing_in_the_zygote(house: Installation) -> None:
     ],
 )
 def test_a_wrong_message_is_answered_with_the_reason(house: Installation, message: object, words: str) -> None:
-    """And the zygote lives on."""
+    """A malformed message is refused with the reason, and the zygote lives on."""
     reply, fds = house.ask_zygote(message)
     assert (reply["ok"], fds) == (False, [])
     assert words in reply["failure"]["message"]
@@ -92,7 +92,7 @@ def test_a_wrong_message_is_answered_with_the_reason(house: Installation, messag
 
 
 def test_connections_are_bounded_and_the_rude_are_dropped(house: Installation) -> None:
-    """Idle connections over the limit are refused; one that goes away in mid-sentence harms nobody."""
+    """Connections above the limit are refused, and one that leaves early harms no other."""
     kept = [house.directory.connect("zygote.sock", socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS)]
     try:
         with house.directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as surplus:
@@ -116,9 +116,7 @@ def test_connections_are_bounded_and_the_rude_are_dropped(house: Installation) -
 
 
 def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A client that connects meanwhile is served once there are some. Until then the zygote tries now and then, and
-    logs fewer and fewer of these tries.
-    """
+    """Without descriptors the zygote retries its accept with pauses and fewer and fewer log lines, then serves."""
     accept, enough = socket.socket.accept, threading.Event()
     tried: list[float] = []
 
@@ -158,7 +156,7 @@ def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_process_is_killed_when_its_asker_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gave up while the zygote was slow. Nobody else knows of the process: it would live as long as the zygote."""
+    """A fork whose client left is killed, because no other process knows of it."""
     directory, child = SocketDirectory(tmp_path), subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(zygote, "fork_detached", lambda: ForkedProcess(child.pid, os.pidfd_open(child.pid)))
     ending, end = socket.socketpair()
@@ -196,7 +194,7 @@ print("ended well")
 
 @pytest.mark.parametrize("how", ["lifeline", "SIGTERM", "SIGINT"])
 def test_zygote_ends_on_a_signal_or_without_supervisor(tmp_path: Path, how: str) -> None:
-    """Status 0 after a signal, and when its supervisor is gone, whatever it was doing: it holds nothing."""
+    """The zygote exits with 0 after a signal, and when its supervisor is gone."""
     reader, writer = os.pipe()
     env = os.environ | {"KELVIN_DATA": str(tmp_path), "KELVIN_LIFELINE_FD": str(reader)}
     process = subprocess.Popen(
@@ -226,7 +224,7 @@ from runtime.app.zygote import count_threads, fork_detached
 
 
 def _run(script: str) -> str:
-    """In a process of its own: this one has threads."""
+    """Run the script in its own process, because this one has threads."""
     command = [sys.executable, "-c", PREAMBLE + script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
@@ -234,7 +232,7 @@ def _run(script: str) -> str:
 
 
 def test_a_planted_thread_is_an_error_and_not_a_hang() -> None:
-    """The count is the kernel's, so that threads of libraries count as well; without it forking works again."""
+    """Threads are counted by the kernel, so threads of libraries count. Without the thread, a fork works."""
     said = _run("""
 release = threading.Event()
 thread = threading.Thread(target=release.wait)
@@ -256,7 +254,7 @@ print("forked", orphan.pid > 0)
 
 
 def test_an_orphan_is_its_reapers_child_and_in_between_nothing_stays() -> None:
-    """The process between is reaped at once; the orphan is the subreaper's; its pidfd ends with it."""
+    """The intermediate process is reaped, the orphan belongs to the subreaper, and its pidfd ends with it."""
     said = _run("""
 import ctypes
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
@@ -305,7 +303,7 @@ print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))
     ],
 )
 def test_a_birth_that_fails_is_an_error_and_leaves_nothing(fault: str) -> None:
-    """No process lives on that nobody knows of, and the caller can try again."""
+    """After a failed fork no unknown process lives on, and the zygote can fork again."""
     said = _run(f"""
 import ctypes
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Forwards hold no more tokens than they should, nobody is held up, and waiting ends where it does not pay."""
+"""Forwards respect the token limit, no request is held up, and waiting stops where it does not pay."""
 
 import pytest
 from hypothesis import given
@@ -13,12 +13,12 @@ from runtime.drivers.batching_policy import FIRST_WAIT_S, MAX_WAIT_S, BatchingWi
         pytest.param([], 10, (), id="nothing waits"),
         pytest.param([[5]], 10, (1,), id="one alone"),
         pytest.param([[50]], 10, (1,), id="the first is taken whatever its length"),
-        pytest.param([[50], [1]], 10, (1, 0), id="nobody beside one that is too long"),
+        pytest.param([[50], [1]], 10, (1, 0), id="no other row beside one that is too long"),
         pytest.param([[2], [2], [2]], 6, (1, 1, 1), id="all that fit exactly"),
         pytest.param([[2], [2], [2]], 5, (1, 1, 0), id="not one more"),
         pytest.param([[2], [3]], 5, (1, 0), id="padding counts"),
         pytest.param([[1] * 9, [1], [1, 1]], 6, (3, 1, 2), id="one of each in turn"),
-        pytest.param([[1] * 9, [1]], 4, (3, 1), id="many sequences hold nobody up"),
+        pytest.param([[1] * 9, [1]], 4, (3, 1), id="many sequences hold no other up"),
     ],
 )  # fmt: skip
 def test_choose_rows(queues: list[list[int]], max_tokens: int, want: tuple[int, ...]) -> None:
@@ -27,7 +27,7 @@ def test_choose_rows(queues: list[list[int]], max_tokens: int, want: tuple[int, 
 
 @given(st.lists(st.lists(st.integers(1, 20), max_size=6), max_size=6), st.integers(1, 100))
 def test_take_fits_and_goes_on(queues: list[list[int]], max_tokens: int) -> None:
-    """Something is always taken, never more than fits, and always from the front."""
+    """At least one row is taken, never more than fits, and always from the front."""
     taken = choose_rows(queues, max_tokens)
     rows = [length for lengths, count in zip(queues, taken, strict=True) for length in lengths[:count]]
     assert bool(rows) == any(queues)
@@ -48,8 +48,10 @@ ALONE = BatchObservation(requests=1, joined=0, waited_s=0.0, compute_s=0.010)
         pytest.param(
             0.004, BatchObservation(4, 0, 0.0, 0.012), 0.004 / 2, id="company that was there anyway is no reason"
         ),
-        pytest.param(0.004, BatchObservation(1, 0, 0.004, 0.010), 0.002, id="nobody came: halved"),
-        pytest.param(FIRST_WAIT_S, BatchObservation(1, 0, FIRST_WAIT_S, 0.010), 0.0, id="nobody came again: closed"),
+        pytest.param(0.004, BatchObservation(1, 0, 0.004, 0.010), 0.002, id="no request joined: halved"),
+        pytest.param(
+            FIRST_WAIT_S, BatchObservation(1, 0, FIRST_WAIT_S, 0.010), 0.0, id="no request joined again: closed"
+        ),
     ],
 )
 def test_window_doubles_if_sharing_paid(wait_s: float, batch: BatchObservation, want_s: float) -> None:
@@ -57,7 +59,7 @@ def test_window_doubles_if_sharing_paid(wait_s: float, batch: BatchObservation, 
 
 
 def test_without_a_measure_nothing_pays() -> None:
-    """How much sharing saves is unknown until a request was alone."""
+    """The saving of sharing is unknown until a request was alone."""
     unknown = BatchingWindow().next_window(BatchObservation(4, 3, 0.0, 0.001))
     assert (unknown.wait_s, unknown.single_request_s) == (0.0, None)
     known = unknown.next_window(ALONE)
@@ -73,7 +75,7 @@ BATCHES = st.builds(
 
 @given(st.lists(BATCHES, max_size=30), st.floats(0.0005, 0.05))
 def test_window_stays_within_its_cap(batches: list[BatchObservation], cap_s: float) -> None:
-    """Whatever happens the window stays within its cap; a caller who is alone waits no more after a few requests."""
+    """The window stays within its cap, and closes after a few lone requests."""
     window = BatchingWindow(cap_s=cap_s)
     for batch in batches:
         window = window.next_window(batch)

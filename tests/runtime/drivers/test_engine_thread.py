@@ -1,4 +1,4 @@
-"""The engine's thread: bounded inbox, events in order, busy spells, an end for every request whatever happens."""
+"""The engine's thread: a bounded inbox, ordered events, busy spells, and an end for every request."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.runtime.tiny_decoders import engine, greedy, prompts, reference, toke
 
 
 def counting(**options: bool) -> ScriptedEngine:
-    """Its requests get as many tokens as they ask for."""
+    """Return an engine that generates as many tokens as requested."""
     return ScriptedEngine(lambda request: range(request.sampling.max_tokens), **options)
 
 
@@ -54,7 +54,6 @@ def test_serves_a_real_engine() -> None:
 
 
 def test_everything_happens_in_one_thread() -> None:
-    """Engine and callbacks are called in the engine's thread only."""
     machine = counting()
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 3))
@@ -64,7 +63,7 @@ def test_everything_happens_in_one_thread() -> None:
 
 
 def test_a_full_inbox_refuses_and_never_blocks() -> None:
-    """While a step takes its time, `limit` requests get in; the next is refused at once; an end makes room."""
+    """During a step, `limit` requests are accepted and the next is refused at once. An end frees a place."""
     machine = counting(paced=True)
     with running(machine, limit=3) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
@@ -82,7 +81,6 @@ def test_a_full_inbox_refuses_and_never_blocks() -> None:
 
 
 def test_an_id_inside_is_refused() -> None:
-    """Two requests of one id would share their events."""
     machine = counting(paced=True)
     with running(machine) as (thread, _):
         thread.submit(greedy("a", [1], 1))
@@ -91,7 +89,7 @@ def test_an_id_inside_is_refused() -> None:
 
 
 def test_a_refusal_at_admission_is_an_event() -> None:
-    """What the engine refuses comes back as `Failed`, and frees its place."""
+    """A refused request ends with `Failed`, and frees its place."""
     machine = counting()
     machine.refuse = InvalidRequest("prompt", "[]", "must hold a token")
     with running(machine, limit=1) as (thread, heard):
@@ -104,7 +102,7 @@ def test_a_refusal_at_admission_is_an_event() -> None:
 
 
 def test_cancel_while_a_step_runs() -> None:
-    """A cancellation made during a step takes effect before the next one; one of a stranger is nothing."""
+    """A cancellation during a step takes effect before the next one. An unknown id is ignored."""
     machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1000))
@@ -117,7 +115,6 @@ def test_cancel_while_a_step_runs() -> None:
 
 
 def test_cancel_before_it_began() -> None:
-    """A request cancelled in the inbox ends too."""
     machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1))
@@ -130,7 +127,7 @@ def test_cancel_before_it_began() -> None:
 
 
 def test_a_late_cancel_spares_the_next_of_that_id() -> None:
-    """A cancellation that lost its race dies with its request: another of the same id is not touched by it."""
+    """A late cancellation ends with its request, and does not affect the next one of the same id."""
     machine = counting(paced=True)
     with running(machine) as (thread, heard):
         on_events = heard.on_events
@@ -150,7 +147,7 @@ def test_a_late_cancel_spares_the_next_of_that_id() -> None:
 
 
 def test_busy_spells_enclose_the_work() -> None:
-    """True before the first event of a spell, False after its last."""
+    """Busy is reported before the first event of a spell, idle after its last."""
     with running(counting()) as (thread, heard):
         for count, name in enumerate(("a", "b"), start=1):
             thread.submit(greedy(name, [1], 2))
@@ -160,7 +157,7 @@ def test_busy_spells_enclose_the_work() -> None:
 
 
 def test_stop_fails_all_requests() -> None:
-    """Stopping fails what is inside, refuses what comes, and ends the thread; again does no harm."""
+    """`stop` fails all requests, refuses new ones, ends the thread, and can be repeated."""
     machine = counting(paced=True)
     with running(machine) as (thread, heard):
         thread.submit(greedy("a", [1], 1000))
@@ -178,14 +175,13 @@ def test_stop_fails_all_requests() -> None:
 
 
 def test_stop_before_start() -> None:
-    """A thread that was never started has nothing to end."""
     heard = Heard()
     thread = EngineThread(counting(), on_events=heard.on_events, on_busy=heard.on_busy)
     assert thread.stop(0.0)
 
 
 def test_a_step_that_raises_costs_those_inside_only() -> None:
-    """Should a step raise after all, everyone inside fails, and the thread goes on."""
+    """A step that raises fails the requests inside, and the thread goes on."""
     machine = counting()
     machine.raises = [RuntimeError("a defect")]
     with running(machine) as (thread, heard):
@@ -198,7 +194,7 @@ def test_a_step_that_raises_costs_those_inside_only() -> None:
 
 
 def test_steps_that_keep_raising_end_the_thread() -> None:
-    """Twice in a row: everyone inside fails all the same, the busy spell ends, and all later ones are refused."""
+    """After two errors in a row the thread ends, and all later requests are refused."""
     machine = counting()
     machine.raises = [RuntimeError("a defect"), RuntimeError("a defect")]
     with running(machine) as (thread, heard):
@@ -211,7 +207,7 @@ def test_steps_that_keep_raising_end_the_thread() -> None:
 
 
 def test_probe_runs_alone_without_a_waiter() -> None:
-    """Nobody comes for `probe_after_s`: the probe runs by itself; one that fails poisons the thread."""
+    """After `probe_after_s` without a request the probe runs alone. A failed one poisons the thread."""
     machine = counting()
     machine.needs_probe, machine.probe_failure = True, ProbeFailed("v", "position 0")
     with running(machine) as (thread, _):
@@ -225,7 +221,7 @@ def test_probe_runs_alone_without_a_waiter() -> None:
 
 
 def test_probe_waits_for_a_request() -> None:
-    """A request that comes in time carries it."""
+    """A request that arrives in time carries the probe."""
     machine = counting()
     machine.needs_probe = True
     with running(machine, probe_after_s=DEADLINE_S) as (thread, heard):

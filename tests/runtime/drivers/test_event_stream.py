@@ -1,4 +1,4 @@
-"""A request's events reach its answer in order, once, bounded; and its end reaches the engine."""
+"""A request's events reach its response in order, once and bounded, and its end reaches the engine."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(m
 
 
 class Inbox:
-    """The engine's thread, as streams see it."""
+    """A fake of the engine's thread."""
 
     def __init__(self, refusal: Failure | None = None) -> None:
         self.refusal = refusal
@@ -34,7 +34,7 @@ class Inbox:
 
 
 class Clock:
-    """Monotonic seconds that a test moves on."""
+    """A clock in seconds, set by the test."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -48,7 +48,7 @@ def _token(serial: str, number: int = 0) -> Event:
 
 
 async def test_events_arrive_in_order_and_together() -> None:
-    """What came while nobody looked is taken at once."""
+    """Events that arrived between reads are taken at once."""
     stream = EventStream("s", lambda _: None)
     events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
     for event in events:
@@ -58,7 +58,7 @@ async def test_events_arrive_in_order_and_together() -> None:
 
 
 async def test_a_reader_that_waits_is_woken() -> None:
-    """By an event as by an abandonment."""
+    """An event or an abandonment wakes a waiting reader."""
     stream = EventStream("s", lambda _: None)
     reader = asyncio.create_task(stream.next_events(10))
     await asyncio.sleep(0)
@@ -72,10 +72,10 @@ async def test_a_reader_that_waits_is_woken() -> None:
 
 
 async def test_the_first_reason_to_abandon_stands() -> None:
-    """The engine is told once, at once; what waited is gone."""
-    told: list[str] = []
+    """The engine is told once, at once, and waiting events are dropped."""
+    cancelled: list[str] = []
 
-    stream = EventStream("s", told.append)
+    stream = EventStream("s", cancelled.append)
     stream.push(_token("s"))
     stream.abandon(DeadlineExceeded(1.0, "generating"))
     stream.abandon(Cancelled())
@@ -83,41 +83,39 @@ async def test_the_first_reason_to_abandon_stands() -> None:
     with pytest.raises(Refused) as caught:
         await stream.next_events(0)
     assert caught.value.failure == DeadlineExceeded(1.0, "generating")
-    assert told == ["s"]
+    assert cancelled == ["s"]
 
 
 def test_an_ended_request_is_not_cancelled() -> None:
-    """After the engine's last word there is nothing to tell it."""
-    told: list[str] = []
-    stream = EventStream("s", told.append)
+    cancelled: list[str] = []
+    stream = EventStream("s", cancelled.append)
     stream.push(Finished("s", "length", Counts()))
     stream.stop()
     stream.abandon(Cancelled())
-    assert told == []
+    assert cancelled == []
 
 
 async def test_tokens_that_nobody_reads_are_bounded() -> None:
-    """One more than may wait ends the request, once the oldest has waited too long; its last event still counts as the
-    engine's letting go.
-    """
-    told: list[str] = []
+    """Above the limit the stream is abandoned, once the oldest event has waited too long.
+    Its last event still marks the engine's release."""
+    cancelled: list[str] = []
     clock = Clock()
 
-    stream = EventStream("s", told.append, max_tokens=3, now_s=clock)
+    stream = EventStream("s", cancelled.append, max_tokens=3, now_s=clock)
     for number in range(3):
         stream.push(_token("s", number))
     clock.now_s += SLOW_READER_S
     reasons = [stream.abandon_failure]
     stream.push(_token("s", 3))
     assert [*reasons, stream.abandon_failure] == [None, SlowReader(3)]
-    assert told == ["s"]
+    assert cancelled == ["s"]
     before = stream.is_released
     stream.push(interface.Cancelled("s", Counts()))
     assert (before, stream.is_released) == (False, True)
 
 
 async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
-    """However many tokens a fast engine has made meanwhile. What it takes then begins its time anew."""
+    """A short pause makes no slow reader, however many tokens wait. Each read restarts its time."""
     clock = Clock()
 
     stream = EventStream("s", lambda _: None, max_tokens=3, now_s=clock)
@@ -130,7 +128,6 @@ async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
 
 
 async def test_a_last_event_always_has_room() -> None:
-    """A reader that is three tokens behind still learns how it ended."""
     stream = EventStream("s", lambda _: None, max_tokens=1)
     stream.push(_token("s"))
     stream.push(Finished("s", "stop", Counts()))
@@ -138,7 +135,6 @@ async def test_a_last_event_always_has_room() -> None:
 
 
 async def test_a_refusal_opens_nothing() -> None:
-    """What the engine does not take leaves no trace."""
     inbox = Inbox(Overloaded("x", 1, 1.0))
     streams = EventStreams(inbox.submit, inbox.cancel)
     with pytest.raises(Refused):
@@ -148,7 +144,6 @@ async def test_a_refusal_opens_nothing() -> None:
 
 
 async def test_the_same_request_twice_is_two_streams() -> None:
-    """Each under a serial of its own."""
     inbox = Inbox()
     streams = EventStreams(inbox.submit, inbox.cancel)
     first, second = streams.open(REQUEST), streams.open(REQUEST)
@@ -159,13 +154,13 @@ async def test_the_same_request_twice_is_two_streams() -> None:
 
 
 async def test_the_end_of_the_engine_is_everyones() -> None:
-    """Every stream learns it, and the replica counts as empty."""
+    """Every stream fails, and the table is empty."""
     inbox = Inbox()
     streams = EventStreams(inbox.submit, inbox.cancel)
     stream = streams.open(REQUEST)
     streams.release_all(Internal())
     assert stream.abandon_failure == Internal()
-    assert inbox.cancelled == [], "there is nobody to tell"
+    assert inbox.cancelled == [], "the engine has ended"
     assert len(streams) == 0
 
 
@@ -177,7 +172,7 @@ steps = st.lists(
 
 @given(steps)
 async def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
-    """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
+    """After any sequence of events, a stream exists from `open` to the engine's last event."""
     inbox = Inbox()
     streams = EventStreams(inbox.submit, inbox.cancel, max_tokens=4)
     live: dict[str, EventStream] = {}

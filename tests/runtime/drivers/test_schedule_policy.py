@@ -1,4 +1,4 @@
-"""A step takes every decode, then prompts in order of arrival up to its budget; costs are divided to the last unit."""
+"""A step takes every decode, then prompts in order of arrival up to its budget. Costs are divided exactly."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,9 @@ def of(tenant: str, tokens: int) -> SequenceState:
         pytest.param([prompt(1), prompt(50)], [(0, 1), (1, 39)], id="a one-token prompt is a prefill, no decode"),
         pytest.param([prompt(50), of("b", 5)], [(0, 5), (1, 5)], id="another tenant's short prompt does not wait"),
         pytest.param([prompt(50), prompt(50), of("b", 50)], [(0, 5), (2, 5)], id="owner and guest have equal parts"),
-        pytest.param([of("b", 50), of("c", 2), of("d", 50)], [(0, 4), (1, 2), (2, 4)], id="what one leaves is others'"),
+        pytest.param(
+            [of("b", 50), of("c", 2), of("d", 50)], [(0, 4), (1, 2), (2, 4)], id="an unused part goes to others"
+        ),
         pytest.param([of("b", 50), of("c", 50), prompt(50)], [(0, 3), (1, 2), (2, 5)], id="the owner has half"),
         pytest.param([of("b", 2), prompt(50)], [(0, 2), (1, 8)], id="and what guests leave"),
         pytest.param(
@@ -57,7 +59,7 @@ def of(tenant: str, tokens: int) -> SequenceState:
     ],
 )
 def test_plan_step(running: list[SequenceState], want: list[tuple[int, int]]) -> None:
-    """Decodes first, prompts after them, first come first served."""
+    """Decodes come first, then prompts in order of arrival and by tenant."""
     assert plan_step(running, BUDGET) == tuple(TokenAllotment(index, count) for index, count in want)
 
 
@@ -74,7 +76,7 @@ def test_plan_step(running: list[SequenceState], want: list[tuple[int, int]]) ->
     )
 )
 def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
-    """Every decode is in it, the step is bounded, and whoever is not in it waits for an earlier prompt."""
+    """Every decode is planned, the step is bounded, and prefill never starves."""
     shares = plan_step(running, BUDGET)
     indices = [share.index for share in shares]
     assert len(set(indices)) == len(indices)
@@ -89,7 +91,7 @@ def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
 
 @pytest.mark.parametrize("budget", [CPU_BUDGET, CUDA_BUDGET], ids=["on a CPU", "on a CUDA device"])
 def test_prompts_progress_beside_decodes(budget: Budget) -> None:
-    """Prompts get through beside any number of decodes, and get more of a step alone."""
+    """Prompts progress beside any number of decodes, and get more of a step when alone."""
     assert budget.prefill_tokens(10_000) == budget.min_prefill_tokens > 0
     assert budget.prefill_tokens(0) > budget.prefill_tokens(1)
 

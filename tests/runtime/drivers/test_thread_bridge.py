@@ -1,4 +1,4 @@
-"""A blocking call beside the loop: its result, its exception, and nothing that anybody must wait for."""
+"""Blocking calls in a thread beside the event loop, and the bridge that brings engine events to the loop."""
 
 import asyncio
 import threading
@@ -12,7 +12,6 @@ from runtime.drivers.thread_bridge import ThreadBridge, run_in_thread
 
 
 def test_run_in_thread_returns_from_a_named_daemon_thread() -> None:
-    """It runs under the name it was given, in a thread that no exit waits for."""
     seen: list[tuple[str, bool]] = []
 
     def work() -> int:
@@ -24,8 +23,6 @@ def test_run_in_thread_returns_from_a_named_daemon_thread() -> None:
 
 
 def test_run_in_thread_raises_what_the_call_raises() -> None:
-    """As it was raised."""
-
     def work() -> None:
         raise KeyError("k")
 
@@ -34,7 +31,7 @@ def test_run_in_thread_raises_what_the_call_raises() -> None:
 
 
 async def test_a_caller_that_gives_up_does_not_wait() -> None:
-    """Neither does the end of the loop; what comes late is dropped."""
+    """A cancelled call does not delay its caller or the end of the loop. Its late result is dropped."""
     release, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -54,7 +51,6 @@ def _batch(number: int) -> list[Event]:
 
 
 async def test_batches_arrive_in_order() -> None:
-    """As they were posted, from the other thread."""
     seen: list[int] = []
     done = asyncio.Event()
 
@@ -78,7 +74,7 @@ async def test_batches_arrive_in_order() -> None:
 
 
 async def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
-    """No more batches are under way than there are places."""
+    """The engine's thread waits while the loop has `max_batches` unread batches."""
     posted: list[int] = []
     full = threading.Event()
 
@@ -93,29 +89,28 @@ async def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
 
     poster = threading.Thread(target=post)
     poster.start()
-    assert full.wait(20)  # the loop stands still meanwhile
+    assert full.wait(20)  # the loop is blocked meanwhile
     assert posted == [0, 1, 2]
     await asyncio.to_thread(poster.join, 20)
     assert posted == [0, 1, 2, 3, 4]
 
 
 def test_post_returns_once_the_loop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed, or its loop closed: posting returns."""
     monkeypatch.setattr(module, "_POST_RETRY_S", 0.01)
     loop = asyncio.new_event_loop()
     handover = ThreadBridge(loop, lambda _: None, max_batches=1)
     loop.close()
     handover.post(_batch(0))
-    handover.post(_batch(1))  # there is no place, and it is known to be closed
+    handover.post(_batch(1))  # the bridge is full, and known to be closed
 
 
 async def test_closed_thread_bridge_posts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far behind the loop is: the engine's thread has to end."""
+    """A closed bridge never blocks, because the engine's thread has to end."""
     monkeypatch.setattr(module, "_POST_RETRY_S", 3600.0)
     handover = ThreadBridge(asyncio.get_running_loop(), lambda _: None, max_batches=1)
     handover.post(_batch(0))
     handover.close()
     poster = threading.Thread(target=handover.post, args=(_batch(1),), daemon=True)
     poster.start()
-    poster.join(20)  # the loop stands still meanwhile
+    poster.join(20)  # the loop is blocked meanwhile
     assert not poster.is_alive()

@@ -1,4 +1,4 @@
-"""Tiny encoders in sentence-transformers' layout, engines over them, and what the library itself makes of them."""
+"""Tiny encoders in sentence-transformers' layout, engines over them, and the library's own vectors."""
 
 import atexit
 import json
@@ -37,7 +37,7 @@ _STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 def write_encoder(
     directory: Path, family: str = "bert", pooling: str = "mean", *, normalize: bool = True, dtype: str = "float32"
 ) -> Path:
-    """A directory as sentence-transformers writes one; one token per word `w0 … w59`, between `<s>` and `</s>`."""
+    """Write a directory like sentence-transformers, with one token per word `w0 ... w59` between `<s>` and `</s>`."""
     shape: dict[str, Any] = {
         "vocab_size": WORDS + 4,
         "hidden_size": 32,
@@ -112,7 +112,7 @@ class TinyEncoder:
 def tiny(
     family: str = "bert", pooling: str = "mean_tokens", normalize: bool = True, dtype: str = "float32"
 ) -> TinyEncoder:
-    """The same weights each time: tests must not write to them."""
+    """Return a tiny encoder with the same weights each time. Tests must not write to them."""
     directory = write_encoder(
         Path(_ROOT.name) / f"{family}-{pooling}-{normalize}-{dtype}", family, pooling, normalize=normalize, dtype=dtype
     )
@@ -124,19 +124,19 @@ def tiny(
 
 
 def text_of(sequence: Sequence[int]) -> str:
-    """The text whose tokens are `sequence`, special ones apart."""
+    """Return the text whose tokens are `sequence`, without the special ones."""
     return " ".join(f"w{token - 4}" for token in sequence[1:-1])
 
 
 def sequences() -> tuple[tuple[int, ...], ...]:
-    """Of many lengths, the longest as long as allowed."""
+    """Return sequences of many lengths, up to the longest one allowed."""
     generator = torch.Generator().manual_seed(5)
     inner = [torch.randint(4, WORDS + 4, (n,), generator=generator).tolist() for n in (1, 5, 62, 2, 17, 30, 8, 1)]
     return tuple((0, *ids, 2) for ids in inner)
 
 
 def by_the_library(model: TinyEncoder, items: Sequence[Sequence[int]]) -> torch.Tensor:
-    """One by one, by sentence-transformers from the directory."""
+    """Return the vectors by sentence-transformers, computed one by one."""
     from sentence_transformers import SentenceTransformer
 
     library = SentenceTransformer(str(model.directory), device="cpu", local_files_only=True)

@@ -1,4 +1,4 @@
-"""Vectors are sentence-transformers' own in any company; counts and costs are exact; a fault costs its request."""
+"""Vectors are those of sentence-transformers in any batch, counts and costs are exact, a fault costs one request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "pooling", "normalize"), CASES)
 def test_as_sentence_transformers_has_it(family: str, pooling: str, normalize: bool) -> None:
-    """Alone, all in one request, and each in a request of its own beside the others: to 1e-5."""
+    """Alone, in one request, and in separate requests of one batch, vectors agree to 1e-5."""
     model = tiny(family, pooling, normalize)
     wanted = by_the_library(model, sequences())
     together, apart = model.engine(), model.engine(max_tokens=150)
@@ -47,7 +47,7 @@ def test_as_sentence_transformers_has_it(family: str, pooling: str, normalize: b
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward_reports_progress_at_each_layer(family: str) -> None:
-    """A replica counts as hung if this stands still, so a long text must move it layer by layer."""
+    """A replica counts as hung if this time stands still, so a long text must move it layer by layer."""
     machine = tiny(family).engine()
     assert machine.admit(ask("a", *sequences())) is None
     check_progress(machine, 2)
@@ -55,7 +55,7 @@ def test_forward_reports_progress_at_each_layer(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_encoder_matches_library(dtype: str) -> None:
-    """Tensors as the library has them, vectors within the probe's tolerance."""
+    """Vectors differ from the library's by at most the probe's tolerance."""
     model = tiny("bert", dtype=dtype)
     probe = known_answers.record(model.bound("library"), read_recipe(model.files))
     machine = model.engine(probe=probe)
@@ -67,13 +67,12 @@ def test_16_bit_encoder_matches_library(dtype: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fast_is_the_library_exactly(family: str) -> None:
-    """No difference between the two ways of binding."""
     model = tiny(family)
     assert find_differences(model.bound("fast").module, model.bound("library").module) == ()
 
 
 def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: where padding counts as text, a short one beside a long one goes wrong."""
+    """Negative control: if padding counts as text, a short text beside a long one goes wrong."""
     model = tiny()
     embed = EncoderModel.embed
 
@@ -99,14 +98,14 @@ def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_refused_at_once(rows: list[tuple[int, ...]], want: Failure) -> None:
-    """Before any compute, and nothing is left behind."""
+    """A wrong input is refused before any compute, and leaves nothing behind."""
     machine = tiny().engine()
     assert machine.admit(ask("a", *rows)) == want
     assert not machine.has_work
 
 
 def test_the_queue_is_bounded_and_ids_are_unique() -> None:
-    """Overloaded where it is full; what is no embedding is refused."""
+    """A full queue, an id in use, and a generation request are refused."""
     machine = tiny().engine(max_waiting=1)
     assert machine.admit(ask("a", (4,))) is None
     assert machine.admit(ask("a", (4,))) == InvalidRequest("request_id", "a", "is in use")
@@ -123,7 +122,7 @@ def _ended(events: Sequence[Event]) -> set[str]:
 
 
 def test_requests_of_many_rows_hold_nobody_up() -> None:
-    """Four requests fill each forward: a fifth one, of one row, is in the next forward but one at most."""
+    """While four requests fill each forward, a fifth one of one row is done within two forwards."""
     machine = tiny().engine(max_tokens=100)
     for request_id in "abcd":
         assert machine.admit(ask(request_id, *[ROW] * 6)) is None
@@ -134,7 +133,7 @@ def test_requests_of_many_rows_hold_nobody_up() -> None:
 
 
 def test_tenants_take_turns() -> None:
-    """However many requests a guest has, a request of the owner is in the next forward, and so is another guest's."""
+    """However many requests a guest has, the owner and another guest are in the next forward."""
     machine = tiny().engine(max_tokens=100)
     for number in range(20):
         assert machine.admit(replace(ask(f"g{number}", ROW), tenant="guest")) is None
@@ -147,7 +146,7 @@ def test_tenants_take_turns() -> None:
 
 
 def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that raises is repeated by requests; one that raises alone too, or gives no numbers, fails."""
+    """A failed forward is repeated per request. A request that fails alone too, or gives NaN, fails."""
     model, embed, three = tiny(), EncoderModel.embed, sequences()[:3]
 
     def faulty(self: EncoderModel, rows: Any) -> torch.Tensor:
@@ -168,7 +167,7 @@ def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("step_ns", [1, 999, 1_000_001])
 def test_device_time_sums_exactly(step_ns: int) -> None:
-    """Each forward's time is divided by tokens: all together are the busy time, and tokens are those of the inputs."""
+    """Each forward's time is divided by tokens, and nothing is lost. Counts are the input tokens."""
     machine = tiny().engine(clock_ns=StepClock(step_ns), max_tokens=100)
     for at, sequence in enumerate(sequences()):
         assert machine.admit(ask(str(at), sequence, sequence[:3])) is None
@@ -191,8 +190,7 @@ ACTIONS = st.lists(
 @given(actions=ACTIONS, max_tokens=st.integers(1, 300))
 @settings(max_examples=15)
 def test_any_schedule(actions: list[tuple[str, Any]], max_tokens: int) -> None:
-    """Whatever arrives and is cancelled around it, each request ends once, with all its vectors, in order, or with the
-    first of them where it was cancelled."""
+    """In any schedule each request ends once, with all its vectors in order, or the first of them if cancelled."""
     model = tiny()
     wanted, machine = by_the_library_once(), model.engine(max_tokens=max_tokens)
     asked: dict[str, list[int]] = {}
@@ -223,14 +221,14 @@ _ONCE: list[torch.Tensor] = []
 
 
 def by_the_library_once() -> torch.Tensor:
-    """The library's vectors of all sequences."""
+    """Return the library's vectors of all sequences."""
     if not _ONCE:
         _ONCE.append(by_the_library(tiny(), sequences()))
     return _ONCE[0]
 
 
 def test_the_probe_rides_in_the_first_batch() -> None:
-    """No forward of its own, and it is charged to nobody."""
+    """The probe needs no forward of its own, and its time is charged to no request."""
     model = tiny()
     probe = known_answers.record(model.bound("library"), read_recipe(model.files))
     machine = model.engine(probe=probe, clock_ns=StepClock(1_000_000))
@@ -243,7 +241,7 @@ def test_the_probe_rides_in_the_first_batch() -> None:
 
 
 def test_no_vector_of_a_failed_probe_leaves() -> None:
-    """Other known answers poison the engine: who is inside fails, who comes is refused."""
+    """A failed probe fails requests inside, and refuses later ones."""
     model = tiny()
     probe = known_answers.record(model.bound("library"), read_recipe(model.files))
     spoilt = type(probe)(
@@ -263,7 +261,7 @@ def test_no_vector_of_a_failed_probe_leaves() -> None:
 
 
 def test_the_first_waits_for_company_within_the_window() -> None:
-    """`batching_delay_s` counts down from the arrival of the first, and ends early where a forward is full."""
+    """`batching_delay_s` counts down from the first arrival, and is 0 once a forward is full."""
     now = [0]
     machine = tiny().engine(
         clock_ns=lambda: now[0], max_tokens=20, window=BatchingWindow(wait_s=0.004, single_request_s=0.01)

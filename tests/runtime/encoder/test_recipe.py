@@ -1,4 +1,4 @@
-"""What a sentence-transformers directory asks for is computed exactly, or refused by file and rule."""
+"""A sentence-transformers directory is computed exactly, or refused with file and rule."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ NEWER = "sentence_transformers.base.modules"
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, bytes]:
-    """The tiny model's files, some of them replaced (by an object) or left out (None)."""
+    """Return the tiny model's files with some replaced (by an object) or removed (None)."""
     files = dict(tiny().files)
     for path, content in changes.items():
         files.pop(path, None)
@@ -26,7 +26,6 @@ def with_changes(changes: dict[str, Any]) -> dict[str, bytes]:
 
 
 def modules(*types: str, first: str = "") -> list[dict[str, Any]]:
-    """A modules.json."""
     return [
         {"idx": at, "name": str(at), "path": f"{at}_{kind.rpartition('.')[2]}" if at else first, "type": kind}
         for at, kind in enumerate(types)
@@ -124,7 +123,7 @@ def test_read(changes: dict[str, Any], want: Recipe) -> None:
     ],
 )  # fmt: skip
 def test_refused(changes: dict[str, Any], path: str, rule: str) -> None:
-    """At the gate, before a weight travels."""
+    """A directory that can't be computed is refused at the gate, with its file and the rule."""
     recipe = {name: content.decode() for name, content in with_changes(changes).items()}
     job = GateJob(config_json=tiny().job.config_json, tensors=tiny().job.tensors, recipe=recipe)
     with pytest.raises(Refused) as caught:
@@ -154,7 +153,7 @@ def test_refused_by_config(changes: dict[str, Any], rule: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_facts(family: str) -> None:
-    """What for, how wide, how long; each stored tensor is used once."""
+    """The facts have architecture, width and length, and name each stored tensor once."""
     facts = tiny(family).facts()
     assert (facts.architecture, facts.kind, facts.dimensions) == (FAMILIES[family], "embed", 32)
     assert (facts.max_positions, facts.kv_bytes_per_token, facts.vocab_size) == (64, 0, 64)
@@ -163,13 +162,13 @@ def test_facts(family: str) -> None:
 
 
 def test_an_encoder_without_a_recipe_is_not_served() -> None:
-    """Nobody says how its output becomes a vector."""
+    """A decoder directory of an encoder says nothing about how its output becomes a vector."""
     with pytest.raises(Refused, match="must be one of Gemma3ForCausalLM"):
         gate(GateJob(config_json=tiny().job.config_json, tensors=tiny().job.tensors))
 
 
 def test_position_ids_of_older_checkpoints_are_left_alone() -> None:
-    """The library computes them; they are neither used nor missed."""
+    """The library computes position ids itself, so stored ones are neither used nor required."""
     tensors = {**tiny().job.tensors, "embeddings.position_ids": ("I64", (1, 72))}
     facts = gate(GateJob(config_json=tiny().job.config_json, tensors=tensors, recipe=tiny().job.recipe))
     assert "embeddings.position_ids" not in facts.first_use

@@ -1,4 +1,4 @@
-"""From a body to sequences for an encoder's engine."""
+"""Request bodies become sequences for an encoder's engine."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ UNUSED: Any = None
     ],
 )
 def test_refusal_of_a_long_input_counts_what_was_encoded(inputs: list[Any], encoded: int) -> None:
-    """One character is one token here. The door counts them for the tenant's minute."""
+    """A refusal reports the encoded tokens for the tenant's rate limit. One character is one token here."""
     codec: Any = SimpleNamespace(longest_token_characters=1, encode=lambda text: (1,) * len(text))
     serving = ServedEncoder(bind=BIND, limits=LIMITS, codec=codec, dimensions=2, engine=UNUSED, thread=UNUSED, spans=())
     with pytest.raises(Refused) as caught:

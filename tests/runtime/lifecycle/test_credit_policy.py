@@ -1,4 +1,4 @@
-"""Streams of a replica over activators: never more than there are, max-min fair, and nobody starves."""
+"""A replica's streams are shared max-min fair among activators, within the limit, and none starves."""
 
 import random
 from collections.abc import Sequence
@@ -23,15 +23,12 @@ from runtime.lifecycle.credit_policy import CLAIM_TTL_S, DEMAND_TTL_S, ROTATION_
     ],
 )
 def test_fair_share(streams: int, wants: list[int], want: list[int]) -> None:
-    """In the first turn."""
     assert [fair_share(streams, wants, index, 0) for index in range(len(wants))] == want
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 20))
 def test_parts_are_max_min_fair(streams: int, wants: list[int], turn: int) -> None:
-    """They are all that is wanted or all that there is; who has less than it wants has at most one less than anybody;
-    and over the turns each has the same.
-    """
+    """Parts sum to the demand or the streams, differ by at most one below demand, and even out over the rotations."""
     parts = [fair_share(streams, wants, index, turn) for index in range(len(wants))]
     assert sum(parts) == min(streams, sum(wants))
     for part, wanted in zip(parts, wants, strict=True):
@@ -45,12 +42,12 @@ def test_parts_are_max_min_fair(streams: int, wants: list[int], turn: int) -> No
 
 
 def enter(credits: Credits, names: Sequence[str], now_s: float = 0.0, wants: int = 100) -> list[bool]:
-    """One request of each, in this order."""
+    """Let one request per name enter, in this order."""
     return [credits.try_enter(name, wants, now_s) for name in names]
 
 
 def test_only_activator_gets_all_streams() -> None:
-    """From the first request on, and none beyond."""
+    """The only activator gets all streams, and no more."""
     credits = Credits(4)
     assert enter(credits, "aaaaa") == [True] * 4 + [False]
     assert credits.credit_of("a", 0.0) == 4
@@ -59,7 +56,7 @@ def test_only_activator_gets_all_streams() -> None:
 
 
 def test_credit_leaves_what_others_want() -> None:
-    """What they said last, for a while; then what they have inside."""
+    """An activator's credit leaves the last demand of others for a while, then what they have inside."""
     credits = Credits(8)
     enter(credits, "a", wants=1)
     enter(credits, "b", wants=3)
@@ -73,21 +70,21 @@ def test_credit_leaves_what_others_want() -> None:
 
 @pytest.mark.parametrize(("now_s", "want"), [(0.0, [2, 1, 1]), (ROTATION_S, [1, 1, 2])])
 def test_streams_that_do_not_divide_go_round(now_s: float, want: list[int]) -> None:
-    """To the next one in each turn."""
+    """A stream that can't be divided goes to the next activator in each rotation."""
     credits = Credits(4)
     enter(credits, "abc", now_s)
     assert [credits.credit_of(name, now_s) for name in "abc"] == want
 
 
 def test_each_may_have_one() -> None:
-    """Also with more activators than streams."""
+    """With more activators than streams each has a credit of one."""
     credits = Credits(3)
     enter(credits, "abcde")
     assert [credits.credit_of(name, 0.0) for name in "abcde"] == [1] * 5
 
 
 def test_refused_activator_gets_the_next_stream() -> None:
-    """The stream that comes free is kept for it, whoever asks before it does."""
+    """A free stream is kept for the refused activator, before a second stream of another."""
     credits = Credits(2)
     assert enter(credits, "aab") == [True, True, False]
     credits.leave("a")
@@ -98,7 +95,7 @@ def test_refused_activator_gets_the_next_stream() -> None:
 
 
 def test_claim_expires() -> None:
-    """One that doesn't ask again keeps a stream for a moment."""
+    """A claim is kept for CLAIM_TTL_S."""
     credits = Credits(1)
     assert enter(credits, "ab") == [True, False]
     credits.leave("a")
@@ -107,7 +104,7 @@ def test_claim_expires() -> None:
 
 
 def test_an_older_build_is_let_in() -> None:
-    """It would show its caller the refusal. What it has counts for the others."""
+    """An old build is always admitted, since it would pass the refusal on. Its requests count for the others."""
     credits = Credits(2)
     for _ in range(3):
         credits.enter("old", 0.0)
@@ -123,7 +120,7 @@ OPS = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans(), st.sampled_fr
 
 @given(st.integers(1, 4), OPS)
 def test_limit_is_never_exceeded(streams: int, steps: list[tuple[str, bool, float]]) -> None:
-    """In whatever order activators ask and requests end; a credit is always one at least."""
+    """In any order of requests, the limit holds, and a credit is at least one."""
     credits, now_s, inside = Credits(streams), 0.0, []
     for name, asks, gap_s in steps:
         now_s += gap_s
@@ -140,9 +137,7 @@ def test_limit_is_never_exceeded(streams: int, steps: list[tuple[str, bool, floa
 
 @given(st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_activator_that_keeps_asking_is_admitted(streams: int, more: int, draw: random.Random) -> None:
-    """With more activators than streams, all of which ask for more all the time and in any order: each that is refused
-    is let in before those that were refused later, and before anybody has a second one.
-    """
+    """Refused activators are admitted in the order of their refusals, before any other gets a second stream."""
     names = [f"a{number}" for number in range(streams + more)]
     credits = Credits(streams)
     inside = names[:streams]
@@ -156,13 +151,13 @@ def test_activator_that_keeps_asking_is_admitted(streams: int, more: int, draw: 
         draw.shuffle(asks)
         taken = [name for name in asks if credits.try_enter(name, 9, step * CLAIM_TTL_S / 2)]
         assert taken == [refused[0]], "the first that was refused, and nobody beside it"
-        # Those that had none inside were refused in the order in which they asked, behind all others.
+        # Activators without a stream were refused in the order in which they asked, behind all others.
         refused = refused[1:] + [name for name in asks if name == gone]
         inside += taken
 
 
 def test_without_claims_an_activator_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a stream that comes free is for the one that asks at that moment."""
+    """Negative control: without claims, a free stream goes to the next one that asks."""
     monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
     credits = Credits(1)
     enter(credits, "a")

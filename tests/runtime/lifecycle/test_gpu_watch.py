@@ -1,4 +1,4 @@
-"""A pod on a GPU that turns unhealthy is ready no more, ends what it has, and says why."""
+"""A pod whose GPU becomes unhealthy drains and reports the reason."""
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ LOST = GpuFacts("GPU 0", lost=True)
 
 
 class Scripted:
-    """One device, which is what it is told to be."""
+    """One GPU with these facts."""
 
     def __init__(self, facts: GpuFacts) -> None:
         self.facts = facts
@@ -32,7 +32,7 @@ class Scripted:
     ("then", "ready"), [pytest.param(LOST, 503, id="lost"), pytest.param(GOOD, 200, id="the control: as before")]
 )
 async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
-    """Nothing new comes; the answer that is under way is finished; the metrics say which device and why it is."""
+    """The pod is not ready, completes its running answer, and its metrics show the GPU's state."""
     gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
     watch = GpuWatch(gpu.look, every_s=0.01)
 
@@ -63,7 +63,7 @@ async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts
 
 
 def test_unhealthy_gpu_is_not_trusted_again() -> None:
-    """By the same process; one that is degraded may be well again."""
+    """A GPU that was unhealthy stays so for this process. A degraded one may recover."""
     gpu = Scripted(GpuFacts("GPU 0", xids=(94,)))
     watch = GpuWatch(gpu.look)
     found = [watch.health]
@@ -76,7 +76,7 @@ def test_unhealthy_gpu_is_not_trusted_again() -> None:
 
 
 def test_a_pod_looks_at_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And at nothing where it computes on a processor."""
+    """A pod with a CPU class watches no GPU."""
     looked: list[CudaVisibility] = []
 
     def opened(*, shown: CudaVisibility) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""A replica's meter page is right at every moment at which it can be killed."""
+"""A replica's meter page is valid at every moment at which the replica can be killed."""
 
 import asyncio
 import errno
@@ -19,11 +19,11 @@ from tests.runtime.fakes import fake_work, saying
 from tests.runtime.scripted_engine import ScriptedEngine
 from tests.virtual_loop import run_virtually
 
-TICK_NS = 10_000_000  # the kernel's
+TICK_NS = 10_000_000  # the kernel's clock tick
 
 
 class Killable(bytearray):
-    """Memory that keeps a copy of itself after each byte that is written, as a death in between would leave it."""
+    """Memory that keeps a copy after each written byte, as a kill in between would leave it."""
 
     def __init__(self) -> None:
         super().__init__(METER_FILE_BYTES)
@@ -37,7 +37,7 @@ class Killable(bytearray):
 
 
 class Clock:
-    """Monotonic nanoseconds that move only when told."""
+    """A clock in nanoseconds, set by the test."""
 
     def __init__(self) -> None:
         self.now = 1_000
@@ -62,7 +62,7 @@ steps_strategy = st.lists(
 
 @given(steps_strategy)
 def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[int, Phase | None]]) -> None:
-    """Whatever byte of whatever update is the last one written, the page decodes to a state that was true."""
+    """After a kill at any byte of an update, the page decodes to the state before or after it."""
     memory, clock = Killable(), Clock()
     page = MeterWriter(memory, clock_ns=clock)
     first = len(memory.moments)
@@ -77,7 +77,7 @@ def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[i
 
 
 def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
-    """What passed between the fork and the page is standby time."""
+    """The time between the fork and the page counts as standby."""
     born = born_ns(os.getpid())
     before_ns = time.monotonic_ns() - born
     closed = create_meter_page(tmp_path, "rt1", born_ns=born).meter.closed(time.monotonic_ns())
@@ -85,7 +85,7 @@ def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
 
 
 def test_single_meter_slot_can_be_torn() -> None:
-    """The control: without the second slot, a death in the middle of a write shows a state that never was."""
+    """Negative control: without the second slot, a kill during a write shows a state that never was."""
     before = Meter(Phase.IDLE, 1, 1, (1, 2, 3, 4), requests=1)
     after = before.enter(Phase.ACTIVE, 1 << 40)
     old, new = encode_meter(before, 2), encode_meter(after, 4)
@@ -95,7 +95,7 @@ def test_single_meter_slot_can_be_torn() -> None:
 
 @given(steps_strategy)
 def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase | None]]) -> None:
-    """The phases add up to the lifetime, whatever the transitions."""
+    """The phases sum to the lifetime in any order of transitions."""
     clock = Clock()
     page = MeterWriter(Killable(), clock_ns=clock)
     _drive(page, clock, steps)
@@ -104,7 +104,7 @@ def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase |
 
 
 def test_identity_begins_the_restore() -> None:
-    """A standby's time up to its identification is nobody's; from then on the tenant's restore runs."""
+    """The time before the identity is standby. From then on the tenant's restore counts."""
     clock = Clock()
     page = MeterWriter(Killable(), clock_ns=clock)
     clock.now += 50
@@ -118,7 +118,7 @@ def test_identity_begins_the_restore() -> None:
 
 @pytest.mark.parametrize("phase", [pytest.param(Phase.IDLE, id="idle"), pytest.param(Phase.ACTIVE, id="busy")])
 def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Phase) -> None:
-    """Who would have reaped the replica is killed with it, and only the page is left."""
+    """If the supervisor dies with its replica, the page alone accounts for an hour without a transition."""
     hour_ns, memory = 3600 * 10**9, bytearray(METER_FILE_BYTES)
 
     async def lives() -> int:
@@ -142,7 +142,7 @@ def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Ph
 
 
 def test_the_page_lies_under_pid_and_id_and_decodes_at_once(tmp_path: Path) -> None:
-    """The file's name tells whose it is; its first bytes are a whole page."""
+    """The file name has pid and id, and the first bytes are a complete page."""
     page = create_meter_page(tmp_path / "meters", "rt1")
     (path,) = (tmp_path / "meters").iterdir()
     assert path.name.endswith(".rt1")
@@ -152,7 +152,7 @@ def test_the_page_lies_under_pid_and_id_and_decodes_at_once(tmp_path: Path) -> N
 
 
 def test_two_processes_never_share_a_page(tmp_path: Path) -> None:
-    """A page of the same name is refused, not overwritten."""
+    """A page of the same name is not overwritten."""
     create_meter_page(tmp_path / "meters", "rt1")
     (path,) = (tmp_path / "meters").iterdir()
     (tmp_path / f".meter-{path.name}").touch()
@@ -161,7 +161,7 @@ def test_two_processes_never_share_a_page(tmp_path: Path) -> None:
 
 
 def test_full_disk_keeps_nothing_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas start again and again there."""
+    """A page that can't be written leaves no file, since replicas start again and again on a full disk."""
 
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no space")

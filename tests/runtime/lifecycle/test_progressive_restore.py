@@ -1,6 +1,4 @@
-"""A restore does beside its bytes what needs none of them, and nothing else; it serves, or fails, as if they had been
-there from the start.
-"""
+"""A restore overlaps steps that need no bytes with the load, and then serves or fails like any other."""
 
 import asyncio
 import resource
@@ -32,7 +30,7 @@ from weightcache.client.lease import Lease
 from weightcache.sources.source import is_digest_of
 
 VERSION = make_llama(seed=3)
-CHUNKS = {chunk.digest: chunk.length for chunk in VERSION.manifest.chunks}  # as they lie in its pack, each once
+CHUNKS = {chunk.digest: chunk.length for chunk in VERSION.manifest.chunks}  # in the order of the pack, each once
 LAST = list(CHUNKS)[-1]
 HALF = sum(CHUNKS.values()) - CHUNKS[LAST]
 DEADLINE_S = 60.0
@@ -46,7 +44,7 @@ def attestation() -> SealAttestation:
 
 @pytest.fixture(autouse=True)
 def _closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A runtime keeps its lease and the bound of its memory for life; here they are given back."""
+    """Close leases and undo the memory limit, which a runtime would keep for life."""
     bound = resource.getrlimit(resource.RLIMIT_DATA)
     leases: list[Lease] = []
     acquire = client.acquire
@@ -63,7 +61,7 @@ def _closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Progress:
-    """What a restore had done when it first asked for all of its bytes."""
+    """Records the steps that a restore finished before it first waited for all bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = threading.Event()
@@ -90,7 +88,7 @@ class Progress:
 
 @contextmanager
 def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterator[tuple[RunningAgent, HeldStore]]:
-    """An agent that has the version but for the last chunk; `right`: whether that one is what it should be."""
+    """An agent that lacks the version's last chunk until the gate opens; with `right=False` that chunk is corrupt."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     settings = settings_of(tmp_path, slabs=4, slab_bytes=8 * HUGE)
     with running(settings, store, verify=lambda data, it: is_digest_of(data, it) and (right or it != LAST)) as agent:
@@ -112,14 +110,14 @@ def _greedy(served: ServedVersion, heard: Heard) -> list[int]:
 @pytest.mark.parametrize(
     ("fast_bind", "beside"),
     [
-        pytest.param(True, ["bind_verified", "TextCodec", "ModelEngine"], id="by hand, which reads nothing"),
-        pytest.param(False, [], id="control: by the library, which may read all of it"),
+        pytest.param(True, ["bind_verified", "TextCodec", "ModelEngine"], id="fast bind, which reads nothing"),
+        pytest.param(False, [], id="control: library bind, which may read all"),
     ],
 )
 def test_progressive_restore_overlaps_the_load(
     tmp_path: Path, attestation: SealAttestation, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, beside: list[str]
 ) -> None:
-    """Model, engine and tokenizer are there before the last bytes; tokens are those of a restore that had them all."""
+    """Model, engine and tokenizer are ready before the last bytes, and the tokens are those of a whole load."""
     progress, heard = Progress(monkeypatch), Heard()
     seal = msgspec.structs.replace(attestation, fast_bind=fast_bind)
     with held(tmp_path, seal) as (agent, store), ThreadPoolExecutor(1) as threads:
@@ -145,7 +143,7 @@ def test_progressive_restore_overlaps_the_load(
 def test_bytes_that_are_wrong_after_the_lease(
     tmp_path: Path, attestation: SealAttestation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The restore fails with the chunk's name, as where the lease is refused."""
+    """A chunk that turns out corrupt after the lease fails the restore with its name."""
     progress = Progress(monkeypatch)
     with held(tmp_path, attestation, right=False) as (agent, store), ThreadPoolExecutor(1) as threads:
         work = build_operations(agent.directory, DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The life of a process: one version, once; a failure is final; a drain ends."""
+"""The life of a replica process: one version, final failures, sleep and wake, drains."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def meter_of(tmp_path: Path) -> Phase:
 
 
 async def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
-    """It is ready, idle, says whose it is, and refuses another version."""
+    """A bound replica is ready and idle, reports its version, and refuses another bind."""
     replica = replica_of(tmp_path)
     assert meter_of(tmp_path) is Phase.STANDBY
     bound = await replica.bind(BIND)
@@ -50,7 +50,7 @@ async def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failure", [ChunkMissing("ab"), ArtifactRejected("config.json", "no")])
 async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
-    """The caller learns why; the process serves nobody afterwards, and may end."""
+    """A failed restore returns its failure. The process serves no request afterwards, and may exit."""
     replica = replica_of(tmp_path, failure=failure)
     with pytest.raises(Refused) as caught:
         await replica.bind(BIND)
@@ -65,7 +65,7 @@ async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> 
 
 
 async def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
-    """Whatever it raises."""
+    """Any exception in a restore fails the replica."""
 
     def explode(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
         raise RuntimeError("defect")
@@ -85,7 +85,7 @@ def _no_seal(_: SealJob) -> SealAttestation:
 
 
 async def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
-    """The restore may hang in the weight cache: whoever waits for it does not, and the process may end."""
+    """A drain ends the wait for a hanging restore, and the process may exit."""
     stuck, inside = threading.Event(), threading.Event()
 
     def hang(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
@@ -106,7 +106,7 @@ async def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
 
 
 async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None:
-    """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
+    """A sleeping replica costs its tenant nothing, keeps its lease, and accepts no request and no other version."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
     await replica.sleep()
@@ -136,7 +136,7 @@ async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None
 
 
 async def test_busy_or_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
-    """It serves on as if it had not been asked."""
+    """A refused sleep changes nothing."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     replica = replica_of(tmp_path, fake_work(engine))
     await replica.bind(BIND)
@@ -154,7 +154,7 @@ async def test_busy_or_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
 
 
 async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
-    """Whoever asked is told why; nothing is served, and the process may end."""
+    """A failed wake returns its failure, and the process may exit."""
 
     def lost(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         raise Refused(ChunkMissing("ab"))
@@ -171,12 +171,12 @@ async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
 
 
 async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) -> None:
-    """No lease is left; still nobody's time, still no other version; where bytes came from is told anew."""
+    """Without weights the replica has no lease, accepts no other version, and reports its bytes again after a wake."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
     with pytest.raises(Refused) as caught:
         await replica.release_weights()
-    assert isinstance(caught.value.failure, Conflict), "who serves has to sleep first"
+    assert isinstance(caught.value.failure, Conflict), "a replica must sleep first"
     await replica.sleep()
     await replica.release_weights()
     report = replica.report()
@@ -195,7 +195,7 @@ async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) 
 
 @pytest.mark.parametrize("failure", [Internal(), None], ids=["refused", "a defect"])
 async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure | None) -> None:
-    """What still looks into memory that is to go must not serve again."""
+    """A replica that still maps memory to be released must not serve again."""
 
     def clinging() -> None:
         raise Refused(failure) if failure is not None else RuntimeError("defect")
@@ -213,7 +213,7 @@ async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure 
 
 
 async def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) -> None:
-    """Its device slot would be given to another version, while its memory is still taken."""
+    """A replica that can't free its device memory fails, since its slot would go to another version."""
 
     def clinging() -> None:
         raise RuntimeError("a device that lost its context")
@@ -229,7 +229,7 @@ async def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) ->
 
 
 async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
-    """One after the other, whoever is quicker: a drop that comes after the wake is refused, and changes nothing."""
+    """Drop and wake run one after the other. A drop after the wake is refused."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -253,7 +253,6 @@ async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
 
 
 async def test_sleeping_replica_drains_at_once(tmp_path: Path) -> None:
-    """Nothing is in flight."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
     await replica.sleep()
@@ -264,7 +263,7 @@ async def test_sleeping_replica_drains_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
-    """It holds nothing of a tenant: it can still take any version."""
+    """A gate leaves no tenant's data in the standby, so it can still take any version."""
     replica = replica_of(
         tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
     )
@@ -277,9 +276,7 @@ async def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
 
 
 async def test_standby_says_that_it_judges(tmp_path: Path) -> None:
-    """A control plane that takes over must not take it for one that waits: nobody bounds that gate any more, and a
-    version that is bound to it would wait for the gate's end.
-    """
+    """A standby that runs a gate reports RESTORING, so that a new control plane does not bind it."""
     began, may_end = threading.Event(), threading.Event()
 
     def gate(job: GateJob) -> GateFacts:
@@ -299,7 +296,7 @@ async def test_standby_says_that_it_judges(tmp_path: Path) -> None:
 
 
 async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
-    """A bind waits for a step of its warm-up: by then the standby is somebody's."""
+    """A standby whose bind waits for a warm-up step reports RESTORING."""
     began, may_end = threading.Event(), threading.Event()
 
     def step() -> None:
@@ -322,7 +319,7 @@ async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> N
 
 
 async def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
-    """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
+    """After a seal, successful or not, the standby takes no version, because it held a tenant's bytes."""
     replica = replica_of(
         tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
     )
@@ -336,7 +333,7 @@ async def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
 
 
 async def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
-    """There is nothing to finish. Repeating it changes nothing."""
+    """It has nothing to finish, and a second drain changes nothing."""
     replica = replica_of(tmp_path)
     replica.drain()
     replica.drain()
@@ -347,7 +344,7 @@ async def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_device_copies", [False, True])
 async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_device_copies: bool) -> None:
-    """Who computes over it has failed; who computes over copies on a device drains. A standby has none."""
+    """Over host memory the replica fails, over device copies it drains. A standby refuses."""
     plain = fake_work(ScriptedEngine(saying("hello")))
 
     def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
@@ -369,7 +366,7 @@ async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_dev
 
 
 async def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
-    """A bind waits for the step that runs; the steps after it do not happen."""
+    """A bind waits for the current warm-up step only."""
     inside, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -395,8 +392,6 @@ async def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
 
 
 async def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None:
-    """The standby stays one."""
-
     def explode() -> None:
         raise RuntimeError("defect")
 
@@ -411,7 +406,7 @@ async def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -
 @pytest.mark.parametrize("state", list(RuntimeState))
 @pytest.mark.parametrize("to", list(RuntimeState))
 async def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:
-    """The table is the life."""
+    """A transition outside the table raises."""
     replica = replica_of(tmp_path)
     replica._state = state
     if to in TRANSITIONS[state]:

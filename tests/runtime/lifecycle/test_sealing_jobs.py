@@ -1,4 +1,4 @@
-"""A sealed draft is one that will start: whatever would fail later fails the job, with its reason."""
+"""A sealed draft is one that will start: anything that would fail later fails the seal, with its reason."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def _seal(lease: MemoryLease):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_good_draft_is_attested(dtype: str) -> None:
-    """Version, fingerprint, the way to bind, known answers, the gate's facts."""
+    """The attestation has version, fingerprint, bind method, known answers and the gate's facts."""
     version = make_llama(dtype=dtype)  # type: ignore[arg-type]
     attestation = _seal(MemoryLease(version))
     assert attestation.version == version.id
@@ -39,13 +39,13 @@ def test_a_good_draft_is_attested(dtype: str) -> None:
 
 @pytest.mark.parametrize("for_devices", [False, True])
 def test_sealing_with_devices_says_what_a_device_records(for_devices: bool) -> None:
-    """Elsewhere nobody pays for it: the first device that is given the bytes takes it, with its own known answers."""
+    """The device checksum is computed only for devices. Elsewhere the first device computes it."""
     said = seal(SealJob(tenant="acme", version=VERSION.id), MemoryLease(VERSION).acquire, for_devices=for_devices)
     assert said.device_checksum == (checksum_of(memoryview(VERSION.linear)) if for_devices else None)
 
 
 def test_first_replica_on_a_device_reports_its_checksum() -> None:
-    """With the known answers of that device, so that the next restore there need not take it."""
+    """It is reported with that device's known answers, so that the next restore need not compute it."""
     lease = MemoryLease(VERSION)
     weights = replace(lease.weights(), device_checksum="ab" * 16)
     proven = bind_verified(VERSION.id, weights, read_pinned_files(lease), torch.device("cpu"))
@@ -54,13 +54,13 @@ def test_first_replica_on_a_device_reports_its_checksum() -> None:
 
 
 def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One difference from the library's module, and restores will bind by the library."""
+    """After a difference from the library's module, restores bind by the library."""
     monkeypatch.setattr(weights, "find_differences", lambda fast, library: ("buffer 'x': other values",))
     assert not _seal(MemoryLease(VERSION)).fast_bind
 
 
 def test_a_tokenizer_that_the_model_does_not_know_is_refused() -> None:
-    """An id beyond the embedding would be an error of the first request that uses it."""
+    """A token id beyond the embedding would fail the first request that uses it."""
     small = make_llama(vocab_size=64)
     with pytest.raises(Refused) as caught:
         _seal(MemoryLease(small))
@@ -94,7 +94,6 @@ def test_a_tokenizer_that_the_model_does_not_know_is_refused() -> None:
     ],
 )
 def test_files_that_no_replica_could_use_are_refused(files: dict[str, bytes], path: str) -> None:
-    """By name."""
     with pytest.raises(Refused) as caught:
         _seal(MemoryLease(make_llama(files=files)))
     assert isinstance(caught.value.failure, ArtifactRejected)
@@ -102,7 +101,7 @@ def test_files_that_no_replica_could_use_are_refused(files: dict[str, bytes], pa
 
 
 def test_an_engine_that_answers_otherwise_is_found_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known answers that our own engine does not give would stop every start: the draft is refused."""
+    """Known answers that our engine does not give would fail every start."""
     monkeypatch.setattr("runtime.drivers.native.engine.known_answers.verify", lambda probe, logits: "position 0 is off")
     with pytest.raises(Refused) as caught:
         _seal(MemoryLease(VERSION))
@@ -110,7 +109,7 @@ def test_an_engine_that_answers_otherwise_is_found_now(monkeypatch: pytest.Monke
 
 
 def test_weights_that_are_not_numbers_are_refused() -> None:
-    """Such a model has no right answers."""
+    """A model with NaN weights has no right answers."""
     lease = MemoryLease(VERSION)
     embedding = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[embedding.offset : embedding.offset + 4] = b"\x00\x00\xc0\x7f"
@@ -121,7 +120,7 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), KeyError("x"), RuntimeError("no memory")])
 def test_library_error_is_an_artifact_rejection(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A draft that makes a library fail is refused as an artifact, and is no internal error."""
+    """A library error refuses the draft as an artifact, not as an internal error."""
 
     def fail(*_: object) -> None:
         raise error
@@ -135,7 +134,7 @@ def test_library_error_is_an_artifact_rejection(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_failing_disk_is_not_the_artifacts_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may be tried again stays what it is."""
+    """A retryable error is passed on."""
 
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")

@@ -1,6 +1,6 @@
-"""A restored replica answers as the library does, starts as its attestation says, sleeps and wakes, and fails closed.
+"""A restored replica answers like the library, binds as attested, sleeps and wakes, and fails closed.
 
-Weights that were dropped come back in other memory and are proven there, or nobody is served.
+Dropped weights return in other memory, and are proven there before the replica serves.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from tests.runtime.versions import MemoryLease, make_llama
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "not attested here"])
 def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
-    """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
+    """Greedy tokens are the library's, stages are in order, and the probe was verified."""
     lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
     with restored(lease, heard, ServedDecoder) as serving:
         assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
@@ -53,13 +53,13 @@ def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attest
     [
         pytest.param(True, True, ["fast"], id="the fast way where it was found exact"),
         pytest.param(False, True, ["library"], id="the library's where it was not"),
-        pytest.param(True, False, ["library", "fast"], id="proven anew without an attestation of this fingerprint"),
+        pytest.param(True, False, ["library", "fast"], id="proven again without an attestation of this fingerprint"),
     ],
 )
 def test_how_it_binds_is_the_attestations_word(
     sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, matching: bool, want: list[str]
 ) -> None:
-    """Nothing that was not proven under this very fingerprint is relied on."""
+    """The bind method is taken from an attestation of this fingerprint, otherwise proven again."""
     attestation = msgspec.structs.replace(sealed.attestations[0], fast_bind=fast_bind)
     if not matching:
         other = Fingerprint(torch="1.0", dtype="float32", device_class="cpu")
@@ -81,7 +81,7 @@ def _spoiled(attestation: SealAttestation) -> SealAttestation:
 
 
 def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
-    """The control of the probe: with other known answers the first request fails, without a token."""
+    """Negative control: with other known answers the first request fails without a token."""
     heard = Heard()
     with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard, ServedDecoder) as serving:
         generate(serving, heard)
@@ -91,7 +91,7 @@ def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) ->
 
 
 def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
-    """Bytes that changed after the cache had verified them are answers that changed."""
+    """Bytes that changed after the cache verified them are found by the probe."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
@@ -102,7 +102,7 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
 
 
 def test_resumed_version_gives_the_same_answers(sealed: MemoryLease) -> None:
-    """KV and engine are made anew, the model is bound already, and the known answers are asked for again."""
+    """A resume makes a new engine and KV cache, keeps the bound model, and runs the probe again."""
     heard = Heard()
     kept = fell_asleep(sealed, heard)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_resumed_version_gives_the_same_answers(sealed: MemoryLease) -> None:
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
 def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, attested: bool) -> None:
-    """Planted: a flipped bit in host memory. The first request after the wake fails, and no token leaves."""
+    """After a bit flip during sleep, the first request fails and no token leaves."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
     kept = fell_asleep(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
@@ -130,14 +130,14 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
 
 
 def test_copies_are_made_again(sealed: MemoryLease) -> None:
-    """Of a device nothing but the lease is kept: the copies are dropped while it sleeps, and made and bound again."""
+    """Device copies are dropped during sleep, and made and bound again."""
     heard = Heard()
     kept = fell_asleep(sealed, heard, lambda tenant, version: copied(sealed))
     wake_and_answer(kept, sealed, heard)
 
 
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
-    """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
+    """The default length of an answer is bounded by the KV pool."""
     per_token = sealed.attestations[0].gate.kv_bytes_per_token
     with restored(sealed, Heard(), ServedDecoder, kv_bytes=per_token * 16 * 10) as serving:
         assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
@@ -155,7 +155,6 @@ def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
     ],
 )
 def test_failed_restore_names_its_cause(lease: MemoryLease, failure: type[Failure]) -> None:
-    """The failure of whatever found it."""
     request = bind_of(lease)
     if failure is NotFound:
         request = msgspec.structs.replace(request, version="0" * 64)
@@ -165,7 +164,7 @@ def test_failed_restore_names_its_cause(lease: MemoryLease, failure: type[Failur
 
 
 def test_a_fingerprint_does_not_hold_threads() -> None:
-    """How many cores a class reserves changes no answer beyond the tolerance: the key is the device's kind."""
+    """Fingerprints name the device's kind. The number of threads changes no answer beyond the tolerance."""
     assert resolve_device("cpu-4") == resolve_device("cpu-1") == torch.device("cpu")
     assert resolve_device("h200").type == "cuda"
     assert version_fingerprint(VERSION.manifest, resolve_device("cpu-4")) == Fingerprint(
@@ -174,7 +173,7 @@ def test_a_fingerprint_does_not_hold_threads() -> None:
 
 
 def _dropped(lease: MemoryLease, heard: Heard) -> SuspendHandle:
-    """Asleep, and nothing looks into its weights any more."""
+    """Return a suspended version whose weights nothing uses."""
     kept = fell_asleep(lease, heard)
     kept.drop()
     assert not lease.in_use, "a view is still there"
@@ -183,7 +182,7 @@ def _dropped(lease: MemoryLease, heard: Heard) -> SuspendHandle:
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
 def test_leased_again_weights_give_the_same_answers(sealed: MemoryLease, attested: bool) -> None:
-    """Leased again, in other memory; the old holds noise by then. Proven before it is called ready."""
+    """Weights leased again in other memory give the same answers, proven before the replica is ready."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
     kept = _dropped(lease, heard)
     for _ in range(2):
@@ -203,7 +202,7 @@ def test_leased_again_weights_give_the_same_answers(sealed: MemoryLease, atteste
 
 
 def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> None:
-    """Modules and tokenizer are those of before; no parameter lies where it lay."""
+    """Module and tokenizer are kept, and every parameter is in new memory."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
@@ -224,7 +223,7 @@ def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> 
 
 
 def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready(sealed: MemoryLease) -> None:
-    """Planted: a flipped bit in what is leased again. The wake fails; nobody was ever told that it serves."""
+    """A bit flip in weights leased again fails the wake."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     kept = _dropped(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
@@ -236,7 +235,7 @@ def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready
 
 
 def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
-    """Planted: a tensor that somebody kept. Nothing is unmapped under it."""
+    """While a tensor is still referenced, a drop is refused and unmaps nothing."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
@@ -252,9 +251,7 @@ def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
 
 
 def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: parameters that stay where they were, over memory that went, are seen by the probe; and where
-    they are nowhere, by the check of where they lie.
-    """
+    """Negative control: parameters that keep pointing at old memory, or at none, fail the wake."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     kept = _dropped(lease, heard)
     with monkeypatch.context() as patched:
@@ -273,7 +270,7 @@ def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatc
 
 
 def test_copies_are_dropped_with_what_they_were_made_of(sealed: MemoryLease) -> None:
-    """As on a device: after the first sleep the lease is there, after the second it is not, and a new one is copied."""
+    """At level 1 the lease remains, at level 2 it does not, and new copies come from a new lease."""
     heard, lease, acquired = Heard(), MemoryLease(VERSION, sealed.attestations), list[str]()
 
     def acquire(tenant: str, version: str) -> Weights:

@@ -1,6 +1,4 @@
-"""Weights on a device: whichever way a model is bound, it computes on the device's copies. A bound model loses its
-weights' memory and gets other memory: every family, each way of binding.
-"""
+"""Weights on a device, with either bind method, and models whose weights are detached and attached again."""
 
 import gc
 import signal
@@ -34,7 +32,7 @@ VERSIONS = (VERSION, make_llama(tie_word_embeddings=False))
 
 @pytest.fixture
 def device_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
-    """Weights put in here are "on a device": the library takes its tensors back to the CPU, as it does with CUDA's."""
+    """Weights in this list are "on a device": the library copies their tensors to the CPU, as it does with CUDA's."""
     there: list[Weights] = []
     load = binding._bind_by_library
 
@@ -49,7 +47,7 @@ def device_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
 @pytest.mark.parametrize("version", VERSIONS, ids=["tied", "not tied"])
 @pytest.mark.parametrize("how", HOWS)
 def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of_copies: list[Weights]) -> None:
-    """Every parameter is a copy there, ties and values are the library's, and nothing looks into the lease any more."""
+    """Every parameter is a device copy with the library's ties and values, and nothing uses the lease."""
     lease = MemoryLease(version)
     files, weights = read_pinned_files(lease), copied(lease)
     device_of_copies.append(weights)
@@ -62,7 +60,7 @@ def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of
 
 
 def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Weights]) -> None:
-    """Given the device's tensors, the library's loader makes a model of other memory, which is refused."""
+    """The library would load device tensors into other memory, which is refused."""
     lease = MemoryLease(VERSION)
     weights = copied(lease)
     device_of_copies.append(weights)
@@ -71,7 +69,7 @@ def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Wei
 
 
 def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights]) -> None:
-    """The first start of an engine that no seal knows: by the library, then by hand where that is exact."""
+    """A first start without a known seal runs by the library, then by the fast bind if that is exact."""
     lease, heard = MemoryLease(VERSION), Heard()
 
     def acquire(tenant: str, version: str) -> Weights:
@@ -90,7 +88,7 @@ def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights])
 @needs_device
 @pytest.mark.parametrize("version", VERSIONS, ids=["tied", "not tied"])
 def test_known_answers_are_recorded_on_a_gpu(version: Any) -> None:
-    """As above, over CUDA's memory: the tokens are those of a CPU."""
+    """On a GPU the tokens are those of a CPU."""
     lease, heard = MemoryLease(version), Heard()
 
     def acquire(tenant: str, version: str) -> Weights:
@@ -105,7 +103,7 @@ def test_known_answers_are_recorded_on_a_gpu(version: Any) -> None:
 
 
 def _emptied(model: TinyModel, path: Path, how: BindMethod) -> tuple[DetachableModel, ReadOnlyFile]:
-    """Bound over a mapping that is there no more."""
+    """Return a model bound over a mapping that is unmapped."""
     file = ReadOnlyFile(path, model)
     skeleton = DetachableModel(SERVED[model.architecture], bound_over(model, file.tensors, how).module)
     skeleton.detach_weights(file.tensors)
@@ -117,7 +115,7 @@ def _emptied(model: TinyModel, path: Path, how: BindMethod) -> tuple[DetachableM
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_filled_again_it_is_as_if_bound_anew(name: str, how: BindMethod, tmp_path: Path) -> None:
-    """Ties, experts' matrices, buffers and all; a touch of what was unmapped would end this process."""
+    """Attached again, a model equals a newly bound one. A touch of unmapped memory would kill this process."""
     model = tiny(name)
     skeleton, _ = _emptied(model, tmp_path / "old", how)
     assert all(parameter.is_meta for parameter in skeleton.module.parameters())
@@ -130,14 +128,14 @@ def test_filled_again_it_is_as_if_bound_anew(name: str, how: BindMethod, tmp_pat
 
 
 def test_an_empty_one_can_t_answer(tmp_path: Path) -> None:
-    """Of what it is given it makes nothing that could be read, let alone a token."""
+    """Its output is a meta tensor, without values."""
     skeleton, _ = _emptied(tiny("llama tied"), tmp_path / "old", "fast")
     embed = skeleton.module.get_input_embeddings()  # type: ignore[operator]
     assert embed(torch.tensor([1, 2])).is_meta
 
 
 def test_a_view_of_what_was_unmapped_is_the_end(tmp_path: Path) -> None:
-    """Control of the tests here: had a parameter stayed where it was, they would not have gone on."""
+    """Negative control: a parameter over unmapped memory kills the process."""
     model = tiny("llama tied")
     file = ReadOnlyFile(tmp_path / "old", model)
     stale = next(bound_over(model, file.tensors, "fast").module.parameters())
@@ -150,7 +148,7 @@ def test_a_view_of_what_was_unmapped_is_the_end(tmp_path: Path) -> None:
 
 
 def test_tensors_of_another_version_are_refused(tmp_path: Path) -> None:
-    """One more than its parameters take: nothing is served over what does not fit."""
+    """A surplus tensor is refused."""
     model = tiny("llama tied")
     skeleton, _ = _emptied(model, tmp_path / "old", "fast")
     new = ReadOnlyFile(tmp_path / "new", model)

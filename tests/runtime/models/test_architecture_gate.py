@@ -1,4 +1,4 @@
-"""What this engine would compute wrongly is refused by name and rule, from config and headers alone."""
+"""Models that this engine would compute wrongly are refused by name and rule, from config and headers alone."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CONFIG = "config.json"
 
 
 def job(changes: dict[str, Any], name: str = "llama", model: TinyModel | None = None) -> GateJob:
-    """The job of a tiny model with some of its config changed."""
+    """Return a tiny model's job with changes to its config."""
     model = model or tiny(name)
     values = {**json.loads(model.config_json), **changes}
     return GateJob(config_json=json.dumps(values), tensors=model.job.tensors)
@@ -46,7 +46,7 @@ def rejection(of: GateJob) -> ArtifactRejected:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
 def test_facts(name: str, dtype: torch.dtype, size: int) -> None:
-    """Shapes of the KV cache, vocabulary and positions, without a weight."""
+    """The facts have the KV cache's shape, vocabulary and positions, without reading a weight."""
     facts = check_architecture(tiny(name, dtype).job)
     assert facts.architecture == CONFIGS[name]["architectures"][0]
     assert facts.dtype == str(dtype).removeprefix("torch.")
@@ -56,7 +56,7 @@ def test_facts(name: str, dtype: torch.dtype, size: int) -> None:
 
 
 def test_first_use_is_the_order_of_a_forward() -> None:
-    """Embedding, then layer by layer as attention and MLP need them, then the head; each stored tensor once."""
+    """Tensors are in the order of a forward, each stored one once."""
     facts = check_architecture(tiny("llama").job)
     layer = [
         "input_layernorm.weight",
@@ -69,7 +69,7 @@ def test_first_use_is_the_order_of_a_forward() -> None:
 
 
 def test_first_use_of_a_tied_head() -> None:
-    """A head that is not stored is not in it; biases come with their weights."""
+    """A tied head is not listed, and biases follow their weights."""
     facts = check_architecture(tiny("qwen2").job)
     assert set(facts.first_use) == set(tiny("qwen2").tensors)
     assert facts.first_use[-1] == "model.norm.weight"
@@ -139,7 +139,7 @@ def test_first_use_of_a_tied_head() -> None:
     ],
 )
 def test_refused_by_config(changes: dict[str, Any], rule: str) -> None:
-    """Named 'config.json' (or the tensor that contradicts it), with the rule."""
+    """The refusal names config.json, or the tensor that contradicts it, and the rule."""
     failure = rejection(job(changes))
     assert rule in failure.reason
     assert failure.path == CONFIG or not rule
@@ -147,14 +147,14 @@ def test_refused_by_config(changes: dict[str, Any], rule: str) -> None:
 
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_frequencies_are_judged_for_each_kind_of_layer(kind: str) -> None:
-    """Gemma has rotary parameters by kind of layer; one of them may not depend on the longest request either."""
+    """Gemma has rotary parameters per kind of layer. None may depend on the longest request."""
     parameters = json.loads(tiny("gemma3").config_json)["rope_parameters"]
     parameters[kind] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     assert "rope_type='dynamic'" in rejection(job({"rope_parameters": parameters}, "gemma3")).reason
 
 
 def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
-    """Laid out so, whole pages of them need no copy: expert by expert gate and up, then expert by expert down."""
+    """In this order whole pages of experts need no copy: gate and up of each expert, then down of each."""
     experts = [name for name in check_architecture(tiny("qwen3 moe").job).first_use if "layers.0.mlp.experts" in name]
     inner = "model.layers.0.mlp.experts"
     assert experts == [
@@ -164,7 +164,7 @@ def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
 
 
 def test_excess_experts_cost_nothing() -> None:
-    """A config that claims more experts than the files can hold costs nothing."""
+    """Claimed experts beyond the files' tensors are refused early."""
     failure = rejection(job({"num_experts": 10**9}, "qwen3 moe"))
     assert failure == ArtifactRejected(
         CONFIG, f"1000000000 experts: the files hold {len(tiny('qwen3 moe').tensors)} tensors"
@@ -173,13 +173,13 @@ def test_excess_experts_cost_nothing() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"rms_norm_eps": NaN}', "\udcff"])
 def test_refused_as_json(text: str) -> None:
-    """What is not a JSON object is refused before the library sees it."""
+    """Anything but a JSON object is refused before the library sees it."""
     assert rejection(GateJob(config_json=text, tensors={})).path == CONFIG
 
 
 @pytest.mark.parametrize("key", ["architectures", "model_type", "dtype", "rope_scaling", "num_hidden_layers"])
 def test_long_value_is_not_shown_whole(key: str) -> None:
-    """What the pusher and the log are told stays short, whatever a config holds."""
+    """Messages stay short, whatever the config holds."""
     refused = rejection(
         job({key: {"architectures": ["x" * 900_000], "num_hidden_layers": 10**3000}.get(key, "x" * 900_000)})
     )
@@ -187,7 +187,6 @@ def test_long_value_is_not_shown_whole(key: str) -> None:
 
 
 def test_upload_without_tensors_is_refused() -> None:
-    """An upload without a tensor is no model."""
     assert rejection(GateJob(config_json=tiny("llama").config_json.decode(), tensors={})).path == CONFIG
 
 
@@ -219,7 +218,7 @@ def put(name: str, dtype: str, *shape: int) -> Callable[[Headers], object]:
     ],
 )  # fmt: skip
 def test_refused_by_tensor(change: Callable[[Headers], object], path: str, rule: str) -> None:
-    """Named by tensor, with the rule."""
+    """The refusal names the tensor and the rule."""
     headers = dict(tiny("llama").job.tensors)
     change(headers)
     failure = rejection(GateJob(config_json=tiny("llama").config_json.decode(), tensors=headers))
@@ -229,7 +228,7 @@ def test_refused_by_tensor(change: Callable[[Headers], object], path: str, rule:
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype", None])
 def test_dtype_by_either_name_or_by_the_tensors(key: str | None) -> None:
-    """The config's dtype under its new and its old name; without one, the tensors' own."""
+    """The dtype is read under its new or old name, or taken from the tensors."""
     model = tiny("llama", torch.bfloat16)
     values = json.loads(model.config_json)
     del values["dtype"]
@@ -240,7 +239,6 @@ def test_dtype_by_either_name_or_by_the_tensors(key: str | None) -> None:
 
 @pytest.mark.parametrize("key", ["model.embed_tokens.weight", "lm_head.weight"])
 def test_either_end_of_a_tie_may_be_stored(key: str) -> None:
-    """As in the library."""
     headers = dict(tiny("llama tied").job.tensors)
     headers[key] = headers.pop("model.embed_tokens.weight")
     facts = check_architecture(GateJob(config_json=tiny("llama tied").config_json.decode(), tensors=headers))
@@ -253,7 +251,7 @@ SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "dtype": "float32"
 def other_family(
     monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], config: Any, values: dict[str, Any]
 ) -> GateJob:
-    """What the table would let in, were this family a line of it."""
+    """Return the job of a model whose family is added to the table."""
     name, made = model.__name__, config(**SMALL, **values)
     monkeypatch.setattr(architecture_gate, "DECODERS", {**DECODERS, name: Family(model, config, config.model_type)})
     with torch.device("meta"):
@@ -294,13 +292,13 @@ def other_family(
 def test_families_that_would_be_wrong(
     model: type[nn.Module], config: Any, values: dict[str, Any], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even with a line in the table, a family that this engine computes wrongly is refused by the forward."""
+    """Even in the table, a family that this engine computes wrongly is refused by a trial forward."""
     failure = rejection(other_family(monkeypatch, model, config, values))
     assert rule in failure.reason
 
 
 class IdleLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """With a projection that no forward calls."""
+    """A Llama with a projection that no forward calls."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -308,14 +306,14 @@ class IdleLlama(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def test_a_tensor_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter that no forward touches has no place in the order of first use, and is refused by name."""
+    """A parameter that no forward uses is refused by name."""
     values = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     failure = rejection(other_family(monkeypatch, IdleLlama, LlamaConfig, values))
     assert failure == ArtifactRejected("idle.weight", "no forward of this architecture uses it")
 
 
 def test_a_mask_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a layer that brings a mask, a dropout, or an argument nobody knows, is refused."""
+    """Negative control: attention with a mask, dropout or an unknown argument is refused."""
     record = architecture_gate._record
     for spoilt, rule in (
         ({"attention_mask": torch.ones(1)}, "needs a mask"),
@@ -334,7 +332,7 @@ def test_a_mask_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layer_that_does_not_attend_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: one call less than there are layers."""
+    """Negative control: one attention call fewer than layers is refused."""
     record = architecture_gate._record
 
     def deaf(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Binding copies and writes nothing, gives exactly the library's module, and refuses what does not fit."""
+"""Binding copies and writes nothing, equals the library's module, and refuses tensors that do not fit."""
 
 import ctypes
 import faulthandler
@@ -37,7 +37,7 @@ HOWS: tuple[BindMethod, ...] = ("fast", "library")
 
 
 class ReadOnlyFile:
-    """Tensors as the cache hands them out: views of a PROT_READ mapping."""
+    """Tensors in a read-only mapping, like those of the cache."""
 
     def __init__(self, path: Path, model: TinyModel) -> None:
         offsets: dict[str, int] = {}
@@ -73,8 +73,8 @@ def bound_over(model: TinyModel, tensors: Mapping[str, torch.Tensor], bind_metho
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_no_copy(name: str, dtype: torch.dtype, bind_method: BindMethod, tmp_path: Path) -> None:
-    """Every parameter lies inside the mapping, needs no gradient, and has the version's dtype; buffers are real.
-    Experts' matrices too, where they fill whole pages; else, and by the library, they are copied into one."""
+    """Parameters are views of the mapping without gradients, and buffers have values.
+    Experts' matrices are views if they fill whole pages and the bind is fast, otherwise copies."""
     model = tiny(name, dtype)
     file = ReadOnlyFile(tmp_path / "weights", model)
     bound = bound_over(model, file.tensors, bind_method)
@@ -89,11 +89,11 @@ def test_no_copy(name: str, dtype: torch.dtype, bind_method: BindMethod, tmp_pat
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Exit status of a fork that does `work`; negative where a signal ended it."""
+    """Run `work` in a fork and return its exit status; negative for a signal."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
-        faulthandler.disable()  # the control dies on purpose
+        faulthandler.disable()  # the control ends by a signal on purpose
         try:
             work()
             os._exit(0)
@@ -103,7 +103,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def test_bound_model_never_writes_to_weights(tmp_path: Path) -> None:
-    """Bound both ways and served from a read-only mapping; a write there would be the end, as the control shows."""
+    """Both bind methods serve from a read-only mapping, where a write would kill the process (control)."""
     model = tiny("llama tied")
     file = ReadOnlyFile(tmp_path / "weights", model)
     prompt, want = prompts()[3], reference("llama tied", prompts()[3])
@@ -121,7 +121,6 @@ def test_bound_model_never_writes_to_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_fast_is_the_library_exactly(name: str, dtype: torch.dtype) -> None:
-    """No difference between the two ways for any served configuration."""
     model = tiny(name, dtype)
     assert find_differences(model.bound("fast").module, model.bound("library").module) == ()
 
@@ -211,7 +210,7 @@ def replaced(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tenso
 def test_tensor_that_does_not_fit_is_refused(
     bind_method: BindMethod, change: Callable[[dict[str, torch.Tensor]], None], named: str
 ) -> None:
-    """Missing, unexpected, or of another shape or dtype: nothing is bound, and the tensor is named."""
+    """A tensor that is missing, unexpected, or of another shape or dtype is named."""
     model = tiny("llama")
     tensors = dict(model.tensors)
     change(tensors)
@@ -237,7 +236,7 @@ EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
 def test_an_expert_that_does_not_fit_is_refused(
     bind_method: BindMethod, change: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:
-    """One matrix of one expert decides, as any tensor does."""
+    """One matrix of one expert is enough to refuse the bind."""
     model = tiny("qwen3 moe")
     tensors = dict(model.tensors)
     change(tensors)
@@ -249,7 +248,7 @@ def test_an_expert_that_does_not_fit_is_refused(
 
 
 def test_experts_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a way of fusing that mixes up two experts, or copies a wrong value, is noticed."""
+    """Negative control: a fusion that swaps two experts or changes a value is noticed."""
     model, right = tiny("qwen3 moe"), binding.view_or_concat
 
     def swapped(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
@@ -267,7 +266,7 @@ def test_experts_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_fused_is_a_view_only_where_nothing_lies_between() -> None:
-    """Adjacent pieces are seen where they are, and kept alive; with a gap, or out of order, they are copied."""
+    """Adjacent pieces become a view that keeps them alive. Pieces with a gap, or out of order, are copied."""
     whole = torch.arange(24.0)
     first, second, third = whole[:8].view(2, 4), whole[8:16].view(2, 4), whole[16:].view(2, 4)
     view = view_or_concat([first, second, third], (3, 2, 4))
@@ -282,7 +281,7 @@ def test_fused_is_a_view_only_where_nothing_lies_between() -> None:
 
 
 def test_stored_as_one_is_taken_as_it_is() -> None:
-    """A checkpoint that holds the experts' parameter itself, as transformers names it, needs no fusing."""
+    """A checkpoint that stores experts as one parameter needs no fusion."""
     model = tiny("qwen3 moe")
     state = {key: value for key, value in model.tensors.items() if ".experts." not in key}
     bound = model.bound("fast").module
@@ -295,7 +294,7 @@ def test_stored_as_one_is_taken_as_it_is() -> None:
 
 
 def test_a_config_names_no_kernels() -> None:
-    """Which code computes experts is the library's default: a name in the config could have kernels fetched."""
+    """The library chooses the experts' kernel. A name in the config could make it download one."""
     for key in ("experts_implementation", "_experts_implementation"):
         raw = json.dumps({**json.loads(tiny("qwen3 moe").config_json), key: "deepgemm"}).encode()
         bound = bind(
@@ -311,7 +310,6 @@ def test_a_config_names_no_kernels() -> None:
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
 def test_either_end_of_a_tie_may_be_stored(kept: str) -> None:
-    """Both ways tie the missing end to the one that is there."""
     model = tiny("llama tied")
     tensors = dict(model.tensors)
     tensors[kept] = tensors.pop("model.embed_tokens.weight")
@@ -321,7 +319,7 @@ def test_either_end_of_a_tie_may_be_stored(kept: str) -> None:
 
 
 def test_another_interface_is_refused() -> None:
-    """A version sealed for another engine interface, or an architecture unknown here, does not start."""
+    """A version for another engine interface, or of an unknown architecture, does not start."""
     model = tiny("llama")
     for engine_of in (
         msgspec.structs.replace(model.manifest.engine, interface=2),
@@ -333,7 +331,7 @@ def test_another_interface_is_refused() -> None:
 
 
 def test_models_share_no_config() -> None:
-    """Changing one model's attention leaves another's alone, also between two of the same version."""
+    """Two models have separate configs, even of the same version."""
     model = tiny("llama")
     first, second = model.bound(), model.bound()
     first.config._attn_implementation = "eager"
@@ -349,7 +347,7 @@ def _default_dtype() -> Iterator[torch.dtype]:
 
 
 def test_a_failed_skeleton_leaves_no_trace(default_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default dtype and torch's initialisers are as before, also when building raises."""
+    """The default dtype and torch's initialisers are restored after an error."""
     family = SERVED["LlamaForCausalLM"]
     initialiser = torch.nn.init.kaiming_uniform_
     config = parse_config(family, json.dumps({**CONFIGS["llama"], "hidden_act": "nonsense"}).encode(), torch.bfloat16)
@@ -360,7 +358,7 @@ def test_a_failed_skeleton_leaves_no_trace(default_dtype: torch.dtype, monkeypat
 
 
 def test_a_skeleton_makes_no_weights() -> None:
-    """Parameters that loading will fill are on meta; only norms, which are created with values, are real."""
+    """Parameters that loading will fill are on meta. Only norms have values."""
     family = SERVED["Qwen2ForCausalLM"]
     module = build_skeleton(family, parse_config(family, tiny("qwen2").config_json, torch.float32))
     real = sum(parameter.numel() for parameter in module.parameters() if not parameter.is_meta)
@@ -369,7 +367,7 @@ def test_a_skeleton_makes_no_weights() -> None:
 
 
 def test_the_check_for_completeness_goes_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a fast way that forgets a parameter, copies one, or loses a buffer is refused."""
+    """Negative control: a fast bind that forgets a parameter, copies one, or loses a buffer is refused."""
 
     def forgetful(family: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
         return build_skeleton(family, config)

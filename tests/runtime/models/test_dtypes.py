@@ -1,4 +1,4 @@
-"""In 16 bits, too, a restored model is transformers' own: its tensors bit for bit, its logits within the tolerance."""
+"""In 16 bits a restored model equals transformers' own: tensors bit by bit, logits within the tolerance."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ NAMES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "qwen3 moe"]
 
 
 def saved(directory: Path, name: str, dtype: torch.dtype) -> TinyModel:
-    """A checkpoint as transformers writes it, and the same files as a version would have them."""
+    """Return a checkpoint saved by transformers, as the files of a version."""
     model = tiny(name, dtype).bound("library").module
     model.config._attn_implementation = "eager"  # type: ignore[union-attr]
     model.save_pretrained(directory)  # type: ignore[operator]
@@ -29,7 +29,7 @@ def saved(directory: Path, name: str, dtype: torch.dtype) -> TinyModel:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_restored_model_matches_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """By the fast way and through the engine, against `from_pretrained` of the same directory."""
+    """The fast bind and the engine agree with `from_pretrained` of the same directory."""
     model = saved(tmp_path, name, dtype)
     fast = model.bound("fast")
     own = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
@@ -47,10 +47,10 @@ def test_restored_model_matches_transformers(name: str, dtype: torch.dtype, tmp_
     engine = ModelEngine(fast, facts, version="v" * 64, kv_bytes=kv_bytes, device=CPU, probe=probe)
     assert engine.run_probe_alone() is None
     assert not engine.needs_probe
-    assert known_answers.verify(probe, logits + 2 * probe.tolerance) is not None  # the control
+    assert known_answers.verify(probe, logits + 2 * probe.tolerance) is not None  # negative control
 
 
 def test_every_family_is_there() -> None:
-    """No family is served without its row in these tests."""
+    """Every served family is in these tests."""
     assert {CONFIGS[name]["architectures"][0] for name in NAMES} == set(DECODERS)
     assert {json.loads(tiny(name).config_json)["architectures"][0] for name in CONFIGS} == set(DECODERS)

@@ -1,4 +1,4 @@
-"""Known answers: recorded by the library, met by the right model, missed by a wrong one; ids only where it is sure."""
+"""Known answers are recorded by the library, and separate the right model from a wrong one."""
 
 import msgspec
 import pytest
@@ -42,14 +42,14 @@ def changed(position: int, token: int, value: float) -> torch.Tensor:
     ],
 )
 def test_verify(logits: torch.Tensor, want: str | None) -> None:
-    """What is off is said with its size."""
+    """A mismatch is reported with its size."""
     assert verify(PROBE, logits) == want
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2 with windows"])
 def test_recorded_answers_match_the_library(name: str, dtype: torch.dtype) -> None:
-    """Eight positions, their highest logits in order; the library meets its own answers, whichever way it attends."""
+    """Eight positions with their highest logits in order, which the library matches with either attention."""
     bound = tiny(name, dtype).bound("library")
     probe = record(bound)
     assert len(probe.token_ids) == len(probe.top_ids) == len(probe.top_logits) == POSITIONS
@@ -65,25 +65,23 @@ def test_recorded_answers_match_the_library(name: str, dtype: torch.dtype) -> No
 
 
 def test_recording_twice_gives_the_same() -> None:
-    """It depends on nothing but the model."""
     assert record(tiny("llama").bound("library")) == record(tiny("llama").bound("fast"))
 
 
 def test_probe_survives_json() -> None:
-    """Through JSON and back, to the last bit."""
+    """A probe survives JSON to the last bit."""
     probe = record(tiny("llama", torch.bfloat16).bound("library"))
     assert decode(encode(probe), Probe) == probe
 
 
 def test_ids_fit_any_vocabulary() -> None:
-    """Within the vocabulary, spread over it, always the same."""
+    """Ids are within the vocabulary, spread over it, and always the same."""
     assert all(0 <= token < 97 for token in probe_ids(97))
     assert len(set(probe_ids(32_000))) == POSITIONS
     assert max(probe_ids(32_000)) - min(probe_ids(32_000)) > 16_000
 
 
 def test_a_model_without_answers_is_not_recorded() -> None:
-    """Logits that are not finite are nobody's known answers."""
     model = tiny("llama")
     broken = {**model.tensors, "model.norm.weight": torch.full((32,), float("nan"))}
     with pytest.raises(ValueError, match="not finite"):
@@ -91,7 +89,7 @@ def test_a_model_without_answers_is_not_recorded() -> None:
 
 
 def test_another_models_answers_are_noticed() -> None:
-    """Negative control: the same weights with another rotary base, or another model's, miss by far."""
+    """Negative control: another model's logits miss by far."""
     probe = record(tiny("llama").bound("library"))
     other = record(tiny("llama3 rope").bound("library"))
     assert probe.token_ids == other.token_ids

@@ -1,4 +1,4 @@
-"""Small graphs made in the tests, and versions of them in memory."""
+"""Small ONNX graphs made in the tests, and versions of them in memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ WEIGHTS = np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)
 
 
 def tensor(name: str, kind: int, *shape: int | str | None) -> Any:
-    """An input or output."""
+    """Return an input or output."""
     return helper.make_tensor_value_info(name, kind, list(shape))
 
 
@@ -45,7 +45,7 @@ def graph(
     weights: Mapping[str, Any] | None = None,
     opsets: Sequence[Any] = OPSETS,
 ) -> Any:
-    """A `ModelProto`."""
+    """Return a `ModelProto`."""
     initializers = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     made = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     return helper.make_model(made, opset_imports=opsets, ir_version=8)
@@ -58,7 +58,7 @@ def regression() -> Any:
 
 
 def classifier() -> Any:
-    """Three classes with names, by the scores of two columns."""
+    """Classes `left`, `right` and `grün` by the scores of two columns."""
     node = helper.make_node(
         "LinearClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml",
         coefficients=[1.0, 0.0, 0.0, 1.0, -1.0, -1.0], intercepts=[0.0, 0.1, 0.2],
@@ -69,7 +69,7 @@ def classifier() -> Any:
 
 
 def picky() -> Any:
-    """One-hot of a colour that it knows, and of no other."""
+    """One-hot of two known colours. It fails on any other."""
     node = helper.make_node(
         "OneHotEncoder", ["colour"], ["hot"], domain="ai.onnx.ml", cats_strings=["red", "green"], zeros=0
     )
@@ -77,7 +77,7 @@ def picky() -> Any:
 
 
 def centred() -> Any:
-    """A row less the mean of all rows beside it: what no batch may hold."""
+    """A row minus the mean of all rows in the batch, which no served model may do."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
         helper.make_node("Sub", ["x", "m"], ["y"]),
@@ -86,12 +86,12 @@ def centred() -> Any:
 
 
 def logarithm() -> Any:
-    """No number for what is under 0; of examples that are over it."""
+    """A logarithm, which gives no number for a row of 0 or less."""
     return graph([helper.make_node("Log", ["x"], ["y"])], [tensor("x", FLOAT, None, 1)], [tensor("y", FLOAT, None, 1)])
 
 
 def request_of(model: Any, signature: bytes | None = None, more: Sequence[str] = ()) -> PlanRequest:
-    """What a client asks with for a directory of these."""
+    """Return a push request for a directory with this graph."""
     raw = model if isinstance(model, bytes) else model.SerializeToString()
     small = [SmallFile(path="model.onnx", content=raw)]
     if signature is not None:
@@ -100,14 +100,14 @@ def request_of(model: Any, signature: bytes | None = None, more: Sequence[str] =
 
 
 def signature_of(model: Any, signature: bytes | None = None) -> Signature:
-    """As intake reads it."""
+    """Return the signature that intake reads."""
     found = admit(request_of(model, signature)).signature
     assert found is not None
     return found
 
 
 def version_of(model: Any, signature: bytes | None = None) -> Version:
-    """A sealed version's manifest and bytes."""
+    """Return a version with manifest and bytes."""
     files = {"model.onnx": model.SerializeToString()} | ({} if signature is None else {"signature.json": signature})
     pinned, bodies, at = [], [], 0
     for path, content in sorted(files.items()):
@@ -128,34 +128,32 @@ def version_of(model: Any, signature: bytes | None = None) -> Version:
 
 
 def sealed(model: Any, signature: bytes | None = None) -> MemoryLease:
-    """With its attestation."""
+    """Return a sealed version."""
     return sealed_lease(MemoryLease(version_of(model, signature)))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A session, and engines over it."""
+    """A session with its signature."""
 
     session: OnnxSession
     signature: Signature
 
     def engine(self, **options: Any) -> PredictorEngine:
-        """A fresh one."""
         return PredictorEngine(self.session, self.signature, **{"version": "v", "max_rows": 50, **options})
 
 
 def opened(model: Any, signature: bytes | None = None) -> Predictor:
-    """By ONNX Runtime, on one core."""
+    """Open the graph with ONNX Runtime on one core."""
     found = signature_of(model, signature)
     return Predictor(OnnxSession(model.SerializeToString(), found, 1), found)
 
 
 def ask(request_id: str, **inputs: Any) -> PredictionRequest:
-    """Arrays by name."""
     return PredictionRequest(request_id=request_id, rows=len(next(iter(inputs.values()))), inputs=inputs)
 
 
 def outputs_of(events: Sequence[Event], request_id: str, at: int = 0) -> Any:
-    """One output of all rows of a request, in order."""
+    """Return one output of all rows of a request, in order."""
     parts = [event.outputs[at] for event in events if isinstance(event, Predicted) and event.request_id == request_id]
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Rows give in any company what they give alone; costs are exact; a fault costs its request; known answers hold."""
+"""Rows give the same in any batch, costs are exact, a fault costs one request, and the probe must match."""
 
 import sys
 from typing import Any
@@ -27,7 +27,7 @@ LINEAR = opened(models.regression())
 
 
 def test_rows_of_shared_forwards_return_to_their_request() -> None:
-    """Requests of several rows share forwards, are cut over several, and each has its own rows back in order."""
+    """Requests share forwards, are split over several, and get their own rows in order."""
     engine = LINEAR.engine(batch_rows=16)
     for at in range(0, 60, 20):
         assert engine.admit(ask(str(at), x=ROWS[at : at + 20])) is None
@@ -41,7 +41,7 @@ def test_rows_of_shared_forwards_return_to_their_request() -> None:
 
 
 def test_labels_that_are_words() -> None:
-    """Outputs of several types, words among them."""
+    """Outputs may be strings beside numbers."""
     engine = opened(models.classifier()).engine()
     assert engine.admit(ask("a", x=np.array([[9, 0], [0, 9], [-9, -9]], np.float32))) is None
     events = run_dry(engine)
@@ -63,14 +63,13 @@ def test_labels_that_are_words() -> None:
     ],
 )
 def test_refused_at_once(request_: Any, want: Failure) -> None:
-    """Before any compute; what the API has checked already is checked again, as a graph trusts its shapes."""
+    """A wrong input is refused before any compute, since a graph trusts its shapes."""
     engine = LINEAR.engine()
     assert engine.admit(request_) == want
     assert not engine.has_work
 
 
 def test_the_queue_is_bounded_and_ids_are_unique() -> None:
-    """Overloaded where it is full."""
     engine = LINEAR.engine(max_waiting=1)
     assert engine.admit(ask("a", x=ROWS[:1])) is None
     assert engine.admit(ask("a", x=ROWS[:1])) == InvalidRequest("request_id", "a", "is in use")
@@ -78,7 +77,7 @@ def test_the_queue_is_bounded_and_ids_are_unique() -> None:
 
 
 def test_values_that_a_graph_refuses_cost_their_request_alone() -> None:
-    """A category that it does not know is the caller's fault, and nobody else's."""
+    """An unknown category fails its own request only."""
     engine = opened(models.picky(), b'{"inputs": [{"name": "colour", "examples": ["green", "red"]}]}').engine()
     for name, colour in (("a", "red"), ("b", "blue"), ("c", "green")):
         assert engine.admit(ask(name, colour=np.array([[colour]], object))) is None
@@ -90,7 +89,7 @@ def test_values_that_a_graph_refuses_cost_their_request_alone() -> None:
 
 
 def test_an_answer_that_is_no_number_is_refused() -> None:
-    """JSON has none for it; who asked beside it is answered."""
+    """JSON has no NaN or infinity. Other requests in the batch are answered."""
     engine = opened(models.logarithm()).engine()
     for name, value in (("a", 1.0), ("b", -1.0), ("c", 0.0)):
         assert engine.admit(ask(name, x=np.array([[value]], np.float32))) is None
@@ -114,7 +113,7 @@ ACTIONS = st.lists(
 @given(actions=ACTIONS, batch_rows=st.integers(1, 40))
 @settings(max_examples=40)
 def test_any_schedule(actions: list[tuple[str, int]], batch_rows: int) -> None:
-    """Whatever arrives and is cancelled around it, each request ends once, with its own rows."""
+    """In any schedule each request ends once, with its own rows."""
     engine = LINEAR.engine(batch_rows=batch_rows)
     asked: dict[str, int] = {}
     events: list[Event] = []
@@ -136,7 +135,7 @@ def test_any_schedule(actions: list[tuple[str, int]], batch_rows: int) -> None:
 
 
 def test_the_first_waits_for_company_within_the_window() -> None:
-    """The same window as that of embeddings, and none where a forward is full."""
+    """The delay counts down from the first arrival, and is 0 once a forward is full."""
     now = [0]
     window = BatchingWindow(wait_s=0.004, single_request_s=0.01)
     engine = LINEAR.engine(clock_ns=lambda: now[0], batch_rows=4, window=window)
@@ -154,7 +153,7 @@ def test_the_first_waits_for_company_within_the_window() -> None:
 def test_no_forward_takes_as_long_as_one_that_hangs(
     row_s: float, longest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of slow rows few share a forward, of quick ones many: a graph tells nothing of its progress."""
+    """Slow rows share a forward with few, quick rows with many, because a graph reports no progress."""
     now_ns, took_s, run = [0], [], OnnxSession.run
 
     def slow(self: OnnxSession, inputs: Any, rows: int) -> Any:
@@ -173,7 +172,7 @@ def test_no_forward_takes_as_long_as_one_that_hangs(
 
 
 def test_known_answers_come_again() -> None:
-    """In the first step, charged to nobody; a matching replica serves."""
+    """The probe matches in the first step, at no request's cost, or alone."""
     probe = known_answers.record(LINEAR.session, LINEAR.signature)
     engine = LINEAR.engine(probe=probe)
     assert engine.admit(ask("a", x=ROWS[:2])) is None
@@ -186,7 +185,7 @@ def test_known_answers_come_again() -> None:
 
 
 def test_another_model_poisons_the_engine() -> None:
-    """Negative control: another model under the same signature gives none away."""
+    """Negative control: another model fails the probe, and no answer leaves."""
     probe = known_answers.record(LINEAR.session, LINEAR.signature)
     spoilt = structs.replace(
         probe, outputs=(structs.replace(probe.outputs[0], data=(9.0, *probe.outputs[0].data[1:])),)
@@ -208,7 +207,6 @@ def test_another_model_poisons_the_engine() -> None:
     ],
 )
 def test_known_answers_of_another_signature(field: str, value: tuple[()], want: str) -> None:
-    """Are none."""
     probe = structs.replace(known_answers.record(LINEAR.session, LINEAR.signature), **{field: value})
     assert want in str(known_answers.verify(probe, LINEAR.session, LINEAR.signature))
 
@@ -222,14 +220,13 @@ def test_known_answers_of_another_signature(field: str, value: tuple[()], want: 
     ],
 )
 def test_model_without_reproducible_answers_is_not_sealed(model: Any, want: str) -> None:
-    """The push is refused with the reason."""
     with pytest.raises(Refused, match=want) as caught:
         models.sealed(model)
     assert isinstance(caught.value.failure, ArtifactRejected)
 
 
 def test_examples_of_the_signature_are_recorded() -> None:
-    """So what takes no other values can be sealed."""
+    """Examples in the signature allow sealing a model that takes no other values."""
     lease = models.sealed(models.picky(), b'{"inputs": [{"name": "colour", "examples": ["green", "red"]}]}')
     (attestation,) = lease.attestations
     assert attestation.probe.inputs[0].data == ("green", "red") * 4
@@ -237,7 +234,7 @@ def test_examples_of_the_signature_are_recorded() -> None:
 
 
 def test_too_large_known_answers_are_refused() -> None:
-    """Rows repeat a long example, and every start reads all rows."""
+    """Known answers repeat the example rows, and every start reads them."""
     text = models.tensor("x", models.STRING, None, 4), models.tensor("y", models.STRING, None, 4)
     echo = models.graph([helper.make_node("Identity", ["x"], ["y"])], text[:1], text[1:])
     said = b'{"inputs": [{"name": "x", "examples": ["%b"]}]}'
@@ -248,7 +245,7 @@ def test_too_large_known_answers_are_refused() -> None:
 
 
 def test_the_graph_is_what_was_judged() -> None:
-    """A session whose tensors are not those of the signature is refused."""
+    """A session whose tensors differ from the signature is refused."""
     model = models.regression()
     other = models.signature_of(models.logarithm())
     with pytest.raises(Refused, match="with another type or shape"):
@@ -258,7 +255,7 @@ def test_the_graph_is_what_was_judged() -> None:
 
 
 def test_missing_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is missing: not the directory's fault, and named."""
+    """The refusal names the missing extra."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(Refused, match="the extra 'onnx'") as caught:
         opened(models.regression())

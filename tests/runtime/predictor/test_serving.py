@@ -1,4 +1,4 @@
-"""A version that predicts, restored: from a body to an answer, by its attestation; closed where that does not hold."""
+"""A restored predictor: from a body to an answer, proven by its attestation, closed if that fails."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def ask(serving: ServedPredictor, heard: Heard, raw: bytes) -> Any:
 
 @pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
 def test_from_body_to_answer(rows: int) -> None:
-    """As the arithmetic has it, under the id that was given."""
+    """The answer equals the arithmetic, with the given id."""
     given = np.random.default_rng(3).normal(size=(rows, 4)).round(12)
     heard = Heard()
     with restored(models.sealed(models.regression()), heard, ServedPredictor) as serving:
@@ -51,7 +51,7 @@ def test_from_body_to_answer(rows: int) -> None:
 
 
 def test_wrong_known_answers_close_it() -> None:
-    """Nothing of a replica that computes otherwise than at sealing leaves it."""
+    """A replica whose outputs differ from those at sealing sends nothing."""
     lease = models.sealed(models.regression())
     (attestation,) = lease.attestations
     outputs = attestation.probe.outputs[0]
@@ -65,7 +65,7 @@ def test_wrong_known_answers_close_it() -> None:
 
 
 def test_without_an_attestation_answers_are_recorded_first() -> None:
-    """Of another library or version of it: in quarantine, before anything is served."""
+    """With an attestation of another library version, answers are recorded first."""
     lease = models.sealed(models.regression())
     (attestation,) = lease.attestations
     other = structs.replace(
@@ -79,7 +79,7 @@ def test_without_an_attestation_answers_are_recorded_first() -> None:
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded before it slept"])
 def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
-    """The graph is read anew out of the lease. Planted: another one that gives other answers; none of them leaves."""
+    """The graph is read again from the lease. A changed graph fails the probe, and no answer leaves."""
     lease = models.sealed(models.regression())
     if not attested:
         lease = MemoryLease(lease.version)
@@ -102,7 +102,7 @@ def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
 
 
 def test_released_graph_is_read_and_proven_anew() -> None:
-    """Out of another lease; planted there: other weights, which fail the wake before anybody is served."""
+    """A new lease with other weights fails the wake before any request is served."""
     lease = models.sealed(models.regression())
     heard = Heard()
     with restored(lease, heard, ServedPredictor) as serving:
@@ -129,7 +129,7 @@ def test_released_graph_is_read_and_proven_anew() -> None:
 
 
 def test_other_bytes_are_no_graph() -> None:
-    """What the cache gives is what the session is made of."""
+    """The session is made from the cache's bytes only."""
     version = models.version_of(models.regression())
     lease = MemoryLease(version)
     lease._linear[:64] = bytes(64)

@@ -1,4 +1,4 @@
-"""Events become text, text becomes an answer, whatever the batches in which they come."""
+"""Events become text, and text an answer, however the events are grouped."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _text(data: bytes) -> str:
 
 @given(st.lists(st.integers(1, len(IDS)), max_size=6), st.sampled_from([(), ("two",), ("\n", "e 中"), ("zzz",)]))
 def test_batches_do_not_change_the_text(cuts: list[int], stops: tuple[str, ...]) -> None:
-    """However events are grouped, the client reads the same text, once, with one end."""
+    """The client reads the same text with one end, however events are grouped."""
     events = _events(IDS)
     bounds = sorted({0, len(events), *cuts})
     answer, data, ends = _answer(stops), b"", 0
@@ -55,7 +55,7 @@ def test_batches_do_not_change_the_text(cuts: list[int], stops: tuple[str, ...])
 
 
 def test_tokens_after_a_stop_string_are_not_counted() -> None:
-    """The engine may be a step ahead; what it did there is not the client's."""
+    """The engine may be a step ahead, and the client does not pay for that."""
     events = _events(IDS)
     progress = _answer(["中"]).add_events(events)
     assert progress.reason == "stop"
@@ -68,7 +68,6 @@ def test_tokens_after_a_stop_string_are_not_counted() -> None:
 
 
 def test_failure_keeps_earlier_text_and_counts() -> None:
-    """Text and counts up to it stand."""
     events = [*_events(IDS)[:3], Failed("r", Internal(), Counts(3, 0, 3, 0))]
     progress = _answer().add_events(events)
     assert (progress.reason, progress.failure) == (None, Internal())
@@ -77,12 +76,11 @@ def test_failure_keeps_earlier_text_and_counts() -> None:
 
 
 def test_no_events_are_no_bytes() -> None:
-    """Before the first token there is nothing to say, and nothing is said."""
     assert _answer().add_events([]).data == b""
 
 
 def test_text_held_for_a_stop_string_comes_with_the_end() -> None:
-    """What looked like its beginning is text after all."""
+    """Text held back as a possible stop string is sent at the end."""
     answer = _answer(["three!"])
     progress = answer.add_events(_events(IDS))
     assert _text(progress.data) == TEXT

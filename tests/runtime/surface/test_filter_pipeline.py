@@ -1,4 +1,4 @@
-"""What a version's filters make of a request and of its answer, over the replica's own socket."""
+"""A version's filters on prompts and answers, over the replica's socket."""
 
 import asyncio
 import gc
@@ -47,11 +47,11 @@ T = TypeVar("T")
 
 @dataclass
 class Looking(FilterClient):
-    """The filters in this process: the same looking, without a socket. `away` is how many questions get no answer."""
+    """Filters in this process. The first `away` checks fail."""
 
     away: int = 0
     asked: list[FilterRequest] = field(default_factory=list)
-    guests: list[str] = field(default_factory=list)  # for whom
+    guests: list[str] = field(default_factory=list)  # the guest of each check
     unseen: int = 0
 
     def count_unfiltered(self, texts: int) -> None:
@@ -70,7 +70,7 @@ class Looking(FilterClient):
 
 @dataclass
 class Skipping(Looking):
-    """As above, after `skip` questions that get their answer."""
+    """Filters whose first `skip` checks succeed before `away` checks fail."""
 
     skip: int = 0
 
@@ -82,7 +82,7 @@ class Skipping(Looking):
 
 
 class Hanging(Looking):
-    """Answers nothing until it is told to, or its time is over."""
+    """Filters that do not answer until told, or until the timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Hanging(Looking):
 
 
 AWAY = Unavailable("the filters")
-FULL = from_wire(to_wire(Overloaded("the filters' queue", 256, 1.0)))  # as their process says it
+FULL = from_wire(to_wire(Overloaded("the filters' queue", 256, 1.0)))  # as the filter process reports it
 SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
 TEXT = "one two " + "and so on, " * 5 + "twenty"
 REDACTED = "I am <EMAIL_ADDRESS>, card <CREDIT_CARD>, thanks"
@@ -109,7 +109,7 @@ def _screen(pii: Pii = BOTH, filters: Looking | None = None, **more: Any) -> Fil
 
 
 def _steps(text: str) -> int:
-    """That say so much, or a little more."""
+    """Return the steps that generate this text, or a little more."""
     return len(CODEC.encode(text)) + 2
 
 
@@ -125,7 +125,7 @@ def _text(frames: Any) -> str:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
-    """The same text in either form; what was computed is what is counted."""
+    """Streamed or whole, the same redacted text is sent, and computed tokens are counted."""
     async with bench(tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen()) as each:
         frames = await each.frames(body={"max_tokens": 100, "stream": stream})
         text = _text(frames) if stream else json.loads(data_of(frames))["choices"][0]["text"]
@@ -135,13 +135,13 @@ async def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
 
 
 async def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
-    """The control: the same model, as it was pushed without the file."""
+    """Negative control: without a policy nothing is redacted."""
     async with bench(tmp_path, ScriptedEngine(saying(SECRET))) as each:
         assert _text(await each.frames(body={"max_tokens": 100, "stream": True})) == SECRET
 
 
 async def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
-    """A word leaves with the next one: the client has the first while the engine has yet to make the others."""
+    """A word is sent with the next one, while the engine still generates."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), filter_pipeline=_screen()) as each:
         async with each.open(body={"max_tokens": 200, "stream": True}) as answer:
             said, decoder = "", FrameDecoder()
@@ -156,7 +156,7 @@ async def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
-    """It ends before what was found, as `content_filter`, and the engine is told."""
+    """The answer ends before the finding with `content_filter`, and the engine's request is cancelled."""
     async with bench(
         tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), filter_pipeline=_screen(STOPS)
     ) as each:
@@ -169,7 +169,7 @@ async def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
 
 
 async def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: Path) -> None:
-    """No token is longer than the longest one: neither filters nor the tokenizer work on a text that can't fit."""
+    """No token is longer than the longest one, so such a text can't fit, and is not filtered or encoded."""
     filters = Looking()
     async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen(filters=filters)) as each:
         chat = {"messages": [{"role": "user", "content": "z" * 90_000}]}
@@ -183,7 +183,7 @@ async def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_p
 
 
 async def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
-    """A text, and each message of a chat with the name of who speaks."""
+    """A text is redacted, and in a chat each message and speaker name."""
     async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen()) as each:
         await each.frames(body={"prompt": "ask jo@example.org", "max_tokens": 1})
         said = {"role": "user", "name": "jo@example.org", "content": [{"type": "text", "text": "jo@example.org?"}]}
@@ -197,12 +197,12 @@ async def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "code", "said"),
     [
-        pytest.param(SECRET, "content_filter", "(CREDIT_CARD)", id="what stops it"),
-        pytest.param([5, 6], "invalid_request", "must be text", id="tokens, which nobody can read"),
+        pytest.param(SECRET, "content_filter", "(CREDIT_CARD)", id="a card number"),
+        pytest.param([5, 6], "invalid_request", "must be text", id="token ids, which filters can't read"),
     ],
 )
 async def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: str, said: str) -> None:
-    """With a 400, and without what was found."""
+    """The refusal is 400, and does not repeat the finding."""
     async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen(STOPS)) as each:
         async with each.open(body={"prompt": prompt}) as answer:
             error = json.loads(await answer.read())["error"]
@@ -213,11 +213,10 @@ async def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, c
 
 
 async def test_silent_filter_refuses_the_request(tmp_path: Path) -> None:
-    """A prompt with a 503 that may be repeated; an answer before its first byte likewise; later it is cut, and the
-    client has nothing that was not looked at."""
+    """Without the filters a prompt, and an answer before its first byte, get a retryable 503."""
     looking = Skipping(away=1)
     async with bench(tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=looking)) as each:
-        for _ in range(2):  # the prompt is not seen, then the answer is not
+        for _ in range(2):  # first the prompt can't be checked, then the answer
             async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
                 assert answer.status == 503
                 assert json.loads(await answer.read())["error"]["code"] == "filter_failed"
@@ -226,7 +225,7 @@ async def test_silent_filter_refuses_the_request(tmp_path: Path) -> None:
 
 
 async def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
-    """As a failure that is told, with the counts so far; all that was said had been looked at."""
+    """A later failure cuts the answer with FAILED and the counts. All sent text had been checked."""
     looking = Looking()
     async with bench(
         tmp_path, ScriptedEngine(saying(SECRET), paced=True), filter_pipeline=_screen(filters=looking)
@@ -247,7 +246,7 @@ async def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None
 
 
 async def test_policy_may_pass_unfiltered_text(tmp_path: Path) -> None:
-    """Where it says so in words; how much that was is counted."""
+    """With `on_failure="allow"` unchecked text passes and is counted."""
     looking = Looking(away=10_000)
     async with bench(
         tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=looking, on_failure="allow")
@@ -268,7 +267,7 @@ async def test_policy_may_pass_unfiltered_text(tmp_path: Path) -> None:
 async def test_end_says_whether_something_passed_unseen(
     tmp_path: Path, filters: Callable[[], Looking], want: bool, stream: bool
 ) -> None:
-    """The activator gives no such answer again: by then the filters may be back."""
+    """The last frame reports unchecked text, so that the activator does not cache the answer."""
     async with bench(
         tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=filters(), on_failure="allow")
     ) as each:
@@ -277,7 +276,7 @@ async def test_end_says_whether_something_passed_unseen(
 
 
 def test_a_version_with_filters_is_not_served_without() -> None:
-    """An installation that runs none refuses it by name, whatever its policy says of failures."""
+    """An installation without filters refuses the version, whatever its policy for failures."""
     raw = b'{"format": 1, "on_failure": "allow", "filters": [{"filter": "pii", "output": {"US_SSN": "stop"}}]}'
     with pytest.raises(Refused, match=r"kelvin-filters\.json: .*KELVIN_FILTERS=off"):
         build_filter_pipeline({POLICY_FILE: raw}, None)
@@ -286,7 +285,7 @@ def test_a_version_with_filters_is_not_served_without() -> None:
 
 
 def test_filters_that_are_full_are_not_the_artifacts_fault() -> None:
-    """A push may come again: it is not told that its file is wrong."""
+    """Full filters are a retryable failure, not a fault of the file."""
 
     class Full(Looking):
         def check_from_thread(self, question: FilterRequest, timeout_s: float) -> FilterResponse:
@@ -298,11 +297,11 @@ def test_filters_that_are_full_are_not_the_artifacts_fault() -> None:
 
 
 class Away(ServiceClient):
-    """A process that can't be reached, or refuses; knows what it would have been told."""
+    """A filter service that fails, and records the headers of each call."""
 
     def __init__(self, failure: Failure = AWAY) -> None:
         self._failure = failure
-        self.told: list[Mapping[str, str]] = []
+        self.sent_headers: list[Mapping[str, str]] = []
 
     async def call(
         self,
@@ -314,24 +313,24 @@ class Away(ServiceClient):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        self.told.append(headers or {})
+        self.sent_headers.append(headers or {})
         raise Refused(self._failure)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("failure", [pytest.param(AWAY, id="away"), pytest.param(FULL, id="full")])
 async def test_filter_request_carries_its_remaining_time(failure: Failure) -> None:
-    """Of its time what is left with each try: what comes later nobody needs to look for."""
+    """Each retry sends the remaining time, so that late work is skipped."""
     away, question = Away(failure), FilterRequest(direction="output", rules=(), texts=("x",), whole=True)
 
     with pytest.raises(Refused, match=failure.code):
         await FilterClient(away, asyncio.get_running_loop()).check(question, 0.05)
-    assert [int(each[DEADLINE_HEADER]) for each in away.told] == pytest.approx([50, 30, 10], abs=1)
+    assert [int(each[DEADLINE_HEADER]) for each in away.sent_headers] == pytest.approx([50, 30, 10], abs=1)
 
 
 @pytest.mark.virtual_time
 async def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
-    """Not in those of the owner, who would wait behind all guests' texts."""
+    """A guest's texts count as the guest's, so that they don't delay the owner's."""
     away, question = Away(), FilterRequest(direction="output", rules=(), texts=("x",), whole=True)
 
     filters = FilterClient(away, asyncio.get_running_loop())
@@ -339,12 +338,12 @@ async def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
     for guest in ("", "other"):
         with pytest.raises(Refused, match="unavailable"):
             await filters.check(question, 0.01, guest)
-    assert [each[TENANT_HEADER] for each in away.told] == ["acme", "other"]
+    assert [each[TENANT_HEADER] for each in away.sent_headers] == ["acme", "other"]
 
 
 @pytest.mark.virtual_time
 async def test_guests_that_ask_no_more_are_forgotten() -> None:
-    """A public model has any number of guests, and a replica runs for months."""
+    """A public model has any number of guests over months."""
     question = FilterRequest(direction="output", rules=(), texts=("x",), whole=True)
     filters = FilterClient(Away(), asyncio.get_running_loop())
     for number in range(10):
@@ -355,23 +354,22 @@ async def test_guests_that_ask_no_more_are_forgotten() -> None:
 
 
 class Slow(Away):
-    """Answers nothing until it may."""
+    """A filter service that answers only when allowed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.may_answer = asyncio.Event()
 
     async def call(self, *_: Any, headers: Mapping[str, str] | None = None, **__: Any) -> Any:
-        self.told.append(headers or {})
+        self.sent_headers.append(headers or {})
         await self.may_answer.wait()
         return FilterResponse(looked=())
 
 
 @pytest.mark.virtual_time
 async def test_questions_of_one_tenant_wait_at_the_replica() -> None:
-    """Not at the filters, which all tenants share: there MAX_CONCURRENT_CHECKS of them are at a time. They wait until
-    their deadline, and another tenant's question does not wait behind them.
-    """
+    """At most MAX_CONCURRENT_CHECKS of one tenant are at the filters, which all tenants share.
+    Further checks wait at the replica until their deadline, and do not delay another tenant."""
     slow, question = Slow(), FilterRequest(direction="output", rules=(), texts=("x",), whole=True)
     filters = FilterClient(slow, asyncio.get_running_loop())
     filters.tenant = "acme"
@@ -381,17 +379,17 @@ async def test_questions_of_one_tenant_wait_at_the_replica() -> None:
     own = asyncio.create_task(filters.check(question, 0.5))
     with pytest.raises(Refused, match=r"0\.5 s"):
         await late
-    assert Counter(each[TENANT_HEADER] for each in slow.told) == {"guest": MAX_CONCURRENT_CHECKS, "acme": 1}
-    asking.pop(0).cancel()  # leaves its place to the next one
+    assert Counter(each[TENANT_HEADER] for each in slow.sent_headers) == {"guest": MAX_CONCURRENT_CHECKS, "acme": 1}
+    asking.pop(0).cancel()  # its place goes to the next one
     await asyncio.sleep(0.1)
-    assert len(slow.told) == 1 + MAX_CONCURRENT_CHECKS + 1
+    assert len(slow.sent_headers) == 1 + MAX_CONCURRENT_CHECKS + 1
     slow.may_answer.set()
     assert await own == FilterResponse(looked=())
     assert await asyncio.gather(*asking) == [FilterResponse(looked=())] * 63
 
 
 async def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
-    """A guest's are asked about as the guest's."""
+    """A guest's prompt and answer are checked as the guest's."""
     looking = Looking()
     filter_pipeline = _screen(Pii(input={"US_SSN": "stop"}, output={"US_SSN": "stop"}), looking)
     async with bench(tmp_path, ScriptedEngine(saying("x y")), filter_pipeline=filter_pipeline) as each:
@@ -404,7 +402,7 @@ async def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -
 
 
 async def test_disconnect_during_filtering_cancels_the_engine(tmp_path: Path) -> None:
-    """The engine is let go of at once, not when the filter has answered."""
+    """The engine's request is cancelled at once, not after the filter's answer."""
     hanging = Hanging()
     filter_pipeline = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=5000)
     async with bench(tmp_path, ScriptedEngine(saying("x " * 2000)), filter_pipeline=filter_pipeline) as each:
@@ -418,7 +416,6 @@ async def test_disconnect_during_filtering_cancels_the_engine(tmp_path: Path) ->
 
 
 def test_prompt_over_the_filter_limit_is_refused() -> None:
-    """Beyond it is refused before anybody looks."""
     looking = Looking()
     with pytest.raises(Refused, match="at most 262144"):
         asyncio.run(_screen(filters=looking).prompt(TextPrompt("a" * 262_145), "prompt"))
@@ -426,7 +423,7 @@ def test_prompt_over_the_filter_limit_is_refused() -> None:
 
 
 async def test_an_answer_that_leaves_too_much_undecided() -> None:
-    """Is none: what a filter holds back is bounded."""
+    """The text that a filter may hold back is bounded."""
 
     class Undecided(Looking):
         async def check(self, question: FilterRequest, timeout_s: float, guest: str = "") -> FilterResponse:
@@ -449,7 +446,7 @@ async def test_an_answer_that_leaves_too_much_undecided() -> None:
     ],
 )
 def test_a_policy_is_tried_before_there_is_a_version(pii: str, kind: Kind, said: str) -> None:
-    """What only the filters know is refused as the file's fault; a good one is not."""
+    """Rules that only the filters know are checked, and a wrong one is the file's fault."""
 
     class Strict(Looking):
         def check_from_thread(self, question: FilterRequest, timeout_s: float) -> FilterResponse:

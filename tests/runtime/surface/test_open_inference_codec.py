@@ -1,4 +1,4 @@
-"""Predictions are decoded strictly against the signature, and answered in the protocol's form."""
+"""Predictions are decoded strictly by the signature, and answered in the protocol's form."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def having(*inputs: Any, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
-    """Inputs come in the signature's order, flat."""
+    """Inputs are flat and in the signature's order."""
     call = decode(body)
     assert [list(each.values) for each in call.inputs] == [[1, 2.5, 3, 4], ["a", "ü"]]
     assert [each.shape for each in call.inputs] == [(2, 2), (2,)]
@@ -92,7 +92,7 @@ def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
     ],
 )  # fmt: skip
 def test_refused(body: Any, want: str) -> None:
-    """By field, value and rule."""
+    """The refusal names field, value and rule."""
     with pytest.raises(Refused) as caught:
         decode(body)
     assert isinstance(caught.value.failure, InvalidRequest)
@@ -110,7 +110,7 @@ def test_refused(body: Any, want: str) -> None:
     ],
 )  # fmt: skip
 def test_prediction_over_limit_or_off_schema_is_refused(body: Any, max_rows: int, want: Failure) -> None:
-    """Each with its own code."""
+    """Each refusal has its own code."""
     with pytest.raises(Refused) as caught:
         decode(body, max_rows)
     assert caught.value.failure == want
@@ -130,7 +130,7 @@ def fed(feed: PredictionAnswerBuilder, events: Sequence[Event]) -> AnswerProgres
 
 
 def test_prediction_answer_holds_all_rows_in_order() -> None:
-    """All rows in order, each output flat with its shape; nothing is said before the last."""
+    """All rows are in order, each output flat with its shape, and nothing is sent before the last row."""
     events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", SECOND, COUNTS)]
     feed = answer(id="42")
     assert fed(feed, events).data == b""
@@ -148,7 +148,7 @@ def test_prediction_answer_holds_all_rows_in_order() -> None:
 
 
 def test_only_what_was_asked() -> None:
-    """And no id where none was given."""
+    """Only requested outputs are sent, and no id if none was given."""
     progress = fed(answer((1,)), [Predicted("r", FIRST, COUNTS), Finished("r", "stop", COUNTS)])
     found = json.loads(progress.data)
     assert "id" not in found
@@ -156,7 +156,7 @@ def test_only_what_was_asked() -> None:
 
 
 def test_an_answer_that_fails() -> None:
-    """Says nothing but why; one that is too long for a frame is refused."""
+    """A failure has no data. An answer too long for a frame is refused."""
     progress = fed(answer(), [Predicted("r", FIRST, COUNTS), Failed("r", Internal(), COUNTS)])
     assert (progress.data, progress.failure) == (b"", Internal())
     long = (np.array(["x" * (MAX_PAYLOAD // 2)] * 2, object), FIRST[1])
@@ -166,7 +166,7 @@ def test_an_answer_that_fails() -> None:
 
 
 def test_rows_of_different_shapes_are_no_answer() -> None:
-    """A model may give each batch another width: one shape can't tell of both. What nobody asked for may differ."""
+    """One shape can't describe batches of different widths. Outputs that were not requested may differ."""
     wide = (FIRST[0], np.zeros((2, 3), np.float32))
     events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", wide, COUNTS)]
     progress = fed(answer(), events)
@@ -176,7 +176,7 @@ def test_rows_of_different_shapes_are_no_answer() -> None:
 
 
 def test_answer_that_can_only_be_too_long_is_not_written_out() -> None:
-    """It is refused at its first rows that are too many, and numbers that nobody asked for do not count."""
+    """An answer is refused at the first rows that exceed a frame. Unrequested outputs don't count."""
     wide = (FIRST[0], np.zeros((1, MAX_PAYLOAD // 2 + 1), np.float32))
     tracemalloc.start()
     try:
@@ -189,7 +189,7 @@ def test_answer_that_can_only_be_too_long_is_not_written_out() -> None:
 
 
 def test_many_values_are_answered_as_json() -> None:
-    """Row-major, over the pieces in which they are encoded and the parts in which they came; also none at all."""
+    """Values are row-major over all parts and pieces, also for no rows."""
     count = 10_001
     texts = np.array([f"ü{at}" for at in range(count)], object)
     numbers = np.arange(2 * count, dtype=np.float32).reshape(2, count).T  # not contiguous
@@ -204,7 +204,7 @@ def test_many_values_are_answered_as_json() -> None:
 
 
 def test_long_answer_leaves_turns_to_other_requests() -> None:
-    """The loop runs others while the answer is encoded."""
+    """The event loop runs other tasks while the answer is encoded."""
 
     async def count_turns() -> int:
         rows = Predicted("r", (FIRST[0], np.zeros((1024, 4000), np.float32)), COUNTS)
@@ -220,7 +220,7 @@ def test_long_answer_leaves_turns_to_other_requests() -> None:
 
 
 def test_too_long_answer_is_not_written_to_its_end() -> None:
-    """It is refused once it has more bytes than a frame, whatever else it would have had."""
+    """Encoding stops once the answer is longer than a frame."""
     events = [Predicted("r", (FIRST[0], np.full((700, 4000), 0.123456, np.float32)), COUNTS)]
     tracemalloc.start()
     try:

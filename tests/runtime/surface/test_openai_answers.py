@@ -1,4 +1,4 @@
-"""Answers are in OpenAI's form: its own client's types take them, strictly."""
+"""Answers are valid for the types of OpenAI's own client."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def _events(pieces: list[bytes]) -> list[dict[str, Any]]:
 
 
 def test_a_streamed_chat() -> None:
-    """Who speaks, each text, the reason; what the client's own type reads of it says the same."""
+    """Role, texts and finish reason are separate chunks of the client's type."""
     events = _events(_drive(choose_renderer(HEADING, chat=True, stream=True, include_usage=False)))
     chunks = [ChatCompletionChunk.model_validate(event, strict=True) for event in events]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "Hel", "lo\n", None]
@@ -47,7 +47,7 @@ def test_a_streamed_chat() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_streamed_usage_is_a_piece_of_its_own(chat: bool) -> None:
-    """With include_usage, pieces say null and the one before `[DONE]` has it, without choices."""
+    """With include_usage, chunks have null and the last one before `[DONE]` has the usage, without choices."""
     events = _events(_drive(choose_renderer(HEADING, chat=chat, stream=True, include_usage=True)))
     assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1]["usage"] == USAGE
@@ -55,10 +55,10 @@ def test_streamed_usage_is_a_piece_of_its_own(chat: bool) -> None:
 
 
 def test_a_streamed_text() -> None:
-    """Text events, the reason in the last."""
+    """Text events have the finish reason in the last one."""
     pieces = _drive(choose_renderer(HEADING, chat=False, stream=True, include_usage=False))
     assert pieces[0] == b""
-    # OpenAI's own service sends a null reason before the last piece, which its type does not admit.
+    # OpenAI's service sends a null reason in earlier chunks, which the client's type does not allow.
     answers = [Completion.model_construct(**event) for event in _events(pieces)]
     assert [answer.choices[0].text for answer in answers] == ["Hel", "lo\n", ""]
     assert [answer.choices[0].finish_reason for answer in answers] == [None, None, "length"]
@@ -66,7 +66,6 @@ def test_a_streamed_text() -> None:
 
 
 def test_a_whole_chat() -> None:
-    """One object, once."""
     *nothing, last = _drive(choose_renderer(HEADING, chat=True, stream=False, include_usage=False))
     assert nothing == [b"", b"", b""]
     answer = ChatCompletion.model_validate(json.loads(last), strict=True)
@@ -76,7 +75,6 @@ def test_a_whole_chat() -> None:
 
 
 def test_a_whole_text() -> None:
-    """Likewise."""
     *nothing, last = _drive(choose_renderer(HEADING, chat=False, stream=False, include_usage=False))
     assert nothing == [b"", b"", b""]
     answer = Completion.model_validate(json.loads(last), strict=True)

@@ -53,7 +53,7 @@ def test_decoded(body: dict[str, Any], want: EmbeddingCall) -> None:
     ],
 )
 def test_refused(body: dict[str, Any], want: Failure | None) -> None:
-    """By field, value and rule."""
+    """The refusal names field, value and rule."""
     if want is None:
         decode_embeddings(json.dumps(body).encode(), 4)
         return
@@ -63,7 +63,7 @@ def test_refused(body: dict[str, Any], want: Failure | None) -> None:
 
 
 def test_wide_embeddings_are_fewer() -> None:
-    """An answer fits one frame, whatever its numbers look like."""
+    """An answer must fit in one frame in the longest form of its numbers."""
     with pytest.raises(Refused) as caught:
         decode_embeddings(json.dumps({"input": ["a"] * 200}).encode(), 4096)
     assert caught.value.failure == LimitExceeded("input", 200, 170, "inputs")
@@ -78,7 +78,7 @@ VECTORS = [(1.5, -0.25), (3.0, 1e-30)]
 
 
 def played(form: Format, cuts: list[int]) -> bytes:
-    """The answer to two inputs, with events handed over in pieces."""
+    """Return the answer to two inputs, with its events in pieces."""
     answer = EmbeddingAnswerBuilder("m", form)
     events: list[Event] = [
         Embedded("r", struct.pack("<2f", *vector), Counts(prompt_tokens=3 * (at + 1)))
@@ -95,7 +95,7 @@ def played(form: Format, cuts: list[int]) -> bytes:
 
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2], [2]])
 def test_rendered(cuts: list[int]) -> None:
-    """One object, whole, however its events came; numbers are exactly those of float32."""
+    """The answer is one object however its events are grouped, with the exact float32 values."""
     found = json.loads(played("float", cuts))
     assert found["object"] == "list"
     assert found["model"] == "m"

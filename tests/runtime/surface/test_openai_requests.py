@@ -1,4 +1,4 @@
-"""Requests in OpenAI's form are taken for what they say, or refused by field, value and rule."""
+"""Requests in OpenAI's form are decoded, or refused by field, value and rule."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def _text(**fields: Any) -> CompletionCall:
 
 
 def test_the_least_chat_leaves_everything_to_the_version() -> None:
-    """Nothing said is nothing assumed."""
+    """Omitted fields stay unset."""
     call = _chat()
     assert call.prompt == ChatPrompt(({"role": "user", "content": "Hello"},))
     assert (call.stream, call.include_usage, call.stops) == (False, False, ())
@@ -42,7 +42,6 @@ def test_the_least_chat_leaves_everything_to_the_version() -> None:
 
 
 def test_all_that_is_supported_is_taken() -> None:
-    """Each honoured field arrives."""
     call = _chat(
         stream=True, stream_options={"include_usage": True, "include_obfuscation": False}, temperature=0, top_p=0.5,
         top_k=40, seed=-7, stop=["a", "b"], max_completion_tokens=9,
@@ -76,7 +75,6 @@ def test_all_that_is_supported_is_taken() -> None:
     ],
 )
 def test_chat_messages_as_a_template_sees_them(messages: list[object], want: dict[str, str]) -> None:
-    """What a chat template gets to see."""
     assert _chat(messages=messages).prompt == ChatPrompt((want,))
 
 
@@ -91,7 +89,6 @@ def test_chat_messages_as_a_template_sees_them(messages: list[object], want: dic
     ],
 )
 def test_every_prompt_form_is_decoded(prompt: object, want: object) -> None:
-    """All forms of one prompt."""
     assert _text(prompt=prompt).prompt == want
 
 
@@ -108,7 +105,7 @@ def test_every_prompt_form_is_decoded(prompt: object, want: object) -> None:
 def test_text_completions_default_to_sixteen_tokens(
     wanted: int | None, limits: Limits, max_positions: int, ceiling: TokenLimits, want: int
 ) -> None:
-    """A default is no wish, so it is lowered where a wish would be refused. The prompt has ten tokens."""
+    """A default is lowered to any limit that would refuse a larger request. The prompt has ten tokens."""
     assert fit_output(_text(max_tokens=wanted), 10, limits, max_positions, ceiling) == want
 
 
@@ -159,7 +156,7 @@ CHAT_REFUSALS: list[Any] = [
 
 @pytest.mark.parametrize(("fields", "words"), CHAT_REFUSALS)
 def test_chat_refusals(fields: dict[str, Any], words: str) -> None:
-    """Field, value and rule are in the message, and the field is `param`."""
+    """The message has field, value and rule, and `param` is the field."""
     with pytest.raises(Refused) as caught:
         _chat(**fields)
     failure = caught.value.failure
@@ -184,7 +181,6 @@ def test_chat_refusals(fields: dict[str, Any], words: str) -> None:
     ],
 )
 def test_completion_refusals(fields: dict[str, Any], words: str) -> None:
-    """Likewise."""
     with pytest.raises(Refused) as caught:
         _text(**fields)
     assert caught.value.failure.message.startswith(words)
@@ -200,20 +196,19 @@ def test_completion_refusals(fields: dict[str, Any], words: str) -> None:
     ids=["values that ask for nothing", "more of them", "fields that change nothing, and unknown ones"],
 )
 def test_harmless_fields_are_taken(fields: dict[str, Any]) -> None:
-    """Clients send them as a matter of course."""
+    """Clients send these fields by default."""
     assert _chat(**fields) == _chat()
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'"x"', b"\xff", b"null"])
 def test_body_that_is_no_object_is_refused(raw: bytes) -> None:
-    """A body that is not a JSON object."""
     with pytest.raises(Refused) as caught:
         decode_chat(raw)
     assert caught.value.failure.param == "body"
 
 
 def test_value_nested_to_any_depth_is_refused() -> None:
-    """Some depths still decode, but leave too little of the stack to show the value."""
+    """Some depths decode, but leave too little stack to show the value."""
     limit = sys.getrecursionlimit()
     for depth in range(limit - 300, limit + 10):
         nested = b"[" * depth + b"]" * depth
@@ -244,7 +239,7 @@ def _failure_of(decode: Callable[[bytes], CompletionCall], raw: bytes) -> Failur
 
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values))
 def test_any_json_is_taken_or_refused_as_invalid(body: dict[str, Any]) -> None:
-    """No body makes anything but an answer of 400."""
+    """Any JSON body is decoded or refused with 400."""
     raw = json.dumps(body).encode()
     for decode in (decode_chat, decode_completion):
         failure = _failure_of(decode, raw)
@@ -264,7 +259,6 @@ LIMITS = Limits(max_input_tokens=100, max_output_tokens=50)
     ],
 )
 def test_fit_output(wanted: int | None, prompt_tokens: int, max_positions: int, room: int) -> None:
-    """How long an answer may be."""
     assert fit_output(_chat(max_tokens=wanted), prompt_tokens, LIMITS, max_positions) == room
 
 
@@ -301,7 +295,7 @@ def test_fit_output(wanted: int | None, prompt_tokens: int, max_positions: int, 
 def test_tenant_maxima_hold_beside_the_versions(
     wanted: int | None, ceiling: TokenLimits, want: int | LimitExceeded
 ) -> None:
-    """A prompt of ten tokens: the tenant's maxima hold beside the version's, and the refusal says whose it was."""
+    """The tenant's maxima apply beside the version's, and the refusal names its source. The prompt has ten tokens."""
     try:
         found: object = fit_output(_chat(max_tokens=wanted), 10, LIMITS, 1000, ceiling)
     except Refused as refused:
@@ -322,7 +316,7 @@ def test_tenant_maxima_hold_beside_the_versions(
     ],
 )
 def test_what_does_not_fit(wanted: int | None, prompt_tokens: int, max_positions: int, failure: object) -> None:
-    """Over a limit is a clear refusal, before any compute."""
+    """The refusal comes before any compute."""
     with pytest.raises(Refused) as caught:
         fit_output(_chat(max_tokens=wanted), prompt_tokens, LIMITS, max_positions)
     assert caught.value.failure == failure

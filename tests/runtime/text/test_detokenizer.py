@@ -1,4 +1,4 @@
-"""Text comes as it is complete: whole characters, right spaces, nothing of a stop string."""
+"""Text is sent in whole characters, with the right spaces, and without a stop string."""
 
 import json
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ def _stream(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ()
 @example([171, 96])
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 3)))
 def test_byte_level_pieces_join_to_what_the_library_decodes(ids: list[int]) -> None:
-    """For any ids at all, broken bytes and ids beyond the vocabulary included; only an unfinished end stays unsaid."""
+    """Any ids, also broken bytes and unknown ids, stream to the library's text, except an unfinished end."""
     known = [token_id for token_id in ids if token_id < BYTE_LEVEL.get_vocab_size()]
     whole = BYTE_LEVEL.decode(known)
     said = "".join(_stream(BYTE_LEVEL, ids))
-    # Python waits for the third byte of half a surrogate (ed a0 to ed bf), which the library calls broken at once.
+    # Python waits for the third byte of a surrogate half (ed a0 to ed bf), which the library replaces at once.
     assert whole in (said, said + "\ufffd", said + "\ufffd\ufffd")
 
 
@@ -50,7 +50,7 @@ def test_any_text_comes_back_as_the_library_decodes_it(tokenizer: Tokenizer, tex
 
 @pytest.mark.parametrize("token_id", [-1, -(2**40), METASPACE.get_vocab_size(), 10**6, 2**32 - 1, 2**32, 2**64])
 def test_unknown_token_gives_no_text(token_id: int) -> None:
-    """In a prompt that the engine will refuse by name; nothing is kept of it."""
+    """An unknown token in a prompt gives no text, and nothing is cached. The engine refuses it by name."""
     pieces = TokenBytes(METASPACE)
     known = repr(pieces)
     assert Detokenizer(pieces, [token_id]).push(token_id) == ""
@@ -62,7 +62,7 @@ def test_unknown_token_gives_no_text(token_id: int) -> None:
     st.text(st.sampled_from("aé中😀 the"), min_size=1, max_size=20),
 )
 def test_a_continuation_is_spaced_as_one(before: str, after: str) -> None:
-    """Prompt and answer together read as the library would decode them together: the space between is not lost."""
+    """Prompt and answer together read as the library decodes them, with the space between."""
     prompt = METASPACE.encode(before, add_special_tokens=False).ids
     ids = METASPACE.encode(after, add_special_tokens=False).ids
     assert METASPACE.decode(prompt) + "".join(_stream(METASPACE, ids, prompt)) == METASPACE.decode(prompt + ids)
@@ -70,7 +70,7 @@ def test_a_continuation_is_spaced_as_one(before: str, after: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE], ids=["byte-level", "byte fallback"])
 def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
-    """Characters that several tokens spell appear with the last; the control sees halves without the decoder."""
+    """A character of several tokens appears with the last of them. Single tokens decode to halves (control)."""
     ids = tokenizer.encode("ぬ ж 🦀", add_special_tokens=False).ids
     pieces = _stream(tokenizer, ids)
     assert "\ufffd" not in "".join(pieces)
@@ -79,7 +79,7 @@ def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
 
 
 def test_broken_bytes_end_the_stream_of_the_library_and_not_ours() -> None:
-    """Why its `DecodeStream` isn't used: a broken byte makes another text of what it has given out, and it raises."""
+    """The library's `DecodeStream` is not used because it raises after a broken byte."""
     ids = [METASPACE.token_to_id(token) for token in ("<0x6E>", "<0xFA>", "or")]
     known = [token_id for token_id in ids if token_id is not None]
     assert _stream(METASPACE, known) == ["n", "\ufffd", "or"]
@@ -90,14 +90,14 @@ def test_broken_bytes_end_the_stream_of_the_library_and_not_ours() -> None:
 
 
 def test_special_tokens_say_nothing_and_added_ones_speak() -> None:
-    """An end token is no text; an added token with a space in it is literal."""
+    """An end token gives no text, and an added token with a space is literal."""
     two_words = BYTE_LEVEL.token_to_id("two words")
     assert two_words is not None
     assert _stream(BYTE_LEVEL, [0, two_words, 1]) == ["", "two words", ""]
 
 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
-    """A vocabulary whose pieces are not bytes is not guessed at."""
+    """A decoder whose pieces are not bytes is refused by name."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedDecoder, match="WordPiece"):
@@ -105,7 +105,6 @@ def test_an_unknown_decoder_is_refused_by_name() -> None:
 
 
 def test_no_decoder_is_refused() -> None:
-    """Nor is one that has none."""
     state = json.loads(byte_level())
     state["decoder"] = None
     with pytest.raises(UnsupportedDecoder, match="no type"):
@@ -122,11 +121,8 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=5), max_size=4),
 )
 def test_stop_strings_cut_wherever_tokens_do(pieces: list[str], stops: list[str]) -> None:
-    """However the text is split, what is sent is the text up to the first stop string, whole, and never more.
-
-    "First" is by when it is complete: a longer stop that began earlier but was not yet there when a shorter one was
-    complete does not win over it.
-    """
+    """However the text is split, the text before the first complete stop string is sent.
+    A longer stop string that began earlier loses against a shorter one that is complete first."""
     finder = StopFinder(stops)
     sent = ""
     for piece in pieces:
@@ -141,14 +137,13 @@ def test_stop_strings_cut_wherever_tokens_do(pieces: list[str], stops: list[str]
 
 @given(st.text(st.sampled_from("ab"), max_size=30), st.text(st.sampled_from("ab"), min_size=1, max_size=5))
 def test_one_stop_string_cuts_exactly(text: str, stop: str) -> None:
-    """Character by character, the text up to the stop string is sent."""
     finder = StopFinder([stop])
     sent = "".join(finder.push(character) for character in text)
     assert sent + finder.flush() == _cut(text, [stop])
 
 
 def test_text_that_begins_no_stop_string_is_not_held() -> None:
-    """Holding back costs the reader nothing where it is not needed."""
+    """Only text that could begin a stop string is held back."""
     finder = StopFinder(["\n\nHuman:"])
     assert finder.push("Hello") == "Hello"
     assert finder.push(" there\n") == " there"

@@ -1,4 +1,4 @@
-"""A chat template does bounded work for one conversation, whatever it says; the limits leave usual templates alone."""
+"""A chat template does bounded work per conversation, and usual templates stay within the limits."""
 
 import time
 import tracemalloc
@@ -13,14 +13,14 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def _grow(start: str, step: str, use: str = "") -> str:
-    """Sixty steps, each of which doubles something."""
+    """Return a template with sixty steps that each double a value."""
     loop = "{% for i in range(60) %}{% set ns.x = " + step + " %}{% endfor %}"
     return "{% set ns = namespace(x=" + start + ") %}" + loop + use
 
 
 LIST, TUPLE = ("[1]", "[ns.x, ns.x]"), ("(1,)", "(ns.x, ns.x)")
 DICT = ("{}", "{'a': ns.x, 'b': ns.x}")
-TWIN = _grow(*LIST, "{% set one = ns.x %}") + _grow(*LIST)  # equal, and not the same
+TWIN = _grow(*LIST, "{% set one = ns.x %}") + _grow(*LIST)  # equal, but not the same object
 DIGITS = "{% set digits = '9' * 4000 %}"
 NUMBERS = "{% set all = range(99999) %}"
 BACKWARDS = "{% set big = 'a' * 400000 %}{% set part = 'ab' + 'a' * 200000 %}"
@@ -133,7 +133,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in ENDLESS.items()])
 def test_endless_template_is_refused(source: str) -> None:
-    """None of these ends within hours, or without gigabytes, in the library's own sandbox. Each is refused by name."""
+    """Each of these runs for hours or takes gigabytes in the library's sandbox. Here it is refused by name."""
     began = time.process_time()
     with pytest.raises(Refused) as refused:
         ChatTemplate(source, {}).render(MESSAGES)
@@ -151,13 +151,13 @@ def test_endless_template_is_refused(source: str) -> None:
     ],
 )
 def test_replacement_is_paid_before_it_is_made(args: list[str], kwargs: dict[str, str]) -> None:
-    """However its arguments are given: what is paid for afterwards has taken its memory."""
+    """Work is charged before it is done, however the arguments are passed, because memory can't be given back."""
     with budget(), pytest.raises(TemplateBudgetExceeded):
         charge_filter("replace", "a" * 9000, args, kwargs)
 
 
 def test_whatever_a_template_raises_is_its_own_fault() -> None:
-    """Jinja raises what it likes, such as RuntimeError, and the caller hears that the template failed."""
+    """An exception such as RuntimeError of a template is reported as the template's fault."""
     with pytest.raises(Refused) as refused:
         ChatTemplate("{{ cycler() }}", {}).render(MESSAGES)
     assert "RuntimeError" in refused.value.failure.message
@@ -179,13 +179,13 @@ DEEP = {
 
 @pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in DEEP.items()])
 def test_template_that_does_not_compile_is_a_value_error(source: str) -> None:
-    """Whatever Python raises while it compiles the template, the caller hears that the template is at fault."""
+    """Any error of the compiler is reported as the template's fault."""
     with pytest.raises(ValueError, match="the chat template"):
         ChatTemplate(source, {})
 
 
 def test_long_conversation_is_within_the_budget() -> None:
-    """As many messages as a request may have, with a megabyte of text, take a fraction of what a template may do."""
+    """The longest conversation of a request, a megabyte of text, stays within the budget."""
     source = (
         "{% for message in messages %}{% if loop.first and message.role != 'system' %}{{ 'You help.' }}{% endif %}"
         "{% if message.role == 'assistant' and '</think>' in message.content %}"
@@ -198,7 +198,7 @@ def test_long_conversation_is_within_the_budget() -> None:
 
 
 def test_budget_is_of_one_rendering() -> None:
-    """What one conversation used is there again for the next."""
+    """Each rendering has the whole budget."""
     template = ChatTemplate("{% for i in range(90000) %}{{ i }}{% endfor %}", {})
     for _ in range(20):
         template.render(MESSAGES)
@@ -220,7 +220,7 @@ WIDE = {
 
 @pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in WIDE.items()])
 def test_wide_format_is_refused_before_it_is_made(source: str) -> None:
-    """Each would take 200 MB, and the budget counts characters once they are there."""
+    """Each of these would take 200 MB, and the budget counts only characters that exist."""
     template = ChatTemplate(source, {})
     tracemalloc.start()
     try:
@@ -243,5 +243,5 @@ def test_wide_format_is_refused_before_it_is_made(source: str) -> None:
     ],
 )
 def test_usual_formats_are_served(source: str, text: str) -> None:
-    """The control of what is refused as too wide."""
+    """Negative control: usual formats are rendered."""
     assert ChatTemplate(source, {}).render(MESSAGES) == text

@@ -1,4 +1,4 @@
-"""Prompts become the ids that transformers would make of the same files."""
+"""Prompts become the token ids that transformers makes with the same files."""
 
 import base64
 import json
@@ -44,20 +44,20 @@ def _peer(tmp_path: Path, pinned: dict[str, bytes]) -> Any:
     ],
 )
 def test_chat_is_what_transformers_makes_of_it(tmp_path: Path, template: str) -> None:
-    """Each dialect of template that checkpoints use gives the very ids."""
+    """Each dialect of template in checkpoints gives the same ids."""
     pinned = files(chat_template=template)
     ids = _peer(tmp_path, pinned).apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert list(TextCodec(pinned).encode_chat(MESSAGES)) == ids
 
 
 def test_plain_text_gets_its_start_token(tmp_path: Path) -> None:
-    """A prompt to continue is encoded with the tokenizer's own special tokens."""
+    """A prompt gets the tokenizer's own special tokens."""
     pinned = files()
     assert list(TextCodec(pinned).encode("Größe 中")) == _peer(tmp_path, pinned)("Größe 中")["input_ids"]
 
 
 def test_a_pinned_truncation_does_not_cut() -> None:
-    """Limits refuse; a tokenizer that was saved with truncation must not shorten a prompt silently."""
+    """A tokenizer saved with truncation must not cut a prompt silently. Limits refuse it instead."""
     state = json.loads(byte_level())
     state["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     state["padding"] = {
@@ -81,7 +81,7 @@ def test_a_pinned_truncation_does_not_cut() -> None:
     ],
 )
 def test_a_template_that_fails_is_the_requests_failure(template: str, rule: str) -> None:
-    """Whatever a template does, the caller gets a 400 that says so, and the process is unharmed."""
+    """A failing template is a 400 with the reason, and does no harm to the process."""
     codec = TextCodec(files(chat_template=template))
     with pytest.raises(Refused) as caught:
         codec.encode_chat(MESSAGES)
@@ -90,13 +90,12 @@ def test_a_template_that_fails_is_the_requests_failure(template: str, rule: str)
 
 
 def test_without_a_template_chat_is_refused() -> None:
-    """No template is invented."""
     with pytest.raises(Refused, match="no chat template"):
         TextCodec(files(chat_template=None)).encode_chat(MESSAGES)
 
 
 def test_a_template_file_comes_before_the_configuration() -> None:
-    """As in transformers; and of several named templates the default counts."""
+    """As in transformers. Of several named templates the default is used."""
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
     assert TextCodec(files(chat_template=named)).encode_chat(MESSAGES) == TextCodec(files()).encode("yes")[1:]
     own = files() | {"chat_template.jinja": b"own"}
@@ -104,7 +103,7 @@ def test_a_template_file_comes_before_the_configuration() -> None:
 
 
 def test_every_end_of_sequence_counts() -> None:
-    """Ids of both configurations and the tokenizer's own end token stop a generation."""
+    """End tokens of both configs and of the tokenizer stop a generation."""
     pinned = files() | {"generation_config.json": b'{"eos_token_id": [7, 9]}', "config.json": b'{"eos_token_id": 5}'}
     assert TextCodec(pinned).stop_ids == {1, 5, 7, 9}
     assert TextCodec(files(eos_token=None) | {"config.json": b"{}"}).stop_ids == frozenset()
@@ -121,7 +120,6 @@ def test_every_end_of_sequence_counts() -> None:
     ],
 )
 def test_broken_files_are_named(pinned: dict[str, bytes], path: str) -> None:
-    """What cannot be used is refused by its name."""
     with pytest.raises(Refused) as caught:
         TextCodec(pinned)
     assert isinstance(caught.value.failure, ArtifactRejected)
@@ -143,7 +141,7 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 
 
 def test_text_on_which_the_tokenizer_panics_is_refused() -> None:
-    """A panic of the library is no Exception to Python, and no failure of ours: the artifact is named."""
+    """A panic of the library is no Exception in Python. It is reported as the artifact's fault."""
     codec = TextCodec(_with(pre_tokenizer=SPLITS))
     for encode in (codec.encode, codec.encode_rendered):
         with pytest.raises(Refused) as refused:
@@ -156,7 +154,7 @@ def test_text_on_which_the_tokenizer_panics_is_refused() -> None:
 
 
 def _charsmap(character: str, replacement: str) -> dict[str, Any]:
-    """A normalizer as SentencePiece writes them, with one replacement: a double array of three units, then texts."""
+    """Return a SentencePiece normalizer with one replacement: a double array of three units, then texts."""
     units = [0] * 1024
     root, leaf = 256, 512
     units[0] = root << 10
@@ -168,7 +166,7 @@ def _charsmap(character: str, replacement: str) -> dict[str, Any]:
 
 
 def _template(*pieces: str, ids: Sequence[int] = (0,)) -> dict[str, Any]:
-    """A post-processor: `A` is the text, all else a special token of these ids."""
+    """Return a post-processor. `A` is the text, everything else a special token with these ids."""
     kinds = {"A": "Sequence"}
     single = [{kinds.get(piece, "SpecialToken"): {"id": piece, "type_id": 0}} for piece in pieces]
     special = {piece: {"id": piece, "ids": list(ids), "tokens": ["<s>"] * len(ids)} for piece in pieces if piece != "A"}
@@ -198,7 +196,7 @@ def _template(*pieces: str, ids: Sequence[int] = (0,)) -> dict[str, Any]:
     ],
 )
 def test_tokenizer_that_multiplies_a_text_is_refused(parts: dict[str, Any]) -> None:
-    """What would become gigabytes is refused before any text is encoded: the library ends the process over it."""
+    """A text multiplied to gigabytes would kill the process, so the tokenizer is refused before any encoding."""
     with pytest.raises(Refused) as refused:
         TextCodec(_with(**parts))
     failure = refused.value.failure
@@ -207,7 +205,7 @@ def test_tokenizer_that_multiplies_a_text_is_refused(parts: dict[str, Any]) -> N
 
 
 def test_character_map_is_read_as_the_library_reads_it() -> None:
-    """The control: what is counted is what the library puts in a character's place."""
+    """Negative control: the counted replacement is the library's."""
     map_of = Tokenizer.from_str(json.dumps(json.loads(byte_level()) | {"normalizer": _charsmap("a", "b" * 100)}))
     assert map_of.normalizer.normalize_str("xax") == "x" + "b" * 100 + "x"
     usual = {"normalizer": _charsmap("a", "b" * 18), "post_processor": _template("<s>", "A", "</s>")}
@@ -215,14 +213,13 @@ def test_character_map_is_read_as_the_library_reads_it() -> None:
 
 
 def test_usual_normalizers_are_served() -> None:
-    """A space before the text and a mark for each space, several expressions, other forms of letters."""
     usual = [{"type": "Prepend", "prepend": "▁"}, _replacing({"String": " "}, "▁"), {"type": "NFKC"},
              _replacing({"Regex": " {2,}"}, " "), _replacing({"String": "``"}, '"'), {"type": "Lowercase"}]  # fmt: skip
     assert TextCodec(_with(normalizer={"type": "Sequence", "normalizers": usual})).encode("Two words")
 
 
 def test_encoding_leaves_the_interpreter_to_others() -> None:
-    """While a long text is encoded, another thread runs: an engine's step does not wait for somebody's prompt."""
+    """Another thread runs while a long text is encoded, so a prompt does not delay the engine's step."""
     codec, text = TextCodec(files()), "the word was in the beginning " * 20_000
     longest_s, done = 0.0, threading.Event()
 
@@ -248,14 +245,13 @@ ROWS = CODEC.vocab_size
 
 
 def test_matching_tokenizer_and_model_are_accepted() -> None:
-    """The whole vocabulary, the template and the special tokens fit; with a row more, too."""
+    """The vocabulary, template and special tokens fit, also with a spare row."""
     for rows in (ROWS, ROWS + 1):
         check_token_rows(CODEC, rows)
         check_vocabulary(CODEC, rows)
 
 
 def test_model_without_a_template_completes_texts() -> None:
-    """A model without one completes texts, and is no chat's fault."""
     check_token_rows(TextCodec(files(chat_template=None)), ROWS)
 
 
@@ -296,7 +292,6 @@ BEFORE = {"generation_config.json": json.dumps({"eos_token_id": -1}).encode()}
     ],
 )
 def test_mismatched_tokenizer_file_is_named(codec: TextCodec, rows: int, path: str, reason: str) -> None:
-    """The file is named, and what is wrong with it."""
     with pytest.raises(Refused) as caught:
         check_token_rows(codec, rows)
     failure = caught.value.failure
@@ -306,7 +301,7 @@ def test_mismatched_tokenizer_file_is_named(codec: TextCodec, rows: int, path: s
 
 
 def test_ids_with_gaps() -> None:
-    """As many tokens as rows, but one id is higher: the count can't tell, the vocabulary can."""
+    """With a gap the number of tokens fits, but one id is too high. Only the vocabulary shows it."""
     state = json.loads(files()["tokenizer.json"])
     words = state["model"]["vocab"]
     unmerged = next(word for word in words if len(word) == 1)

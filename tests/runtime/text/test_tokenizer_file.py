@@ -1,4 +1,4 @@
-"""A tokenizer that is read in the quick way is the one that the library reads, by its own account; the rest is its."""
+"""The fast reader of tokenizer files gives the library's tokenizer, or leaves the file to the library."""
 
 import json
 from collections.abc import Callable
@@ -17,30 +17,30 @@ TEXT = "In the beginning was two words </s> Größe, 中文字符 emoji 😀\n  
 
 
 def changed(change: Callable[[dict[str, Any]], object], raw: bytes = b"") -> bytes:
-    """The byte-level tokenizer's file after `change`."""
+    """Return the byte-level tokenizer's file after `change`."""
     file = json.loads(raw or byte_level())
     change(file)
     return json.dumps(file).encode()
 
 
 def spaced(file: dict[str, Any]) -> None:
-    """Merges as files of older versions have them."""
+    """Write merges as older versions do."""
     file["model"]["merges"] = [" ".join(pair) for pair in file["model"]["merges"]]
 
 
 def sparse(file: dict[str, Any]) -> None:
-    """Fields that older versions did not know."""
+    """Remove fields that older versions don't have."""
     for name in ("byte_fallback", "ignore_merges", "fuse_unk", "dropout"):
         del file["model"][name]
 
 
 def options(file: dict[str, Any]) -> None:
-    """Everything that a model may say."""
+    """Set every option of a model."""
     file["model"] |= {"ignore_merges": True, "fuse_unk": True, "unk_token": "<s>", "end_of_word_suffix": "</w>"}
 
 
 def more(file: dict[str, Any]) -> None:
-    """Added tokens of both kinds, in turns."""
+    """Add special and plain tokens in turns."""
     usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     first = 1 + max(token["id"] for token in (*file["added_tokens"], {"id": max(file["model"]["vocab"].values())}))
     for number, special in enumerate((True, False, True)):
@@ -61,7 +61,7 @@ QUICK = [
 
 @pytest.mark.parametrize("raw", QUICK)
 def test_fast_reader_gives_the_librarys_tokenizer(raw: bytes) -> None:
-    """All that it has, and what it makes of a text."""
+    """Both have the same content and encode a text equally."""
     quick, librarys = tokenizer_file._try_fast(raw), Tokenizer.from_buffer(raw)
     assert quick is not None
     assert quick.to_str() == librarys.to_str()
@@ -70,7 +70,7 @@ def test_fast_reader_gives_the_librarys_tokenizer(raw: bytes) -> None:
 
 
 def gap(file: dict[str, Any]) -> None:
-    """An added token whose id is not the next one."""
+    """Give an added token an id that is not the next one."""
     file["added_tokens"][-1]["id"] += 7
 
 
@@ -87,7 +87,7 @@ def gap(file: dict[str, Any]) -> None:
     ],
 )
 def test_unknown_tokenizer_fields_use_the_library(raw: bytes) -> None:
-    """Nothing is guessed."""
+    """An unknown field or kind is left to the library."""
     assert tokenizer_file._try_fast(raw) is None
     assert read_tokenizer(raw, large=0).to_str() == Tokenizer.from_buffer(raw).to_str()
 
@@ -102,7 +102,7 @@ def test_unknown_tokenizer_fields_use_the_library(raw: bytes) -> None:
     ],
 )
 def test_faulty_tokenizer_gets_the_librarys_error(raw: bytes) -> None:
-    """Its own words, whichever way was tried first."""
+    """The error is the library's, whichever reader was tried first."""
     with pytest.raises(Exception, match=r".") as librarys:
         Tokenizer.from_buffer(raw)
     with pytest.raises(Exception, match=r".") as ours:
@@ -111,7 +111,7 @@ def test_faulty_tokenizer_gets_the_librarys_error(raw: bytes) -> None:
 
 
 def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that would come out otherwise is refused. The control: a quick way that forgets an attribute."""
+    """Sealing refuses a file that both readers read differently (control: a reader that drops an attribute)."""
     assert reads_same_tokenizer(changed(more), large=0)
     monkeypatch.setattr(tokenizer_file, "_added", lambda token: AddedToken(token.content, special=token.special))
     assert not reads_same_tokenizer(changed(more), large=0)
@@ -127,6 +127,6 @@ def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_large_file_that_does_not_load_is_named(part: dict[str, Any]) -> None:
-    """At sealing a large file is read twice before anything else is made of it."""
+    """Sealing reads a large file with both readers first."""
     with pytest.raises(Refused, match=r"tokenizer\.json: does not load"):
         check_fast_reader(changed(lambda file: file.update(part)) + b" " * LARGE)

@@ -1,8 +1,8 @@
-"""Attention worked out the slow way, and a stand-in for torch's `varlen_attn` that runs anywhere.
+"""Reference attention, and a stand-in for torch's `varlen_attn` that runs on any device.
 
-Imitated of `torch.nn.attention.varlen.varlen_attn` (documentation of 2.13, flash-attention's meaning of windows):
-rows of all sequences one after another, cumulative lengths in int32, causal where the right window is 0 and aligned at
-the end of the keys, a left window that counts tokens beside the row's own.
+Follows `torch.nn.attention.varlen.varlen_attn` (documentation of 2.13, flash-attention's meaning of windows): rows of
+all sequences one after another, cumulative lengths in int32, causal where the right window is 0 and aligned at the end
+of the keys, a left window that counts tokens besides the row's own.
 """
 
 from itertools import pairwise
@@ -56,7 +56,7 @@ def reference_varlen(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """See the module."""
+    """Compute what `varlen_attn` would."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert scale is not None
     assert window_size[1] == 0, "only causal"
@@ -76,7 +76,7 @@ def reference_varlen(
 
 
 class Replay:
-    """Feeds sequences to a backend in pieces, and compares what it gives with the slow way."""
+    """Feeds sequences to a backend in pieces, and computes the reference result."""
 
     def __init__(self, lengths: list[int], device: torch.device, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -98,7 +98,8 @@ class Replay:
     def step(
         self, backend: BatchBackend, shares: list[tuple[int, int, int]], window: int | None, layer: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shares are (sequence, start, count). What the backend gives, and what is right; [T, H, D] each."""
+        """Run one step. `shares` are (sequence, start, count). Return the backend's result and the reference; [T, H, D]
+        each."""
         pieces = [SequenceSlice((0,) * count, start, self.slots[i], 1) for i, start, count in shares]
         batch: FlatBatch = build_batch(pieces, self.device)
 

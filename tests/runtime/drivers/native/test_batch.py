@@ -7,7 +7,7 @@ from tests.runtime.tiny_decoders import CPU
 
 
 def test_build() -> None:
-    """A decode, a prompt's middle without logits, and a probe with all of them."""
+    """A decode, a part of a prompt without logits, and a probe with all logits are flattened."""
     decode = SequenceSlice((7,), 17, slots_in_blocks((3, 1), CPU), 1)
     middle = SequenceSlice((8, 9, 10), 4, slots_in_blocks((2,), CPU), 0)
     probe = SequenceSlice((1, 2), 0, slots_in_blocks((5,), CPU), 2)

@@ -1,4 +1,4 @@
-"""Cancelling at any moment frees the request's blocks within the step and touches nobody else."""
+"""Cancelling at any moment frees the request's blocks within the step and affects no other request."""
 
 import pytest
 
@@ -12,7 +12,7 @@ CRUMBS = Budget(23, 7, 5)
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 10, 20], ids=lambda steps: f"after {steps} steps")
 def test_frees_blocks_within_a_step(steps: int) -> None:
-    """Waiting, in the middle of its prompt or decoding: its blocks are free at once, and the next step says so."""
+    """A request that waits, prefills or decodes frees its blocks at once, and the next step reports it."""
     machine = engine(budget=CRUMBS)
     assert machine.admit(greedy("a", prompts()[5])) is None
     for _ in range(steps):
@@ -29,7 +29,6 @@ def test_frees_blocks_within_a_step(steps: int) -> None:
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("steps", [0, 2, 9])
 def test_cancelling_one_request_leaves_others_unchanged(victim: int, steps: int) -> None:
-    """The others' answers are what they would have been."""
     machine = engine(budget=CRUMBS)
     some = prompts()[2:6]
     events: list[Event] = []
@@ -45,7 +44,7 @@ def test_cancelling_one_request_leaves_others_unchanged(victim: int, steps: int)
 
 
 def test_cancelling_frees_a_slot_for_a_waiting_request() -> None:
-    """What a cancelled request held is taken by the next in the very next step."""
+    """The blocks of a cancelled request go to the next one in the next step."""
     machine = engine(blocks=4)
     assert machine.admit(greedy("big", prompts()[5], 24)) is None
     assert machine.admit(greedy("next", prompts()[5], 24)) is None
@@ -58,7 +57,7 @@ def test_cancelling_frees_a_slot_for_a_waiting_request() -> None:
 
 
 def test_no_token_after_it() -> None:
-    """`Cancelled` is the last that is heard of a request, and carries what it cost."""
+    """`Cancelled` is a request's last event, and carries its cost."""
     machine = engine()
     assert machine.admit(greedy("a", prompts()[2])) is None
     before = [*machine.step(), *machine.step()]
@@ -70,7 +69,6 @@ def test_no_token_after_it() -> None:
 
 
 def test_cancelling_unknown_or_ended_request_does_nothing() -> None:
-    """Cancelling what is not there, or was cancelled, says nothing."""
     machine = engine()
     machine.cancel("nobody")
     assert machine.admit(greedy("a", [1])) is None
@@ -82,7 +80,6 @@ def test_cancelling_unknown_or_ended_request_does_nothing() -> None:
 
 
 def test_an_id_may_come_again() -> None:
-    """After its end an id is free."""
     machine = engine()
     assert machine.admit(greedy("a", prompts()[2])) is None
     machine.step()

@@ -56,7 +56,7 @@ def sampled(request_id: str, prompt: tuple[int, ...], seed: int | None, **how: A
     ],
 )
 def test_a_seed_means_the_same_tokens(how: dict[str, Any]) -> None:
-    """Alone, again, or among others who draw too: the same seed, the same tokens; another seed, others."""
+    """The same seed gives the same tokens, alone and among other requests. Another seed gives others."""
     alone = engine()
     assert alone.admit(sampled("a", prompts()[4], 5, **how)) is None
     want = tokens_of(run_dry(alone), "a")
@@ -73,7 +73,6 @@ def test_a_seed_means_the_same_tokens(how: dict[str, Any]) -> None:
 
 
 def test_without_a_seed_answers_differ() -> None:
-    """No seed: each request draws its own numbers."""
     machine = engine()
     for request_id in ("a", "b"):
         assert machine.admit(sampled(request_id, prompts()[4], None, temperature=2.0)) is None
@@ -120,7 +119,7 @@ def test_without_a_seed_answers_differ() -> None:
     ],
 )
 def test_refused_at_once(request_: GenerationRequest, want: Failure) -> None:
-    """What can never run is refused at admission, and leaves nothing behind."""
+    """A request that can never run is refused at admission, and leaves nothing behind."""
     machine = engine(blocks=3)
     assert machine.admit(request_) == want
     assert not machine.has_work
@@ -128,7 +127,7 @@ def test_refused_at_once(request_: GenerationRequest, want: Failure) -> None:
 
 
 def test_the_largest_that_fits_runs() -> None:
-    """Exactly all blocks: admitted and finished."""
+    """A request that needs exactly all blocks runs."""
     machine = engine(blocks=3)
     assert machine.admit(greedy("a", prompts()[5], 3 * BLOCK_SIZE - 33 + 1)) is None
     assert reason_of(run_dry(machine), "a") == "length"
@@ -146,12 +145,12 @@ def test_request_without_free_blocks_is_not_overtaken() -> None:
 
 
 def _of(tenant: str, request_id: str, tokens: int) -> GenerationRequest:
-    """A request that holds so many KV entries to its end."""
+    """Return a request that needs this many KV entries."""
     return replace(greedy(request_id, prompts()[0], tokens - len(prompts()[0]) + 1), tenant=tenant)
 
 
 def test_guests_leave_kv_blocks_to_the_owner() -> None:
-    """A guest's long answers hold all blocks but an eighth. The owner enters that at once, past guests that wait."""
+    """Guests leave an eighth of the blocks to the owner, whose requests pass waiting guests."""
     machine = engine(blocks=32)
     for request_id in ("g1", "g2"):
         assert machine.admit(_of("guest", request_id, 14 * BLOCK_SIZE)) is None
@@ -167,7 +166,7 @@ def test_guests_leave_kv_blocks_to_the_owner() -> None:
 
 
 def test_guest_that_needs_most_of_the_kv_blocks_runs_alone() -> None:
-    """Nobody is kept out for ever: it enters once nothing else runs."""
+    """Such a guest waits until nothing else runs."""
     machine = engine(blocks=32)
     for request_id in ("g1", "g2"):
         assert machine.admit(_of("guest", request_id, 31 * BLOCK_SIZE)) is None
@@ -178,7 +177,7 @@ def test_guest_that_needs_most_of_the_kv_blocks_runs_alone() -> None:
 
 
 def test_guest_that_needs_most_of_the_kv_blocks_holds_up_no_other_guest() -> None:
-    """It can't run beside the owner. Other guests that came later run meanwhile; it runs once the owner has ended."""
+    """Other guests run while it waits for the owner to end."""
     machine = engine(blocks=32)
     assert machine.admit(_of("", "owner", 3 * BLOCK_SIZE)) is None
     machine.step()
@@ -208,7 +207,7 @@ def test_a_pool_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("step_ns", [1, 999, 1_000, 1_001, 7_654_321])
 def test_device_time_sums_exactly(step_ns: int) -> None:
-    """Each step's time is divided among its requests by tokens, to the microsecond: all together are the busy time."""
+    """Each step's time is divided among its requests by tokens, to the microsecond, and nothing is lost."""
     machine = engine(clock_ns=StepClock(step_ns), budget=Budget(23, 17, 5))
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt, 5)) is None
@@ -227,7 +226,7 @@ def test_device_time_sums_exactly(step_ns: int) -> None:
 
 
 def test_a_step_is_divided_by_tokens() -> None:
-    """In one step a prompt of 15 tokens pays five times what one of 3 does."""
+    """A prompt of 15 tokens pays five times what a prompt of 3 tokens pays in the same step."""
     machine = engine(clock_ns=StepClock(18_000_000))
     for request_id, length in (("a", 15), ("b", 3)):
         assert machine.admit(greedy(request_id, range(length), 1)) is None
@@ -239,7 +238,7 @@ def test_a_step_is_divided_by_tokens() -> None:
 
 
 def test_counts_are_cumulative() -> None:
-    """Of a cut prompt only what was computed counts; tokens count as they are handed out; nothing ever falls."""
+    """Of a cut prompt only computed tokens count, and no count ever falls."""
     machine = engine(budget=Budget(8, 8, 1))
     assert machine.admit(greedy("a", prompts()[2], 4)) is None
     machine.step()
@@ -253,7 +252,7 @@ def test_counts_are_cumulative() -> None:
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
-        pytest.param(lambda machine: machine._pool.try_allocate(1), "a block is lost", id="a block nobody knows of"),
+        pytest.param(lambda machine: machine._pool.try_allocate(1), "a block is lost", id="a block without an owner"),
         pytest.param(lambda machine: machine._waiting.update(machine._running), "waits and runs", id="in both queues"),
         pytest.param(
             lambda machine: machine._running["a"].tokens.pop(), "has nothing to compute", id="a token forgotten"
@@ -279,7 +278,7 @@ def test_integrity_check_goes_red(spoil: Any, rule: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_reports_progress_at_each_layer(name: str) -> None:
-    """A replica counts as hung if this stands still, so a long prefill must move it layer by layer, not once a step."""
+    """A replica counts as hung if this time stands still, so it must advance with each layer, not once a step."""
     machine = engine(name)
     assert machine.admit(greedy("a", prompts()[7], 1)) is None
     check_progress(machine, CONFIGS[name]["num_hidden_layers"])

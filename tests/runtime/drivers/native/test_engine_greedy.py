@@ -1,4 +1,4 @@
-"""The engine's answers are transformers' own, in whatever company."""
+"""The engine's greedy answers are those of transformers, alone and in any batch."""
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ BUDGETS = [
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("prompt", prompts(), ids=lambda prompt: f"{len(prompt)} tokens")
 def test_one_request_gets_the_tokens_of_generate(name: str, prompt: tuple[int, ...]) -> None:
-    """A request alone gets `generate`'s greedy tokens."""
     machine = engine(name)
     assert machine.admit(greedy("a", prompt)) is None
     assert tokens_of(run_dry(machine), "a") == reference(name, prompt)
@@ -32,7 +31,7 @@ def test_one_request_gets_the_tokens_of_generate(name: str, prompt: tuple[int, .
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_ten_requests_get_the_tokens_of_generate(name: str, budget: Budget | None) -> None:
-    """So does each of ten together, however their prompts are cut."""
+    """Each of ten requests gets them, however the prompts are cut."""
     machine = engine(name, budget=budget)
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
@@ -47,7 +46,7 @@ def test_ten_requests_get_the_tokens_of_generate(name: str, budget: Budget | Non
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_late_request_gets_the_tokens_of_generate(name: str, budget: Budget | None) -> None:
-    """So does who joins while others decode."""
+    """So does a request that joins while others decode."""
     machine = engine(name, budget=budget)
     events: list[Event] = []
     for index, prompt in enumerate(prompts()):
@@ -81,8 +80,8 @@ ACTIONS = st.lists(
 def test_any_schedule(
     name: str, actions: list[tuple[str, int, int]], budget: Budget, blocks: int, max_running: int
 ) -> None:
-    """Whatever arrives and is cancelled around it, every request gets `generate`'s tokens: all of them, or the first
-    ones where it was cancelled. Integrity holds after each step, each request ends once, and no block is lost."""
+    """In any schedule each request gets `generate`'s tokens, or the first of them if cancelled.
+    Integrity holds after each step, each request ends once, and no block is lost."""
     machine = engine(name, blocks=blocks, budget=budget, max_running=max_running)
     asked: dict[str, tuple[tuple[int, ...], int]] = {}
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""One bad request fails alone; a device that is lost fails everyone; the known answers hold back what they should."""
+"""One bad request fails alone, a lost device fails all, and the probe keeps wrong tokens back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ from tests.runtime.tiny_decoders import (
 
 SOME = prompts()[2:6]
 ANSWERS = {token for prompt in SOME for token in (*prompt, *reference("llama", prompt))}
-BAD_TOKEN = next(token for token in range(VOCAB) if token not in ANSWERS)  # in no other request's way
+BAD_TOKEN = next(token for token in range(VOCAB) if token not in ANSWERS)  # a token that no other request uses
 
 
 def with_tensor(name: str, change: Callable[[torch.Tensor], None], model: TinyModel | None = None) -> TinyModel:
@@ -75,7 +75,7 @@ def serve_with_bad_one(machine: ModelEngine, joins_after: int) -> list[Event]:
 @pytest.mark.parametrize("budget", [None, Budget(9, 9, 3)], ids=["prompts whole", "prompts cut"])
 @pytest.mark.parametrize("kind", ["NaN", "exception"])
 def test_bad_request_fails_alone(kind: str, joins_after: int, budget: Budget | None) -> None:
-    """NaN logits, or an exception in its row: it alone fails, and everyone else gets `generate`'s tokens."""
+    """A request with NaN logits, or an exception, fails alone. Others get `generate`'s tokens."""
     if kind == "NaN":
         model = with_tensor("model.embed_tokens.weight", nan_row)
         machine = engine(bound=model.bound(), budget=budget)
@@ -91,7 +91,6 @@ def test_bad_request_fails_alone(kind: str, joins_after: int, budget: Budget | N
 
 
 def test_blocks_that_held_nan_are_clean_for_the_next() -> None:
-    """A pool whose every block held NaN serves the next request as if new."""
     machine = engine(bound=with_tensor("model.embed_tokens.weight", nan_row).bound(), blocks=4)
     assert machine.admit(greedy("bad", [BAD_TOKEN] * 60, 2)) is None
     run_dry(machine)
@@ -100,7 +99,7 @@ def test_blocks_that_held_nan_are_clean_for_the_next() -> None:
 
 
 def test_a_fault_of_all_fails_all() -> None:
-    """Where every row raises, each request fails, and the engine takes the next one."""
+    """If every row raises, all requests fail, and the engine takes the next one."""
     broken = True
     machine = raising_machine(lambda _: broken, lambda: RuntimeError("all of it"))
     for index, prompt in enumerate(SOME):
@@ -112,7 +111,7 @@ def test_a_fault_of_all_fails_all() -> None:
 
 
 def test_a_lost_device_poisons() -> None:
-    """An error that outlives its call fails everyone, waiting or running, and all who come later."""
+    """A lost device fails all requests, also later ones."""
     machine = raising_machine(has_bad_token, lambda: torch.AcceleratorError("lost", 700), max_running=2)
     events = serve_with_bad_one(machine, 0)
     assert set(failures_of(events)) >= {"bad"}
@@ -122,7 +121,6 @@ def test_a_lost_device_poisons() -> None:
 
 
 def test_fail_all_ends_every_request() -> None:
-    """Everyone inside ends with the given failure; the engine goes on."""
     machine = engine(max_running=2)
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
@@ -134,7 +132,7 @@ def test_fail_all_ends_every_request() -> None:
 
 
 def flipped(name: str, index: tuple[int, ...], bit: int) -> TinyModel:
-    """One bit of one float32 weight turned over; bits 23 to 30 are the exponent's."""
+    """Flip one bit of a float32 weight. Bits 23 to 30 are the exponent."""
 
     def flip(tensor: torch.Tensor) -> None:
         tensor.view(torch.int32)[index] ^= 1 << bit
@@ -155,7 +153,7 @@ PROBE = known_answers.record(tiny("llama").bound("library"))
 
 @pytest.mark.parametrize("budget", [None, Budget(9, 9, 3)], ids=["prompts whole", "prompts cut"])
 def test_probe_rides_in_the_first_batch(budget: Budget | None) -> None:
-    """On the right model it matches, costs no request anything, and changes no answer."""
+    """With the right model the probe matches, changes no answer, and its time is charged to no request."""
     machine = engine(probe=PROBE, budget=budget)
     due = machine.needs_probe
     for index, prompt in enumerate(SOME):
@@ -172,7 +170,7 @@ def test_probe_rides_in_the_first_batch(budget: Budget | None) -> None:
 
 @pytest.mark.parametrize("model", [*FLIPS, pytest.param(OVERFLOWING, id="0.44 becomes 1.5e38")])
 def test_no_token_of_a_failed_probe_leaves(model: TinyModel) -> None:
-    """On a flipped exponent bit every request fails, waiting or running; no token leaves; later ones are refused."""
+    """With a flipped exponent bit every request fails, no token leaves, and later requests are refused."""
     machine = engine(bound=model.bound(), probe=PROBE, max_running=2)
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
@@ -199,7 +197,7 @@ def test_without_probe_wrong_tokens_leave(model: TinyModel) -> None:
 
 @pytest.mark.parametrize(("model", "good"), [(tiny("llama"), True), (OVERFLOWING, False)], ids=["right", "flipped"])
 def test_probe_without_a_request_runs_once(model: TinyModel, good: bool) -> None:
-    """Without a waiter it runs alone, once; afterwards the engine serves, or refuses for good."""
+    """Without a request the probe runs once, alone. Then the engine serves, or refuses for good."""
     machine = engine(bound=model.bound(), probe=PROBE)
     failure = machine.run_probe_alone()
     assert (failure is None) == good == (machine.poisoned is None)
@@ -224,7 +222,7 @@ def test_probe_survives_a_bad_companion() -> None:
 
 
 def test_probe_has_a_block_of_its_own() -> None:
-    """A request that holds the whole pool is answered as ever."""
+    """A request that needs the whole pool is answered despite the probe."""
     machine = engine(probe=PROBE, blocks=1)
     prompt = min(prompts(), key=len)
     assert machine.admit(greedy("a", prompt, 6)) is None
@@ -234,7 +232,6 @@ def test_probe_has_a_block_of_its_own() -> None:
 
 
 def test_probe_that_raises_poisons() -> None:
-    """A probe whose own row raises has not matched."""
     machine = raising_machine(lambda ids: PROBE.token_ids[0] in ids, lambda: RuntimeError("a bad row"), probe=PROBE)
     assert isinstance(machine.run_probe_alone(), ProbeFailed)
 
@@ -242,7 +239,7 @@ def test_probe_that_raises_poisons() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "llama tied", "llama3 rope", "qwen2", "qwen2 with windows"])
 def test_probe_of_the_library_matches_ours(name: str, dtype: torch.dtype) -> None:
-    """What transformers' attention recorded is what ours gives, alone and among others."""
+    """The library's known answers match our engine, alone and in a batch."""
     probe = known_answers.record(tiny(name, dtype).bound("library"))
     assert engine(name, dtype=dtype, probe=probe).run_probe_alone() is None
     crowd = engine(name, dtype=dtype, probe=probe)
@@ -261,7 +258,7 @@ def test_integrity_of_a_poisoned_engine() -> None:
 
 
 def test_lost_while_reading_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run behind: a device may report its loss when tokens are read. That poisons too."""
+    """Kernels run asynchronously, so a lost device may show when tokens are read."""
 
     def lost(*_: object) -> Mapping[str, Any]:
         raise torch.AcceleratorError("lost", 700)

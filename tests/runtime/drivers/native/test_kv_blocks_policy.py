@@ -1,4 +1,4 @@
-"""Blocks are held once or free, whatever the order of requests; worst cases are counted to the token."""
+"""KV blocks are held once or free, in any order of requests, and worst cases are counted to the token."""
 
 from collections.abc import Callable
 
@@ -18,17 +18,15 @@ from runtime.drivers.native.kv_blocks_policy import BLOCK_SIZE, BlockPool, block
     ],
 )
 def test_blocks_for(tokens: int, want: int) -> None:
-    """Rounded up."""
     assert blocks_for(tokens) == want
 
 
 def test_last_generated_token_needs_no_kv() -> None:
-    """The last generated token is never attended to, so it needs no KV."""
+    """The last generated token is never attended to."""
     assert worst_case_tokens(prompt_tokens=16, max_tokens=1) == 16
 
 
 def test_allocation_that_does_not_fit_takes_nothing() -> None:
-    """An allocation that does not fit takes nothing."""
     pool = BlockPool(3)
     assert pool.try_allocate(2) is not None
     assert pool.try_allocate(2) is None

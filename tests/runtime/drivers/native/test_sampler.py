@@ -1,4 +1,4 @@
-"""Sampling: greedy is the highest logit; draws follow the distribution; a row's choice is its own affair."""
+"""Greedy sampling takes the highest logit, draws follow the distribution, and rows are independent."""
 
 import random
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def test_extreme_draws_give_possible_tokens(how: Sampling, allowed: set[int], dr
 
 
 def test_a_flat_nucleus_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first candidates hold less than top_p, the rest is looked at: the same tokens as with all of it."""
+    """If the first candidates hold less than top_p, all are sorted, with the same result."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 300, generator=generator) * 0.2
     choices = [SamplingChoice(sampling(top_p=0.9), row / 64) for row in range(64)]

@@ -1,4 +1,4 @@
-"""The SDPA backend gives what attention worked out by hand gives, for every mix of pieces and windows."""
+"""The SDPA backend equals the reference attention for every mix of pieces and windows."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.runtime.tiny_decoders import CPU, engine, greedy, prompts, reference,
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
 def test_sdpa_matches_plain_attention(window: int | None) -> None:
-    """Whole prompts, chunks with history, decodes; blocks scattered; windows shorter and longer than all of it."""
+    """Whole prompts, chunks with history and decodes in scattered blocks, with short and long windows."""
     replay = Replay(LENGTHS, CPU, torch.float32)
     backend = SdpaBackend(FACTS, replay.blocks, torch.float32, CPU)
     for shares in STEPS:
@@ -23,7 +23,6 @@ def test_sdpa_matches_plain_attention(window: int | None) -> None:
 
 
 def test_layers_are_apart() -> None:
-    """What one layer stores, another does not see."""
     replay = Replay(LENGTHS, CPU, torch.float32)
     backend = SdpaBackend(FACTS, replay.blocks, torch.float32, CPU)
     for layer in (0, 1):
@@ -35,7 +34,7 @@ def test_layers_are_apart() -> None:
 
 
 def flags_at(address: int) -> list[str]:
-    """What the kernel was told of the mapping that holds the address (`VmFlags` of proc(5))."""
+    """Return the kernel's flags of the mapping that holds the address (`VmFlags` of proc(5))."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(" ", 1)[0]
@@ -49,8 +48,8 @@ def flags_at(address: int) -> list[str]:
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
 def test_a_pool_is_never_of_huge_pages() -> None:
-    """One block has a piece under each head: with huge pages a short sequence would take most of the pool."""
-    other = torch.empty(8 << 20, dtype=torch.uint8)  # the control: no memory of ours is so by itself
+    """A block has a piece under each head, so with huge pages a short sequence would take most of the pool."""
+    other = torch.empty(8 << 20, dtype=torch.uint8)  # control: other memory has no such flag
     backend = SdpaBackend(FACTS, 4096, torch.float32, CPU)
     for pool in (*backend._keys, *backend._values):
         assert "nh" in flags_at(pool.data_ptr() + pool.nbytes // 2)
@@ -58,7 +57,7 @@ def test_a_pool_is_never_of_huge_pages() -> None:
 
 
 def test_masks_are_made_once_per_step() -> None:
-    """All layers of a step share a mask; the next step starts anew."""
+    """All layers of a step share a mask, and the next step makes new ones."""
     replay = Replay(LENGTHS, CPU, torch.float32)
     backend = SdpaBackend(FACTS, replay.blocks, torch.float32, CPU)
     replay.step(backend, STEPS[0], None)
@@ -70,7 +69,7 @@ def test_masks_are_made_once_per_step() -> None:
 
 @pytest.mark.parametrize("name", ["qwen2 with windows", "mistral", "gemma3"])
 def test_a_forgotten_window_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: where all tokens see all before them, a prompt longer than the window goes wrong."""
+    """Negative control: without windows, a prompt longer than the window goes wrong."""
     attend = SdpaBackend.attend
 
     def without_window(

@@ -1,4 +1,4 @@
-"""The varlen backend's tables mean the right attention: on a CPU with a stand-in for the kernel, on a GPU with it."""
+"""The varlen backend's tables give the right attention: on a CPU with a stand-in kernel, on a GPU with the real one."""
 
 import inspect
 
@@ -40,7 +40,7 @@ def test_varlen_index_holds_lengths_and_slots() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
 def test_tables_mean_the_right_attention(window: int | None) -> None:
-    """With the stand-in kernel, every mix of pieces and windows comes out right."""
+    """With the stand-in kernel, every mix of pieces and windows is right."""
     replay = Replay(LENGTHS, CPU, torch.float32)
     backend = VarlenBackend(FACTS, replay.blocks, torch.float32, CPU, reference_varlen)
     for shares in STEPS:
@@ -51,7 +51,7 @@ def test_tables_mean_the_right_attention(window: int | None) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole engine over the token-major pool and the stand-in gives `generate`'s tokens."""
+    """A whole engine with the token-major pool and the stand-in gives `generate`'s tokens."""
     monkeypatch.setattr(
         core,
         "make_backend",
@@ -67,7 +67,7 @@ def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_stand_in_has_the_kernels_shape() -> None:
-    """Its arguments are torch's, in torch's order, so that what calls one can call the other."""
+    """The stand-in has the arguments of torch's kernel, in the same order."""
     real = find_varlen()
     assert real is not None, "this torch has no varlen_attn with what is needed"
     theirs, ours = inspect.signature(real).parameters, inspect.signature(reference_varlen).parameters
@@ -78,16 +78,15 @@ def test_the_stand_in_has_the_kernels_shape() -> None:
 
 
 def test_an_older_kernel_is_not_taken() -> None:
-    """Without grouped queries or windows in its signature it is left alone."""
+    """A kernel without grouped queries or windows is not used."""
 
     def older(query: object, key: object, value: object, cu_seq_q: object, cu_seq_k: object) -> None:
-        """As in 2.10."""
+        """The signature of torch 2.10."""
 
     assert not supports_needed_arguments(older)
 
 
 def test_a_cpu_has_sdpa() -> None:
-    """The device decides: no flash kernel on a CPU."""
     assert isinstance(core.make_backend(FACTS, 4, torch.float32, CPU), SdpaBackend)
 
 
@@ -106,7 +105,7 @@ def test_a_cpu_has_sdpa() -> None:
 def test_unsupported_models_get_sdpa(
     dtype: torch.dtype, head_dim: int, capability: tuple[int, int], want: bool
 ) -> None:
-    """What it would refuse at its first call is given to SDPA, which does it on any device."""
+    """Models that the kernel would refuse get SDPA, which runs on any device."""
     assert supports_model(replace(FACTS, head_dim=head_dim, value_dim=head_dim), dtype, capability) is want
     assert not supports_model(replace(FACTS, head_dim=head_dim, value_dim=head_dim - 8), dtype, capability)
 
@@ -115,7 +114,7 @@ def test_unsupported_models_get_sdpa(
 @needs_cuda
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
 def test_kernel_against_the_slow_way_on_a_gpu(window: int | None) -> None:
-    """torch's kernel, with its own meaning of windows and alignment."""
+    """torch's kernel equals the reference attention."""
     device, kernel = torch.device("cuda"), find_varlen()
     assert kernel is not None
     replay = Replay(LENGTHS, device, torch.bfloat16)
@@ -129,7 +128,7 @@ def test_kernel_against_the_slow_way_on_a_gpu(window: int | None) -> None:
 @needs_cuda
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_engine_on_a_gpu(name: str) -> None:
-    """In float32 (the SDPA backend) the greedy tokens are those of a CPU; bind moves weights and keeps ties."""
+    """In float32 (SDPA) the GPU gives the tokens of a CPU. At least nine of ten must agree."""
     from runtime.models.binding import bind
 
     device, model = torch.device("cuda"), tiny(name)
