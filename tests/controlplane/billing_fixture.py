@@ -1,4 +1,4 @@
-"""A ledger to bill from, a month in it that balances, and prices."""
+"""Ledgers for billing tests: a month that balances, prices, and functions that run the reports."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -28,7 +28,7 @@ from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, req
 
 UsageRecord = RequestRecord | LifetimeRecord
 
-# Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
+# Written by a program with schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_1.sql"
 
 
@@ -44,7 +44,7 @@ def prices(since: date, *, prompt: int = 1_000) -> Prices:
     )
 
 
-POSITIONS = 1000  # tokens that a request of the registered version can have
+POSITIONS = 1000  # most tokens that one request of the registered version can have
 ORPHANED = request_record(
     2, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=64
 )
@@ -52,14 +52,16 @@ BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
 
 
 def memory_ledger_engine() -> Engine:
-    """A ledger in memory."""
+    """Return an engine of an empty ledger in memory."""
     made = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     ensure_ledger(made)
     return made
 
 
 def ledger_and_registry_engine(made: Engine | None = None) -> Engine:
-    """A ledger beside a registry that knows the version of its records; in memory, where no other is given."""
+    """Return a ledger beside a registry that knows the version of its records. It is in memory unless an engine is
+    given.
+    """
     made = made or memory_ledger_engine()
     migrate(made)
     with made.begin() as connection:
@@ -102,7 +104,7 @@ def close(engine: Engine) -> ClosingReport:
 
 
 def verify(engine: Engine, tenant: str = "acme", month: str | None = None) -> VerifyReport:
-    """All months, or one."""
+    """Verify one month, or all of them."""
     with engine.connect() as connection:
         return verify_ledger(connection, tenant, month)
 
@@ -116,13 +118,15 @@ def run_usage_audit(
     now_us: int = END_US,
     spools: dict[str, SpoolPosition] | None = None,
 ) -> ReconcileReport:
-    """All months, or one."""
+    """Run the usage audit on one month, or on all of them."""
     with engine.connect() as connection:
         return reconcile(connection, tenant, month, ExternalFacts(BOOK, live or set(), now_us, spools or {}))
 
 
 def good_month() -> list[UsageRecord]:
-    """Two replicas that served two requests each, one that was shed, one orphan's record beside an activator's."""
+    """Return the records of two replicas with two requests each, one shed request, and an orphan record of a known
+    request.
+    """
     return [
         request_record(1, runtime_id="rt-1", device_us=1_000_000),
         request_record(2, runtime_id="rt-1", device_us=900_000, prompt_tokens=1000, cached_tokens=0),
@@ -148,6 +152,6 @@ async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
 
 
 async def charged_records(ledger: Ledger) -> dict[str, tuple[str, int]]:
-    """Return (origin, completion tokens) of the record that stands, by request."""
+    """Return (origin, completion tokens) of the billed record of each request."""
     found = await rows(ledger, request_records)
     return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}

@@ -1,4 +1,4 @@
-"""Facts that several tests need, with the least said, and the stores of a control plane over a database."""
+"""Build domain values with defaults, and the stores of a control plane over a database."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable
@@ -34,14 +34,14 @@ BY = Actor(key_id="k", tenant=TENANT, scopes=(), request_id="req_1")
 
 
 def digest(letter: str) -> str:
-    """A version's name: the letter 64 times."""
+    """Return a version digest: the letter 64 times."""
     return letter * 64
 
 
 def registration(
     model: str = "m", letter: str = "a", *, tenant: str = TENANT, max_streams: int = 64
 ) -> VersionRegistration:
-    """What the snapshotter would say of a small model."""
+    """Return a registration as the snapshotter sends it for a small model."""
     return VersionRegistration(
         tenant=tenant,
         model=model,
@@ -56,12 +56,12 @@ def registration(
 
 
 def key(model: str = "m", letter: str = "a") -> VersionKey:
-    """The version that `registration` registers."""
+    """Return the key of the version that `registration` registers."""
     return VersionKey(TENANT, model, digest(letter))
 
 
 def stats(which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> Stats:
-    """One report of one activator."""
+    """Return one load report of one activator."""
     stat = ConcurrencyStat(
         tenant=which.tenant, model=which.model, version=which.version, concurrency=concurrency, requests=requests
     )
@@ -69,7 +69,7 @@ def stats(which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> Sta
 
 
 class World:
-    """The stores of a control plane over the database of a data directory, open; with `has_journal`, a journal, too."""
+    """The stores of a control plane over the database of a data directory. `has_journal` adds a ledger journal."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        """As at a start."""
+        """Open all stores, as at a start."""
         self.database = opened_database(self.data)
         self.journal = LedgerJournal(self.place, disk=self._disk) if self.has_journal else None
         self.ledger = Ledger(self.database, self.journal)
@@ -95,22 +95,22 @@ class World:
         self.registry = Registry(self.database, self.feed)
 
     async def load(self) -> None:
-        """The first keys, where there are none yet, and all models."""
+        """Create the first keys if there are none, and load all models."""
         await self.keys.bootstrap(self.data, NOW_S)
         await self.registry.load()
 
     async def enter(self, *numbers: int) -> None:
-        """A request record each, in one batch."""
+        """Append one request record for each number, in one batch."""
         await self.ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in numbers)))
 
     async def back_up(self, path: Path) -> Path:
-        """Write a backup as the socket gives it."""
+        """Write a backup to `path` as the socket sends it."""
         snapshot = await self.backups.begin()
         write_backup(path, self.backups.pieces(snapshot, self.data))
         return path
 
     def backup_loop(self, *, every_s: float = 60.0, clock: Clock | None = None) -> BackupLoop:
-        """A schedule of backups in `place`."""
+        """Return a backup schedule that writes to `place`."""
         assert self.journal is not None
         return BackupLoop(
             self.backups, self.database, self.journal, self.place,
@@ -125,7 +125,7 @@ class World:
 
 @asynccontextmanager
 async def opened_registry(data: Path, feed: FeedHub | None = None) -> AsyncIterator[Registry]:
-    """A registry over a real file, with the default tenant, loaded."""
+    """Open a registry over a real file and load it. It has the default tenant."""
     with closing(World(data, feed=feed)) as world:
         await world.load()
         yield world.registry
@@ -133,7 +133,7 @@ async def opened_registry(data: Path, feed: FeedHub | None = None) -> AsyncItera
 
 @asynccontextmanager
 async def installed(root: Path, *, has_journal: bool = True) -> AsyncIterator[World]:
-    """The data directory `root`/data with keys, a version, a CA and a ledger, and `root`/place for its backups."""
+    """Open the data directory `root`/data with keys, a version, a CA and a ledger. Backups go to `root`/place."""
     data, place = root / "data", root / "place"
     data.mkdir()
     for name in ("ca.pem", "tls/ca.key", "attest.key", "once.key"):
@@ -147,7 +147,7 @@ async def installed(root: Path, *, has_journal: bool = True) -> AsyncIterator[Wo
 
 
 async def back_up_and_enter_one(root: Path) -> Path:
-    """Return a backup's file. The journal beside it has one entry more."""
+    """Return the path of a backup. The journal beside it has one more entry."""
     async with installed(root) as world:
         made = await world.backup_loop().make_backup()
         assert made is not None
@@ -156,18 +156,18 @@ async def back_up_and_enter_one(root: Path) -> Path:
 
 
 def ids(database: Path) -> list[str]:
-    """Requests in a ledger."""
+    """Return the request ids in a ledger file, in their order."""
     with closing(sqlite3.connect(database)) as connection:
         return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
 
 
 def restore_backup(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
-    """Restored, with the options that are given."""
+    """Restore with the given options."""
     return restore(source, data, replace=replace, accept_unsound=accept_unsound)
 
 
 async def refusal(work: Awaitable[object]) -> Failure:
-    """Why it is refused, as it must be."""
+    """Return the failure with which `work` is refused."""
     with pytest.raises(Refused) as refused:
         await work
     return refused.value.failure

@@ -1,4 +1,4 @@
-"""The ground of scenarios: a run directory with a fake zygote in it, and the databases that stores run on."""
+"""Fixtures: a run directory with a fake zygote, and the databases that the stores run on."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
-    """The data directory of a whole control plane, likewise."""
+    """The data directory of a whole control plane, with a fake zygote in its run directory."""
     where = tmp_path / "data"
     with fake_zygote(RunDirectory(where / "run")):
         yield where
@@ -35,9 +35,9 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    """Of this worker's own: to make one takes less than to agree on one.
+    """A PostgreSQL of this pytest worker. Starting one is faster than sharing one between workers.
 
-    On a busy machine a session that was closed may hold its lock for a while yet: whoever comes next has patience.
+    On a busy machine, a closed session may hold its lock for a while, so the next session waits longer for locks.
     """
     with PostgresServer() as made, pytest.MonkeyPatch.context() as patched:
         patched.setattr(controlplane.db.postgres, "_SESSION", session_with_lock_timeout("60s"))
@@ -47,7 +47,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres(server: PostgresServer) -> Iterator[PostgresServer]:
-    """It answers, and does afterwards, whatever a test did to it."""
+    """The worker's PostgreSQL. It runs again after the test, even if the test killed or stalled it."""
     yield server
     if not server.runs:
         server.start()
@@ -57,7 +57,7 @@ def postgres(server: PostgresServer) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def place(postgres: PostgresServer) -> Iterator[PostgresUrl]:
-    """A database of the test's own, as a control plane leaves it."""
+    """A migrated database of this test alone."""
     made = postgres.database()
     yield made
     postgres.drop(made)
@@ -65,14 +65,14 @@ def place(postgres: PostgresServer) -> Iterator[PostgresUrl]:
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])
 def backend(request: pytest.FixtureRequest) -> Iterator[DatabaseBackend]:
-    """Every test that asks for it runs on each."""
+    """The database backend. Each test that uses this fixture runs on SQLite and on PostgreSQL."""
     with backends(request.param, lambda: request.getfixturevalue("postgres")) as made:
         yield made
 
 
 @pytest.fixture
 def engine(backend: DatabaseBackend, tmp_path: Path) -> Iterator[Engine]:
-    """A ledger beside a registry that knows the version of its records; SQLite's is in memory."""
+    """A ledger beside a registry that knows the version of its records. SQLite's is in memory."""
     made = ledger_and_registry_engine(None if backend.name == SQLITE else backend.engine(tmp_path, migrated=True))
     yield made
     made.dispose()
@@ -80,6 +80,6 @@ def engine(backend: DatabaseBackend, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Over the test's database. `usefixtures("backend")` makes it that of either kind."""
+    """A ledger over the test's database. `usefixtures("backend")` runs the test on both backends."""
     with closing(World(tmp_path)) as world:
         yield world.ledger

@@ -1,4 +1,4 @@
-"""The whole control plane on its socket: in this process for speed, or as the program that the supervisor starts."""
+"""Run the whole control plane on its socket: in this process for speed, or as the supervised program."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ async def opened(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
 
 @contextmanager
 def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m controlplane`. It is killed when the block is left, if it still runs."""
+    """Run `python -m controlplane`. It is killed at the end of the block."""
     environment = {
         **os.environ,
         "KELVIN_DATA": str(data),
@@ -117,7 +117,7 @@ async def ready(data: Path) -> None:
 
 
 class FeedReader:
-    """Lines of a feed as they come."""
+    """Reads the lines of a feed."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -162,5 +162,5 @@ async def model_status(door: ControlPlaneClient, model: str = "m") -> Any:
 
 
 async def wait_for_state(door: ControlPlaneClient, state: str, model: str = "m") -> Any:
-    """Ask until the model is in that state."""
+    """Wait until the model is in that state."""
     return await door.until(f"/models/{model}", lambda found: found["state"] == state)

@@ -1,6 +1,6 @@
-"""The two databases that the stores' suites run on. A path names one, however often it is asked for.
+"""Provide the two databases that the stores' tests run on. One path always names the same database.
 
-A test that uses the fixture `backend` runs on each; `database` opens that one, and elsewhere SQLite's file.
+A test with the fixture `backend` runs on both; `database` then opens that backend's. Elsewhere it opens an SQLite file.
 """
 
 import functools
@@ -22,7 +22,7 @@ SQLITE, POSTGRESQL = "sqlite", "postgresql"
 
 @functools.cache
 def _migrated() -> bytes:
-    """A file as the program leaves it when it has started: the steps to there are taken once for all tests."""
+    """Return the content of a migrated database file. All migrations run once for all tests."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "kelvin.db")
         open_database(path).close()
@@ -30,7 +30,7 @@ def _migrated() -> bytes:
 
 
 def _file(directory: Path, *, migrated: bool = True) -> Path:
-    """Of SQLite there; a new one is migrated, or not made."""
+    """Return the SQLite file in `directory`. A new one is migrated; without `migrated` only its path is returned."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "kelvin.db"
     with suppress(FileExistsError):
@@ -41,7 +41,7 @@ def _file(directory: Path, *, migrated: bool = True) -> Path:
 
 
 class DatabaseBackend:
-    """SQLite's files; or databases of a server, gone with the test."""
+    """SQLite files, or databases of a PostgreSQL server that are dropped after the test."""
 
     def __init__(self, server: PostgresServer | None, stack: ExitStack) -> None:
         self._server = server
@@ -50,11 +50,11 @@ class DatabaseBackend:
 
     @property
     def name(self) -> str:
-        """The name of its dialect in SQLAlchemy."""
+        """The name of its SQLAlchemy dialect."""
         return SQLITE if self._server is None else POSTGRESQL
 
     def place(self, path: Path, *, migrated: bool = True) -> Path | PostgresUrl:
-        """Return the test's database of that path, as settings name it."""
+        """Return the location of the test's database for `path`, in the form that settings use."""
         if self._server is None:
             return _file(path, migrated=migrated)
         if path not in self._places:
@@ -63,11 +63,11 @@ class DatabaseBackend:
         return self._places[path]
 
     def database(self, path: Path) -> Database:
-        """Open the test's database of that path. Close it."""
+        """Open the test's database for `path`. The caller closes it."""
         return open_database(self.place(path))
 
     def engine(self, path: Path, *, migrated: bool = False) -> Engine:
-        """Return an engine that writes, on an empty database unless `migrated`. It is closed with the test."""
+        """Return an engine that can write. Its database is empty unless `migrated`. It is closed after the test."""
         place = self.place(path, migrated=migrated)
         if isinstance(place, Path):
             engine = sqlite_engine(place)
@@ -82,18 +82,18 @@ _active_backends: list[DatabaseBackend] = []
 
 
 def database(path: Path) -> Database:
-    """The test's database of that path, migrated. Close it."""
+    """Open the test's database for `path`, migrated. The caller closes it."""
     return _active_backends[-1].database(path) if _active_backends else open_database(_file(path))
 
 
 def place(path: Path) -> Path | PostgresUrl:
-    """Return the test's database of that path, as settings name it."""
+    """Return the location of the test's database for `path`, in the form that settings use."""
     return _active_backends[-1].place(path) if _active_backends else _file(path)
 
 
 @contextmanager
 def backends(name: str, server: Callable[[], PostgresServer]) -> Iterator[DatabaseBackend]:
-    """Have this module's functions use that back end while the block runs. `server` is called if it is needed."""
+    """Make this module's functions use that backend inside the block. `server` is called only if it is needed."""
     with ExitStack() as stack:
         _active_backends.append(DatabaseBackend(None if name == SQLITE else server(), stack))
         stack.callback(_active_backends.pop)

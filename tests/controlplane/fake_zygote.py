@@ -1,20 +1,25 @@
-"""A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. `live` is a process.
+"""A fake zygote and standbys for tests of the actuator: real sockets, real processes, no model. `live` runs the zygote.
 
-What it imitates of `runtime.app.zygote` and of the processes that it forks
-(kelvin/contracts/artifacts/runtime_control.py, runtime/lifecycle/replica.py):
-- one SEQPACKET message in, one out, the pidfd of the fork beside it;
-- a fork creates `rt-<id>.sock` some time after it was announced, then answers `/control/state` as parked;
-- a bind moves it to restoring and, when it is answered, to ready; a refused one leaves it failed, and it ends itself;
-- a second bind is a conflict; one that is ready and idle falls asleep, may drop what it has then, and wakes to it; a
-  seal ends the process; `/control/drain` ends it once nothing is in flight, `/control/condemn` at once;
-- runtimes live on when whoever bound them goes away.
+It imitates `runtime.app.zygote` and the processes that it forks (kelvin/contracts/artifacts/runtime_control.py,
+runtime/lifecycle/replica.py):
 
-The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
-named `busy` reports one request in flight until the file `idle` appears; `full` is refused as overloaded while
-`crowded` exists. Nobody is asleep, or without weights, while `restless` exists, and nobody begins to fall asleep while
-`drowsy` does; a wake fails while `nightmare` does, a drop while `clinging` does; a wake without weights waits while
-`snooze` exists. A process forked while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does not
-listen. Every call is a line in `calls.log`.
+- One SEQPACKET message goes in; one comes out, with the pidfd of the fork.
+
+- A fork creates `rt-<id>.sock` some time after it was announced. It then answers `/control/state` as parked.
+
+- A bind moves it to restoring and, when it is answered, to ready. After a refused bind it is failed and exits.
+
+- A second bind is a conflict. An idle ready process can sleep, then drop its weights, and wake again. A seal ends it.
+
+- `/control/drain` ends it once no request is in flight, `/control/condemn` at once.
+
+- Runtimes outlive the process that bound them.
+
+The model's name selects how a bind goes: `corrupt` is refused, `crash` exits, `held` waits for the file `release`,
+`busy` reports one request in flight until the file `idle` exists, `full` is refused as overloaded while `crowded`
+exists. Other files: `restless` delays the end of sleeps and drops, `drowsy` their begin; with `nightmare` a wake fails,
+with `clinging` a drop; `snooze` delays a wake without weights. A process forked while `ignore-term` exists ignores
+SIGTERM; one forked while `never-park` exists does not listen. Each call is one line in `calls.log`.
 """
 
 import os
@@ -62,7 +67,7 @@ GATE = GateFacts(
 
 
 class Standby:
-    """State of one forked process."""
+    """The state of one forked process."""
 
     def __init__(self, run: Path, runtime_id: str) -> None:
         self.run = run
@@ -72,7 +77,7 @@ class Standby:
         self.lock = threading.Lock()
 
     def note(self, what: str) -> None:
-        """One line of the log; appends this short are atomic."""
+        """Append one line to the log. Appends this short are atomic."""
         with (self.run / "calls.log").open("a") as log:
             log.write(f"{what} {self.runtime_id} {time.monotonic_ns() // 1000}\n")
 
@@ -127,12 +132,12 @@ class Standby:
 
     def sleep(self) -> Failure | None:
         self.note("sleep")
-        while (self.run / "drowsy").exists():  # the order is on its way
+        while (self.run / "drowsy").exists():  # the request is still on its way
             time.sleep(0.002)
         if self.state is not RuntimeState.READY or self.report().running:
             return Conflict("state", f"is {self.state} and busy")
         self.state = RuntimeState.ASLEEP
-        while (self.run / "restless").exists():  # what it holds of a device is not given back yet
+        while (self.run / "restless").exists():  # its device memory is not released yet
             time.sleep(0.002)
         return None
 
@@ -179,12 +184,12 @@ class Standby:
             self.end_soon()
 
     def end_soon(self) -> None:
-        """After the answer is out."""
+        """Exit shortly after the response was sent."""
         threading.Timer(0.05, os._exit, (0,)).start()
 
 
 def serve(run: Path, runtime_id: str) -> NoReturn:
-    """The life of a fork."""
+    """Run a forked process until it exits."""
     standby = Standby(run, runtime_id)
 
     class Handler(BaseHTTPRequestHandler):
@@ -234,7 +239,7 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
                     self._answer(None)
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Write no access log."""
 
     class Server(ThreadingMixIn, UnixStreamServer):
         daemon_threads = True
@@ -263,7 +268,7 @@ def _attestation(job: SealJob) -> SealAttestation:
 
 
 def live(run: Path) -> None:
-    """In a session of its own, answer until SIGTERM; whatever was forked ends then, too."""
+    """Run the zygote in a session of its own until SIGTERM. All forked processes end with it."""
     os.setsid()
     children: list[int] = []
 
@@ -278,7 +283,7 @@ def live(run: Path) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(run / "early.sock"))
     listener.listen(64)
-    (run / "early.sock").rename(run / "zygote.sock")  # there once it listens, as the real one is
+    (run / "early.sock").rename(run / "zygote.sock")  # the socket appears only once it listens, as the real one does
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -295,6 +300,6 @@ def live(run: Path) -> None:
                 serve(run, question["runtime_id"])
             children.append(pid)
             pidfd = os.pidfd_open(pid)
-            with suppress(OSError):  # whoever asked has gone, which ends no zygote
+            with suppress(OSError):  # the client may have gone, which must not end the zygote
                 socket.send_fds(connection, [msgspec.json.encode({"ok": True, "pid": pid})], [pidfd])
             os.close(pidfd)

@@ -1,4 +1,4 @@
-"""What a kubelet hears of a process, at the port of its health."""
+"""Probe a process's health port as a kubelet does."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ import aiohttp
 
 @asynccontextmanager
 async def probing(port: int) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, str]]]]:
-    """To ask for a path: status and body; 0 where nobody answers."""
+    """Yield a function that gets a path. It returns (status, body), or status 0 if the connection fails."""
     async with aiohttp.ClientSession() as session:
 
         async def says(path: str) -> tuple[int, str]:

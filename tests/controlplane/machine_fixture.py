@@ -1,4 +1,4 @@
-"""A run directory with a fake zygote in it, and the actuator of one machine over both."""
+"""A run directory with a fake zygote, and the actuator of one machine over both."""
 
 import os
 import signal
@@ -43,17 +43,17 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
 
     def tell(self, name: str) -> None:
-        """Make the file for which the fakes wait."""
+        """Create the file that a fake waits for."""
         (self.path / name).touch()
 
     def calls(self, what: str) -> list[tuple[str, int]]:
-        """(runtime id, microseconds) of each call of that kind."""
+        """Return (runtime id, microseconds) of each call of that kind."""
         log = self.path / "calls.log"
         lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         return [(runtime_id, int(at_us)) for kind, runtime_id, at_us in lines if kind == what]
 
     def sockets(self) -> set[str]:
-        """Runtime ids whose sockets are there."""
+        """Return the runtime ids that have a socket."""
         return {path.name[3:-5] for path in self.path.glob("rt-*.sock")}
 
 
@@ -71,12 +71,12 @@ def fake_zygote(run: RunDirectory) -> Iterator[None]:
         process.terminate()
         process.join(60)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it was forking when it was told to end
+            os.killpg(process.pid, signal.SIGKILL)  # processes that it was forking when it was terminated
         process.close()  # it has ended
 
 
 class RecordingListener:
-    """A listener that remembers, and lets tests wait."""
+    """A listener that records each event."""
 
     def __init__(self) -> None:
         self.became_ready: list[Replica] = []
@@ -95,7 +95,7 @@ class RecordingListener:
 
 @dataclass
 class LocalMachine:
-    """A whole local actuator."""
+    """A whole local actuator and its collaborators."""
 
     run: RunDirectory
     feed: FeedHub
@@ -140,9 +140,9 @@ async def local(
     term_s: float = 40.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
 ) -> AsyncIterator[LocalMachine]:
-    """Yield an actuator over the run directory, which has adopted the processes there. They live on after the block.
+    """Yield an actuator that has adopted the processes in the run directory. The processes outlive the block.
 
-    At the end the actuator must be sound, and every descriptor closed.
+    At the end its integrity is checked, and every descriptor must be closed.
     """
     before = len(os.listdir("/proc/self/fd"))
     with closing(SocketDirectory(run.path)) as directory:
@@ -150,7 +150,7 @@ async def local(
         tasks = Tasks()
         zygote = ZygoteClient(directory)
         fleet = Fleet(directory, zygote, table, clock, tasks)
-        # Of a fixed size, unless a scenario is about the size.
+        # The pool has a fixed size unless the test passes a sizing.
         wish = sizing or PoolSizing(least=standbys, maximum=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
         pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
         actuator = LocalActuator(fleet, pool, feed, CpuShare(2, 1, 64 << 20), drain_s, term_s)
@@ -166,12 +166,12 @@ async def local(
                 it.check_integrity()
         finally:
             await fleet.close()
-    # A birth that was cancelled may still wait for the zygote's answer, whose descriptor it closes.
+    # A cancelled fork may still wait for the zygote's answer, and closes its descriptor.
     await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "the end of every descriptor")
 
 
 def fail_next_reports(monkeypatch: pytest.MonkeyPatch, count: int) -> list[None]:
-    """Have the next `count` reports of replicas not arrive. Return one item for each that is still to be missed."""
+    """Make the next `count` replica reports fail. Return a list with one item for each report that is still to fail."""
     report, missing = RuntimeProcess.report, [None] * count
 
     async def missed(self: RuntimeProcess) -> RuntimeReport:

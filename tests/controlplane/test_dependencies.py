@@ -1,4 +1,4 @@
-"""What the control plane depends on is taken away: what has no test in the file of who asks for it."""
+"""The control plane without a dependency: tests that belong to no single client's file. Replicas are fake processes."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.process_state import stop
 
 
 async def stopped(it: LocalMachine, model: str) -> None:
-    """A replica of it serves, then answers nothing any more."""
+    """Start a replica of the model, then stop its process with SIGSTOP."""
     it.apply(key(model), 1)
     await it.ready(key(model))
     (replica,) = it.table.replicas_of(key(model))
@@ -24,13 +24,13 @@ async def stopped(it: LocalMachine, model: str) -> None:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers, so that nothing is cut short by it."""
+    """Shorten timeouts. The stopped process never answers, so they cut off nothing."""
     monkeypatch.setattr(runtime_process, "DRAIN_CALL_S", 0.1)
     monkeypatch.setattr(replica_sleeper, "SLEEP_S", 0.1)
 
 
 async def gone_and_another(it: LocalMachine, model: str) -> None:
-    """It ends, and the next who asks has a start."""
+    """Wait until the replica has ended, then check that the next start succeeds."""
     await eventually(lambda: not it.table.replicas_of(key(model)), "it is ended")
     it.apply(key(model), 1)
     await it.ready(key(model))
@@ -39,7 +39,7 @@ async def gone_and_another(it: LocalMachine, model: str) -> None:
 
 
 async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: RunDirectory) -> None:
-    """It can't be told to drain. Were it hung, the watchdog would end it sooner."""
+    """The replica cannot receive the drain call. The drain timeout is short, so the watchdog does not end it first."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         await stopped(it, "m")
         it.apply(key(), 0)
@@ -48,7 +48,7 @@ async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run
 
 
 async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> None:
-    """It was told to drain, has a request, and says nothing more."""
+    """The replica is draining with a request in flight, then reports nothing more."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
@@ -60,8 +60,8 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
         await gone_and_another(it, "busy")
 
 
-async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory) -> None:
-    """Nobody knows what it keeps."""
+async def test_replica_that_does_not_answer_sleep_is_ended(run: RunDirectory) -> None:
+    """It is unknown what memory it holds."""
     async with local(run, term_s=0.1) as it:
         await stopped(it, "m")
         it.actuator.sleep(key(), Level.ASLEEP)
@@ -69,7 +69,7 @@ async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory)
 
 
 async def test_without_a_cache_agent_models_start(data: Path) -> None:
-    """What an operator asks of it is unavailable, and its state; a model at zero wakes."""
+    """Cache operations and the cache state are unavailable. A model at zero replicas still starts."""
     async with opened(data) as door:
         for method, path in (("POST", "/cache/evict"), ("POST", "/cache/check"), ("GET", "/cache")):
             status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)

@@ -1,4 +1,6 @@
-"""Background tasks have an owner: leaving the block ends them all, and one that fails is heard of and stays alone."""
+"""Background tasks have an owner. Leaving the block ends all of them, and a failing task is logged and affects no
+other.
+"""
 
 import asyncio
 
@@ -8,7 +10,7 @@ from controlplane.tasks import Tasks
 
 
 async def test_leaving_ends_everything() -> None:
-    """Nothing runs on, whoever leaves and why; what is started afterwards is not begun."""
+    """An exception that leaves the block cancels all tasks. A task started afterwards never runs."""
 
     ended: list[str] = []
 
@@ -18,7 +20,7 @@ async def test_leaving_ends_everything() -> None:
         finally:
             ended.append(name)
 
-    async def breaks_off() -> None:
+    async def leave_with_error() -> None:
         async with tasks:
             for name in "abc":
                 tasks.start(wait(name), name)
@@ -27,7 +29,7 @@ async def test_leaving_ends_everything() -> None:
 
     tasks = Tasks()
     with pytest.raises(ZeroDivisionError):
-        await breaks_off()
+        await leave_with_error()
     assert sorted(ended) == ["a", "b", "c"]
     tasks.start(wait("late"), "late")
     await asyncio.sleep(0)
@@ -35,7 +37,7 @@ async def test_leaving_ends_everything() -> None:
 
 
 async def test_task_failure_is_logged_and_isolated(caplog: pytest.LogCaptureFixture) -> None:
-    """The others go on; the log names the task."""
+    """The other tasks continue. The log names the failed task."""
 
     done = asyncio.Event()
 
@@ -57,7 +59,7 @@ async def test_task_failure_is_logged_and_isolated(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.virtual_time
 async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
-    """It is begun again, and what waits for all tasks does not wait for it."""
+    """The loop restarts after an error. `wait_idle` does not wait for loops."""
 
     began, is_gone = 0, False
 
@@ -79,8 +81,8 @@ async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
     assert is_gone
 
 
-async def test_settled_waits_for_tasks_that_tasks_start() -> None:
-    """Until nothing runs at all."""
+async def test_wait_idle_waits_for_tasks_that_tasks_start() -> None:
+    """`wait_idle` returns once no task runs at all."""
 
     order: list[int] = []
 

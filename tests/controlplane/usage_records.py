@@ -1,4 +1,4 @@
-"""Usage records for tests: one call makes a good one, keywords make it other."""
+"""Build usage records for tests. A call without keywords makes a valid one."""
 
 from msgspec import UNSET, UnsetType
 
@@ -30,7 +30,7 @@ def request_record(
     once: str | UnsetType = UNSET,
     degraded: str | UnsetType = UNSET,
 ) -> RequestRecord:
-    """The `number`th request; its sequence is the number."""
+    """Return the record of request `number`. Its sequence is the number, too."""
     ended = BEGIN_US + HOUR_US + number if ended_at_us is None else ended_at_us
     return RequestRecord(
         request_id=request_id or f"req-{number}",
@@ -74,7 +74,7 @@ def lifetime_record(
     total_us: int | None = None,
     requests: int = 1,
 ) -> LifetimeRecord:
-    """The `number`th replica to die; it served one request."""
+    """Return the record of dead replica `number`. It served one request."""
     died = BEGIN_US + 2 * HOUR_US + number if died_at_us is None else died_at_us
     total = standby_us + restore_us + active_us + idle_us if total_us is None else total_us
     return LifetimeRecord(

@@ -1,4 +1,4 @@
-"""A clock that moves when told to: what is due happens in order, and a minute of the autoscaler takes a millisecond."""
+"""A clock that moves only when a test advances it. A minute of the autoscaler takes a millisecond."""
 
 import asyncio
 import heapq
@@ -6,7 +6,7 @@ from itertools import count
 
 
 class VirtualClock:
-    """Sleepers wake in the order of their times. `advance` returns once everything that was due has run."""
+    """A virtual clock. Sleepers wake in the order of their times. `advance` returns once every due task has run."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._now_us = int(start_s * 1e6)
@@ -28,7 +28,7 @@ class VirtualClock:
         await waking
 
     async def advance(self, seconds: float) -> None:
-        """Let that much time pass."""
+        """Advance the clock, and run everything that becomes due."""
         end_us = self._now_us + int(seconds * 1e6)
         await settle()
         while self._sleepers and self._sleepers[0][0] <= end_us:
@@ -40,6 +40,6 @@ class VirtualClock:
 
 
 async def settle() -> None:
-    """Let every task run until all of them wait for time or the outside."""
+    """Run all tasks until each waits for time or for I/O."""
     for _ in range(20):
         await asyncio.sleep(0)

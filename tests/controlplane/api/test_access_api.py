@@ -1,4 +1,4 @@
-"""Tenants, keys and their audit over the socket: what each caller may, what activators hear, what is on disk."""
+"""Tenants, keys and their audit over the socket: permissions, feed rows, and stored data. Runs on both backends."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ def ids(line: Feed) -> set[str]:
 
 
 async def test_tenant_is_created_suspended_resumed_deleted(data: Path) -> None:
-    """Made, given a first key, suspended, resumed, emptied, deleted; activators hear each; its name is gone."""
+    """Activators receive each change. The name of a deleted tenant cannot be used again."""
     async with opened(data) as door, feed(door) as reader:
         assert [row.tenant for row in (await reader.line()).tenants] == ["default"]
         made = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -63,7 +63,7 @@ async def test_tenant_is_created_suspended_resumed_deleted(data: Path) -> None:
 
 
 async def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
-    """The model is named; nor are the operators suspended or deleted."""
+    """The operators' own tenant is neither suspended nor deleted."""
     async with opened(data) as door:
         await push(door)
         left = await ask(door, OPERATOR, "DELETE", "/tenants/default", status=409)
@@ -72,7 +72,9 @@ async def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
 
 
 async def test_tenant_limits_are_set_published_and_removed(data: Path) -> None:
-    """Given, kept, taken back one by one; activators hear them, the snapshotter is told, the audit has each change."""
+    """Limits are set, kept and removed one by one. Activators and the snapshotter read them, and the audit has each
+    change.
+    """
     async with opened(data) as door, feed(door) as reader:
         await reader.line()
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -93,7 +95,7 @@ async def test_tenant_limits_are_set_published_and_removed(data: Path) -> None:
         found = await ask(door, OPERATOR, "PUT", "/tenants/acme/limits", plan)
         want |= plan
         assert found["limits"] == want
-        while row.limits.weight != 4:  # what changes at once is told in one line, or in several
+        while row.limits.weight != 4:  # changes made at the same time may arrive in one line or in several
             row = next(iter((await reader.line()).tenants), row)
         assert (row.limits.weight, row.limits.priority, row.limits.rpm) == (4, "standard", 60)
         assert (row.limits.plan, row.limits.deadline_max_s) == ("free", 30)
@@ -130,8 +132,8 @@ async def test_tenant_limits_are_set_published_and_removed(data: Path) -> None:
 
 
 async def test_a_tenant_that_is_deleted_with_all_it_has(data: Path) -> None:
-    """Its keys are refused before anything goes, then models, keys and name are gone, told to activators and kept in
-    the audit; the operators' own is never, nor one that does not exist.
+    """Its keys are suspended first, then models, keys and name are deleted; activators and the audit see each step. The
+    operators' tenant and an unknown one are refused.
     """
     async with opened(data) as door, feed(door) as reader:
         await push(door)
@@ -166,7 +168,7 @@ async def test_a_tenant_that_is_deleted_with_all_it_has(data: Path) -> None:
 
 
 async def test_a_key_is_shown_once_and_kept_as_a_digest(data: Path) -> None:
-    """The answer may not be stored; lists, the audit and the database have no secret; activators have its digest."""
+    """The answer may not be cached. Lists, the audit and the database hold no secret; activators get its digest."""
 
     async def main() -> str:
         async with opened(data) as door, feed(door) as reader:
@@ -189,7 +191,9 @@ async def test_a_key_is_shown_once_and_kept_as_a_digest(data: Path) -> None:
 
 
 async def test_rotation_overlaps(data: Path) -> None:
-    """Both are good until the overlap ends; the new one may do the same and lives as long; once only."""
+    """Both keys are valid until the overlap ends. The new key has the same rights and lifetime. A key is rotated only
+    once.
+    """
     async with opened(data) as door, feed(door) as reader:
         await reader.line()
         old = (await make(door, OPERATOR, models=["m"], expires_in_s=1000))["key"]
@@ -200,8 +204,8 @@ async def test_rotation_overlaps(data: Path) -> None:
         assert new["expires_at_s"] - new["created_at_s"] == 1000
         assert turned["old"]["expires_at_s"] == new["created_at_s"] + 60
         assert turned["old"]["successor"] == new["key_id"]
-        told = {row.key_id: row.expires_at_s for row in (await reader.line()).keys}
-        assert told == {new["key_id"]: new["expires_at_s"], old["key_id"]: turned["old"]["expires_at_s"]}
+        published = {row.key_id: row.expires_at_s for row in (await reader.line()).keys}
+        assert published == {new["key_id"]: new["expires_at_s"], old["key_id"]: turned["old"]["expires_at_s"]}
         again = await ask(door, OPERATOR, "POST", f"/keys/{old['key_id']}/rotate", {"overlap_s": 60}, status=409)
         assert new["key_id"] in again["detail"]
         await ask(door, OPERATOR, "POST", f"/keys/{new['key_id']}/rotate", {"overlap_s": 0}, status=201)
@@ -210,7 +214,9 @@ async def test_rotation_overlaps(data: Path) -> None:
 
 
 async def test_a_revoked_key_stays_revoked(data: Path) -> None:
-    """Twice is once; after a restart activators never hear of it; it is listed with its time."""
+    """A second revocation changes nothing. After a restart activators do not receive the key, and it is listed as
+    revoked.
+    """
     async with opened(data) as door:
         key_id = (await make(door, OPERATOR))["key"]["key_id"]
         first = await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke")
@@ -227,7 +233,7 @@ async def test_a_revoked_key_stays_revoked(data: Path) -> None:
 
 
 async def test_last_permanent_operator_key_is_not_revoked(data: Path) -> None:
-    """The last lasting key of an operator is not revoked; with a second one it is."""
+    """A temporary second operator key is not enough. With a permanent second one the first can be revoked."""
     async with opened(data) as door:
         listed = (await ask(door, OPERATOR, "GET", "/keys"))["keys"]
         first = next(key["key_id"] for key in listed if "operator" in key["scopes"])
@@ -238,7 +244,7 @@ async def test_last_permanent_operator_key_is_not_revoked(data: Path) -> None:
 
 
 async def test_admin_reaches_own_tenant_only(data: Path) -> None:
-    """Others' keys, the tenants and the operators' keys are out of reach, and look as if they were not there."""
+    """Other tenants' keys, the tenants and the operators' keys are refused, as if they did not exist."""
     async with opened(data) as door:
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
         theirs = (await make(door, OPERATOR))["key"]["key_id"]
@@ -265,9 +271,9 @@ async def test_admin_reaches_own_tenant_only(data: Path) -> None:
 
 
 async def test_audit_names_the_actor(data: Path) -> None:
-    """By key id; the installation itself; an operator without a name to another tenant. In pages, the newest first.
+    """An entry shows the key id, `installation`, or `operator` if the reader is another tenant. Pages are newest first.
 
-    An operator is told every key, the tenant's own as well: what a tenant did is not taken for an operator's act.
+    An operator sees every key, so a tenant's act is not taken for an operator's.
     """
     async with opened(data) as door:
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -291,7 +297,7 @@ async def test_audit_names_the_actor(data: Path) -> None:
 
 
 async def test_key_use_keeps_the_latest_time(data: Path) -> None:
-    """The later of two stands; what is not known is passed over."""
+    """The later of two times is kept. Unknown keys are ignored."""
     async with opened(data) as door:
         key_id = (await make(door, OPERATOR))["key"]["key_id"]
         for used in ({key_id: 120}, {key_id: 60, "nobody": 60}):
@@ -306,20 +312,24 @@ async def test_key_use_keeps_the_latest_time(data: Path) -> None:
     [
         pytest.param({"name": "x", "scopes": ["root"]}, "Invalid enum value 'root'", id="no such scope"),
         pytest.param({"name": "x", "scopes": []}, "scopes=[]", id="no scope"),
-        pytest.param({"name": "x", "scopes": ["infer"], "expires_in_s": 0}, ">= 1", id="it would never be good"),
-        pytest.param({"name": "x", "scopes": ["infer"], "secret": "mine"}, "unknown field `secret`", id="of one's own"),
+        pytest.param({"name": "x", "scopes": ["infer"], "expires_in_s": 0}, ">= 1", id="expired at once"),
+        pytest.param(
+            {"name": "x", "scopes": ["infer"], "secret": "mine"},
+            "unknown field `secret`",
+            id="a secret chosen by the caller",
+        ),
         pytest.param({"name": "x", "scopes": ["admin"], "models": ["m"]}, "models=m", id="an admin of one model"),
     ],
 )
 async def test_refusals(data: Path, body: object, says: str) -> None:
-    """Value and rule; no key was made."""
+    """The error names the value and the rule. No key was made."""
     async with opened(data) as door:
         assert says in (await ask(door, OPERATOR, "POST", "/keys", body, status=400))["detail"]
         assert len((await ask(door, OPERATOR, "GET", "/keys"))["keys"]) == 2
 
 
 async def test_rotation_makes_no_more_keys_than_a_tenant_may_have(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """During its overlap the old key counts beside the new one. At the limit a key is rotated without an overlap."""
+    """During the overlap the old key counts, too. At the limit a key can only be rotated without an overlap."""
     monkeypatch.setattr(key_store, "MAX_KEYS", 2)
     async with opened(data) as door:
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -335,7 +345,7 @@ async def test_rotation_makes_no_more_keys_than_a_tenant_may_have(data: Path, mo
 
 
 async def test_deleted_tenants_do_not_count_to_the_limit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there were, as many can be made as may exist at once. One more is refused."""
+    """Any number of tenants may have been deleted before. One tenant over the limit is refused."""
     monkeypatch.setattr(tenant_store, "MAX_TENANTS", 3)
     async with opened(data) as door:
         for number in range(4):
@@ -348,7 +358,7 @@ async def test_deleted_tenants_do_not_count_to_the_limit(data: Path, monkeypatch
 
 
 async def test_audit_of_an_unknown_tenant_does_not_expire(data: Path) -> None:
-    """A name that was mistyped is said to be none. The audit of a deleted tenant is there, and expires."""
+    """An unknown name is refused. The audit of a deleted tenant exists and can expire."""
     async with opened(data) as door:
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "gone"}, status=201)
         await ask(door, OPERATOR, "DELETE", "/tenants/gone", status=204)

@@ -1,4 +1,4 @@
-"""The admin API over its socket: what an operator sees, what they change, and how each refusal looks."""
+"""The admin API over its socket: what an operator sees and changes, and the errors."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.controlplane.machine_fixture import RunDirectory
 
 
 async def test_model_status_follows_push_start_and_stop(data: Path) -> None:
-    """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
+    """The status goes from zero to restoring and ready, with the spans of the restore, and back to zero."""
     async with opened(data) as door:
         await push(door, "held")
         found = await model_status(door, "held")
@@ -46,7 +46,7 @@ async def test_model_status_follows_push_start_and_stop(data: Path) -> None:
 
 
 async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
-    """The reason is in the model's status, the version is faulty, and no deploy moves to it."""
+    """The status shows the reason, the version is faulty, and it cannot be deployed."""
     async with opened(data) as door:
         await push(door, "corrupt", "b")
         await push(door, "corrupt", "a")
@@ -60,7 +60,7 @@ async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> No
 
 
 async def test_deploy_moves_prod(data: Path) -> None:
-    """By twelve digits or more; the answer and the feed say the whole digest."""
+    """Twelve digits of the version are enough. The answer has the whole digest."""
     async with opened(data) as door:
         await push(door, letter="a")
         await push(door, letter="b")
@@ -72,7 +72,7 @@ async def test_deploy_moves_prod(data: Path) -> None:
 
 
 async def test_scale_changes_what_is_given(data: Path) -> None:
-    """Each setting by itself; a minimum brings a replica without any traffic."""
+    """Each setting changes alone. A minimum of one starts a replica without traffic."""
     async with opened(data) as door:
         await push(door)
         defaults = msgspec.to_builtins(ScaleSettings())
@@ -89,11 +89,13 @@ async def test_scale_changes_what_is_given(data: Path) -> None:
         pytest.param("GET", "/models/nope", None, 404, "the model 'nope' does not exist", id="an unknown model"),
         pytest.param("POST", "/models/m/deploy", {}, 400, "missing required field `version`", id="no version"),
         pytest.param(
-            "POST", "/models/m/deploy", {"version": "a" * 12, "x": 1}, 400, "unknown field `x`", id="one too many"
+            "POST", "/models/m/deploy", {"version": "a" * 12, "x": 1}, 400, "unknown field `x`", id="an unknown field"
         ),
-        pytest.param("POST", "/models/m/deploy", b"{", 400, "Input data was truncated", id="no JSON"),
-        pytest.param("PUT", "/models/m/scale", {"max": 0}, 400, ">= 1", id="a maximum of nothing"),
-        pytest.param("PUT", "/models/m/scale", {"min": 2}, 400, "min=2: must be 1 (max) or less", id="bounds cross"),
+        pytest.param("POST", "/models/m/deploy", b"{", 400, "Input data was truncated", id="invalid JSON"),
+        pytest.param("PUT", "/models/m/scale", {"max": 0}, 400, ">= 1", id="a maximum of zero"),
+        pytest.param(
+            "PUT", "/models/m/scale", {"min": 2}, 400, "min=2: must be 1 (max) or less", id="minimum above maximum"
+        ),
         pytest.param("PUT", "/models/m/scale", {"window_s": 5}, 400, "at `$.window_s`", id="a short window"),
         pytest.param(
             "PUT", "/models/m/scale", {"window_s": 6.5}, 400, "window_s=6.5: must be whole seconds", id="a half second"
@@ -106,9 +108,11 @@ async def test_scale_changes_what_is_given(data: Path) -> None:
             "min=9: must be 8 or less: your tenant's share of 8 device slots is 8",
             id="a minimum beyond the tenant's share",
         ),
-        pytest.param("PUT", "/models/m/scale", {"target": 0}, 400, "> 0", id="a target of nothing"),
+        pytest.param("PUT", "/models/m/scale", {"target": 0}, 400, "> 0", id="a target of zero"),
         pytest.param("PUT", "/models/m/scale", {"grace_s": "3"}, 400, "Expected `float`", id="a text for a number"),
-        pytest.param("PUT", "/models/m/scale", b" " * 70_000, 413, "larger than 65536 bytes", id="too much"),
+        pytest.param(
+            "PUT", "/models/m/scale", b" " * 70_000, 413, "larger than 65536 bytes", id="a body that is too large"
+        ),
         pytest.param("POST", "/cache/evict", {"tier": "tape"}, 400, "Invalid enum value 'tape'", id="no such tier"),
         pytest.param(
             "POST",
@@ -118,15 +122,15 @@ async def test_scale_changes_what_is_given(data: Path) -> None:
             "'other' does not exist",
             id="another's cache",
         ),
-        pytest.param("GET", "/cache", None, 503, "cache is not available", id="the cache is away"),
-        pytest.param("DELETE", "/models/m", None, 409, "'prod' names a version of it", id="a model that is named"),
+        pytest.param("GET", "/cache", None, 503, "cache is not available", id="the cache is not running"),
+        pytest.param("DELETE", "/models/m", None, 409, "'prod' names a version of it", id="a model with an alias"),
         pytest.param("DELETE", "/models/n?force=true", None, 404, "'n' does not exist", id="no such model"),
         pytest.param("PATCH", "/models/m", None, 405, "not allowed", id="no such method"),
         pytest.param("GET", "/nothing", None, 404, "does not exist", id="no such route"),
     ],
 )
 async def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
-    """Problem details that name the value and the rule; nothing has changed."""
+    """The error names the value and the rule, and nothing has changed."""
     async with opened(data) as door:
         await push(door)
         before = await model_status(door)
@@ -138,8 +142,8 @@ async def test_refusals(data: Path, method: str, path: str, body: object, status
 
 
 async def test_model_in_use_is_deleted_only_by_force(data: Path) -> None:
-    """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
-    the audit has it, a restart does not bring it back; pushed again it is a new one.
+    """It is refused while the model serves or has an alias. With `force` the model and its replicas are deleted,
+    activators and the audit see it, and a restart does not bring it back. A new push makes a new model.
     """
     async with opened(data) as door, feed(door) as reader:
         await push(door)
@@ -174,7 +178,7 @@ async def test_model_in_use_is_deleted_only_by_force(data: Path) -> None:
 
 
 async def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """500, `internal`, and not a word of what happened."""
+    """The answer is 500 `internal`, without the error's text."""
 
     def breaks(*_: object) -> None:
         raise RuntimeError("secret")
@@ -196,13 +200,13 @@ async def _ended(door: ControlPlaneClient, model: str = "m") -> Any:
 
 
 async def _noted(door: ControlPlaneClient) -> int:
-    """Entries of the audit about restarts."""
+    """Return the number of audit entries about restarts."""
     _, found = await door.admin("GET", "/audit")
     return sum(each["action"] == "model.restarted" for each in found["events"])
 
 
 async def test_restart_order_shows_its_progress(data: Path) -> None:
-    """None, accepted, running and refused twice, done; of a model at zero done at once, of no model 404."""
+    """A second restart is refused while one runs. A model at zero is done at once; an unknown model is 404."""
     async with opened(data) as door:
         await push(door)
         assert (await _restart(door))[1]["state"] == "none"
@@ -225,14 +229,14 @@ async def test_restart_order_shows_its_progress(data: Path) -> None:
 
 
 async def test_audit_has_accepted_restarts_only(data: Path) -> None:
-    """Of several at once one is, and has its entry; those that are refused have none."""
+    """Of four restarts at once, one is accepted and has an entry. The refused ones have none."""
     run = RunDirectory(data / "run")
     async with opened(data) as door:
         await push(door, "held")
         run.tell("release")
         await report_request(door, "held")
         await wait_for_state(door, "ready", "held")
-        (run.path / "release").unlink()  # the new replica is not there before it is let go
+        (run.path / "release").unlink()  # the new replica waits for this file
         answers = await asyncio.gather(*(_restart(door, "POST", "held") for _ in range(4)))
         assert sorted(status for status, _ in answers) == [202, 409, 409, 409]
         assert await _noted(door) == 1

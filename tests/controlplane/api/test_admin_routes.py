@@ -1,4 +1,4 @@
-"""Who may call the admin API's routes, and of whose models they speak."""
+"""Permissions of all admin routes, and separation of tenants."""
 
 import errno
 import json
@@ -14,13 +14,13 @@ from tests.controlplane.route_list import admin_calls
 @pytest.mark.parametrize(
     ("principal", "status", "code"),
     [
-        pytest.param(None, 401, "invalid_api_key", id="nobody"),
+        pytest.param(None, 401, "invalid_api_key", id="no principal"),
         pytest.param({"key_id": "k", "tenant": "default", "scopes": ["infer"]}, 403, "insufficient_scope", id="a user"),
         pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
     ],
 )
 async def test_every_admin_route_requires_the_scope(data: Path, principal: object, status: int, code: str) -> None:
-    """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
+    """Without the scope `admin`, every route refuses to show or change anything."""
     headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
     calls = admin_calls()
     assert {("GET", "/status"), ("DELETE", "/tenants/default"), ("POST", "/audit/expire")} <= {*calls}
@@ -31,7 +31,9 @@ async def test_every_admin_route_requires_the_scope(data: Path, principal: objec
 
 
 async def test_status_shows_disk_space_to_operators(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk refuses pushes, then requests, while every process is ready. One that fails hides nothing else."""
+    """A full disk refuses pushes and then requests while every process is ready. A failing `statvfs` hides no other
+    status.
+    """
 
     def fail(path: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -47,7 +49,7 @@ async def test_status_shows_disk_space_to_operators(data: Path, monkeypatch: pyt
 
 
 async def test_tenants_do_not_see_each_other(data: Path) -> None:
-    """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
+    """Another tenant's administrator sees no models, and gets the same answer as for a missing one."""
     other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
     async with opened(data) as door:
         await push(door)

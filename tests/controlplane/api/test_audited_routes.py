@@ -1,6 +1,7 @@
-"""Every route that changes something leaves an entry of the audit: each is driven over the socket and looked up there.
+"""Every route that changes something leaves an audit entry. Each route is called over the socket and its entry looked
+up.
 
-A new one fails here until it is in the table, and in the table until it leaves its entry.
+A new route fails here until it is in the table and leaves its entry.
 """
 
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ Before = Callable[[ControlPlaneClient], Awaitable[object]]
 
 @dataclass(frozen=True)
 class AuditedCall:
-    """A call, what it needs before it, and the entry that it leaves: in whose trail, what, of which, with what."""
+    """A call, the calls that prepare it, and the audit entry that it must leave."""
 
     action: str
     subject: str
@@ -34,7 +35,7 @@ class AuditedCall:
     before: tuple[Before, ...] = ()
     status: int = 200
     changed: Any = None
-    refused: tuple[str, ...] = ()  # what a second entry says
+    refused: tuple[str, ...] = ()  # the details of further entries
 
 
 def asking(method: str, path: str, body: object = None) -> Before:
@@ -109,7 +110,7 @@ AUDITED_CALLS: dict[tuple[str, str], AuditedCall] = {
         "version.deleted", "m", f"/models/m/versions/{digest('b')}", before=(pushing("a"), pushing("b")),
         changed={"version": [digest("b"), None]},
     ),
-    # The cache is away here; that it was asked is written before, that it did not do it after.
+    # No cache agent runs here. One entry is written before the call, one after its failure.
     ("POST", "/cache/evict"): AuditedCall(
         "cache.evicted", "cache", "/cache/evict", {"tier": "host"}, status=503, changed={"tier": [None, "host"]},
         refused=("refused: unavailable",),
@@ -125,11 +126,11 @@ AUDITED_CALLS: dict[tuple[str, str], AuditedCall] = {
         (ACME_IS, asking("GET", "/audit?tenant=acme"), asking("PUT", "/audit/windows?tenant=acme", NO_ACCESS)),
     ),
 }  # fmt: skip
-READ_ONLY_ROUTES = {("POST", "/cache/check")}  # reads what is there and says whether it is right
+READ_ONLY_ROUTES = {("POST", "/cache/check")}  # it reads the cache and reports faults
 
 
 def test_every_route_that_changes_something_is_in_the_table() -> None:
-    """Of the code, not of a list."""
+    """The routes are read from the application."""
     assert {route for route in admin_routes() if route[0] != "GET"} == AUDITED_CALLS.keys() | READ_ONLY_ROUTES
 
 
@@ -140,7 +141,7 @@ async def trail(door: ControlPlaneClient, tenant: str) -> list[Any]:
 
 
 async def call_with_setup(data: Path, route: tuple[str, str]) -> list[Any]:
-    """The entries that the call left, without what was there before it."""
+    """Return the entries that the call left, without earlier ones."""
     act = AUDITED_CALLS[route]
     async with opened(data) as door:
         old = "none"
@@ -161,7 +162,7 @@ async def call_with_setup(data: Path, route: tuple[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize("route", AUDITED_CALLS, ids=" ".join)
 async def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> None:
-    """One, with who asked, by which request, and the fields that are another now; and every chain holds."""
+    """There is one entry, with the actor, the request id and the changed fields. Every chain holds."""
     *refusals, entry = await call_with_setup(data, route)
     assert tuple(each["detail"] for each in refusals) == AUDITED_CALLS[route].refused
     assert (entry["actor"], entry["request_id"], entry["tenant"]) == (
@@ -174,18 +175,18 @@ async def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> 
 
 
 async def test_missing_audit_entry_is_noticed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: with a `record` that writes nothing the test above has nothing to find."""
+    """Negative control: with a `record` that writes nothing, no entry is found."""
     monkeypatch.setattr(audit_rows, "record", lambda *_, **__: None)
     assert await call_with_setup(data, ("PUT", "/tenants/{tenant}/limits")) == []
 
 
 async def test_push_has_an_audit_entry(data: Path) -> None:
-    """With the key that the snapshotter names; and what the installation charges is in its own. All chains hold, as the
-    route that reads them says.
+    """The entry has the key that the snapshotter names. Price changes are in the installation's own audit. All chains
+    hold.
     """
     async with opened(data) as door:
         await push(door)
-        await push(door)  # again changes nothing
+        await push(door)  # a second push changes nothing
         found = [each for each in await trail(door, "default") if each["action"] == "version.published"]
         assert [(each["subject"], each["changed"]) for each in found] == [("m", {"version": [None, digest("a")]})]
         body = msgspec.to_builtins(msgspec.structs.replace(registration(letter="b"), pushed_by="k9"))
@@ -193,14 +194,16 @@ async def test_push_has_an_audit_entry(data: Path) -> None:
         assert [each["actor"] for each in (await trail(door, "default"))[:1]] == ["k9"]
         assert [each["action"] for each in await trail(door, "")] == ["prices.changed"]
         while (answer := await door.admin("GET", "/audit/verify?all=true"))[0] == 202:
-            pass  # it is looked at for longer than one answer waits
+            pass  # verification takes longer than one answer waits
         status, report = answer
         assert (status, report["sound"]) == (200, True)
         assert {chain["tenant"] for chain in report["chains"]} == {"default", ""}
 
 
 async def test_operator_access_is_in_the_tenants_audit(data: Path) -> None:
-    """At keys, grants and the audit itself; one's own are not written, nor any where they are kept for no time."""
+    """Reads of keys, grants and the audit are recorded. A tenant's own reads are not, nor any with a window of zero
+    days.
+    """
     async with opened(data) as door:
         await ACME_IS(door)
         for path in ("/keys", "/grants", "/audit"):
@@ -218,7 +221,7 @@ async def test_operator_access_is_in_the_tenants_audit(data: Path) -> None:
 
 
 async def test_windows_over_the_socket(data: Path) -> None:
-    """A tenant reads its own and sets none; what can't be set is named."""
+    """A tenant can read its windows and set none. Errors name the invalid value."""
     async with opened(data) as door:
         await ACME_IS(door)
         status, found = await door.ask("GET", "/admin/v1/audit/windows", None, ACME)

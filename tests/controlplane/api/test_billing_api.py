@@ -1,4 +1,4 @@
-"""The bill's route: for administrators, of their own tenant, of a real month."""
+"""The billing routes: for administrators, about their own tenant and a valid month."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
 
 @asynccontextmanager
 async def billing(path: Path, principal: Principal | None = ADMIN) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
-    """The routes, over a ledger that holds one request of a replica that is gone."""
+    """Yield the routes over a ledger with one request of a replica that is gone."""
     app, examiner = FastAPI(), CheckRunner(database_backends.place(path), path / "spool")
     install_failure_handlers(app)
     headers = {} if principal is None else {PRINCIPAL_HEADER: encode(principal).decode()}
@@ -50,16 +50,16 @@ async def billing(path: Path, principal: Principal | None = ADMIN) -> AsyncItera
 async def ask(
     path: Path, params: dict[str, str], principal: Principal | None = ADMIN, route: str = "report"
 ) -> httpx.Response:
-    """Ask the route until it answers."""
+    """Call the route until it is done."""
     async with billing(path, principal) as (_, client), asyncio.timeout(PATIENCE_S):
         while (answer := await client.get(f"/admin/v1/billing/{route}", params=params)).status_code == 202:
-            pass  # it still reads
+            pass  # it is still reading
         return answer
 
 
 @pytest.mark.parametrize("params", [{"month": MONTH}, {"month": MONTH, "tenant": "acme"}])
 async def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, str]) -> None:
-    """The tenant may be named, or is that of the key."""
+    """The tenant may be named. By default it is the key's tenant."""
     answer = await ask(tmp_path, params, ADMIN)
     assert answer.status_code == 200
     report = decode(answer.content, BillingReport)
@@ -68,7 +68,7 @@ async def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[s
 
 
 async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many it asks for at once, one is read at a time. Over the limit it is refused."""
+    """Reports of one tenant are read one at a time, and leave a database reader to others. Too many are refused."""
     going_on = threading.Event()
 
     def slow(*arguments: Any, **named: Any) -> BillingReport:
@@ -92,7 +92,7 @@ async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("backend")
 async def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
-    """Verified and reconciled, of all months or one; another tenant and no month are refused as with the bill."""
+    """Verification and audit cover one month or all. Another tenant or an invalid month is refused."""
     verified = decode((await ask(tmp_path, {"month": MONTH}, ADMIN, "verify")).content, VerifyReport)
     assert (verified.sound, [each.links for each in verified.months]) == (True, [1])
     found = decode((await ask(tmp_path, {"tenant": "acme"}, ADMIN, "reconcile")).content, ReconcileReport)
@@ -114,6 +114,5 @@ async def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
 async def test_refusals(
     tmp_path: Path, params: dict[str, str], principal: Principal | None, status: int, code: str
 ) -> None:
-    """As problem details."""
     answer = await ask(tmp_path, params, principal)
     assert (answer.status_code, answer.json()["code"]) == (status, code)

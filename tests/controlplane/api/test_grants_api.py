@@ -1,4 +1,4 @@
-"""Grants over the socket: who may give and take, what activators hear, what is on disk and in the audit."""
+"""Grants over the socket: permissions, feed rows, stored data and audit entries. Runs on both backends."""
 
 import asyncio
 import json
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 async def _stage(door: ControlPlaneClient) -> None:
-    """Two tenants; acme has a model."""
+    """Create two tenants and a model of acme."""
     for tenant in ("acme", "other"):
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": tenant}, status=201)
     await push(door, tenant="acme")
 
 
 async def _grantees(door: ControlPlaneClient) -> list[tuple[str, ...]]:
-    """Of all models, as an activator hears it that comes now."""
+    """Return the grantees of all models, as a new activator receives them."""
     async with feed(door) as reader:
         snapshot: Feed = await reader.line()
     return [row.grantees for row in snapshot.models]
@@ -37,7 +37,7 @@ async def _actions(door: ControlPlaneClient) -> list[tuple[str, str, str, str]]:
 
 
 async def test_grant_is_given_published_and_revoked(data: Path) -> None:
-    """Given twice and taken once; each change is in the feed before it is answered, in the audit once, and kept."""
+    """A repeated grant changes nothing. Each change is durable, in the audit once, and published before the answer."""
     async with opened(data) as door:
         await _stage(door)
         async with feed(door) as reader:
@@ -49,7 +49,7 @@ async def test_grant_is_given_published_and_revoked(data: Path) -> None:
         assert (await ask(door, ACME, "GET", "/models/m"))["grantees"] == ["other"]
         assert await ask(door, ACME, "GET", "/grants") == {"given": [GRANT], "had": []}
         assert await ask(door, OTHER, "GET", "/grants") == {"given": [], "had": [GRANT]}
-    async with opened(data) as door:  # another one on the same data
+    async with opened(data) as door:  # a second control plane over the same data
         assert await _grantees(door) == [("other",)]
         async with feed(door) as reader:
             await reader.line()
@@ -65,7 +65,7 @@ async def test_grant_is_given_published_and_revoked(data: Path) -> None:
 
 
 async def test_only_owner_or_operator_manages_grants(data: Path) -> None:
-    """The owner's admin, or an operator who names the owner; to everybody else the model is not there."""
+    """Only the owner's admin, or an operator who names the owner, may grant. For others the model does not exist."""
     async with opened(data) as door:
         await _stage(door)
         unknown = await ask(door, OTHER, "PUT", "/models/m/grants/default", status=404)
@@ -74,7 +74,7 @@ async def test_only_owner_or_operator_manages_grants(data: Path) -> None:
         await ask(door, OTHER, "PUT", "/models/m/grants/other?tenant=acme", status=404)
         await ask(door, OTHER, "GET", "/grants?tenant=acme", status=404)
         await ask(door, CALLER, "PUT", "/models/m/grants/other", status=403)
-        await ask(door, OPERATOR, "PUT", "/models/m/grants/other", status=404)  # of default there is none
+        await ask(door, OPERATOR, "PUT", "/models/m/grants/other", status=404)  # the default tenant has no such model
         await ask(door, OPERATOR, "PUT", "/models/m/grants/other?tenant=acme")
         assert (await _actions(door))[0][:2] == ("operator", "model.granted")
         assert (await ask(door, OPERATOR, "GET", "/grants?tenant=other"))["had"] == [GRANT]
@@ -83,7 +83,7 @@ async def test_only_owner_or_operator_manages_grants(data: Path) -> None:
 
 
 async def test_what_can_be_granted(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that there is, to another tenant that there is, up to a bound."""
+    """An existing model can be granted to another existing tenant, up to a limit."""
     async with opened(data) as door:
         await _stage(door)
         for path, status, words in (
@@ -97,12 +97,12 @@ async def test_what_can_be_granted(data: Path, monkeypatch: pytest.MonkeyPatch) 
         await ask(door, ACME, "PUT", "/models/m/grants/other")
         full = await ask(door, ACME, "PUT", "/models/m/grants/default", status=507)
         assert "grants of a model" in full["detail"]
-        await ask(door, ACME, "PUT", "/models/m/grants/other")  # what is there stays
+        await ask(door, ACME, "PUT", "/models/m/grants/other")  # an existing grant stays
         assert await _grantees(door) == [("other",)]
 
 
 async def test_a_grant_goes_with_the_model(data: Path) -> None:
-    """One that is pushed again under the name is nobody else's."""
+    """A new model of the same name has no grants."""
     async with opened(data) as door:
         await _stage(door)
         await ask(door, ACME, "PUT", "/models/m/grants/other")
@@ -115,7 +115,7 @@ async def test_a_grant_goes_with_the_model(data: Path) -> None:
 
 
 async def test_a_grant_goes_with_either_tenant(data: Path) -> None:
-    """With the grantee, which the owner's audit tells; and with the owner, whose models go."""
+    """Deleting the grantee is in the owner's audit. Deleting the owner deletes its models."""
     async with opened(data) as door:
         await _stage(door)
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "third"}, status=201)
@@ -132,7 +132,7 @@ async def test_a_grant_goes_with_either_tenant(data: Path) -> None:
 
 
 async def test_a_key_may_be_held_to_a_granted_model(data: Path) -> None:
-    """Whether it is granted yet or not; one's own name before a model is left out."""
+    """The grant need not exist yet. The tenant's own name before a model is removed."""
     async with opened(data) as door:
         await _stage(door)
         body = {"name": "k", "scopes": ["infer"], "models": ["acme/m", "other/mine", "n"]}

@@ -1,4 +1,4 @@
-"""What the other processes call: the feed over its socket, pokes, registrations, jobs, records, readiness."""
+"""The internal API for other processes: feed, load reports, registrations, jobs, usage records and readiness."""
 
 import asyncio
 import sqlite3
@@ -35,7 +35,7 @@ from tests.eventually import eventually
 
 
 async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
-    """Snapshot first; then the model, its version, the replica once it is ready, its drain and its end: in order."""
+    """The feed sends a snapshot, then the model and its version, the ready replica, its drain and its end, in order."""
     async with opened(data) as door, feed(door) as reader:
         snapshot = await reader.line()
         assert snapshot.full
@@ -58,7 +58,7 @@ async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
 
 
 async def test_thousand_load_reports_start_one_replica(data: Path) -> None:
-    """Each is answered 204; one runtime is bound."""
+    """Each report is answered with 204, and one runtime is bound."""
     async with opened(data) as door:
         await door.ask("POST", "/internal/v1/versions", encode(registration()))
         answers = await asyncio.gather(
@@ -72,7 +72,6 @@ async def test_thousand_load_reports_start_one_replica(data: Path) -> None:
 
 
 async def test_jobs_run_on_standbys(data: Path) -> None:
-    """Gate and seal answer with what the standby found."""
     async with opened(data) as door:
         status, facts = await door.ask("POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={})))
         assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
@@ -82,7 +81,7 @@ async def test_jobs_run_on_standbys(data: Path) -> None:
 
 
 async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
-    """Strict decoding on every route that takes one."""
+    """Every route decodes strictly."""
     async with opened(data) as door:
         usage = ("usage/requests", "usage/lifetimes", "usage/lives")
         for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
@@ -95,14 +94,14 @@ async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "record"),
     [
-        pytest.param("requests", request_record(1), id="of requests"),
-        pytest.param("lifetimes", lifetime_record(1), id="of lives"),
-        pytest.param("lives", lifetime_record(1), id="of lives so far"),
+        pytest.param("requests", request_record(1), id="request records"),
+        pytest.param("lifetimes", lifetime_record(1), id="lifetime records"),
+        pytest.param("lives", lifetime_record(1), id="running-replica records"),
     ],
 )
 async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: RequestRecord | LifetimeRecord) -> None:
-    """What it records itself of lives that ended unseen has sources of its own. A record that uses one is kept aside,
-    and holds up no other; a word of a life so far is refused. The control: any other is taken.
+    """Sources of records about unseen deaths are reserved. A record with such a source is set aside, and others are
+    stored. A running-replica report with one is refused. Control: any other source is accepted.
     """
     path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
     async with opened(data) as door:
@@ -119,7 +118,7 @@ async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: Re
 
 
 async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
-    """Known to its tenant, also after a restart; unknown to others."""
+    """Its tenant can read it, also after a restart. Other tenants cannot."""
     record = RequestRecord(
         request_id="req-1", origin=RecordOrigin.ACTIVATOR, source="activator-1", sequence=1, tenant="default",
         model="m", version=digest("a"), key_id="k", runtime_id="r", started_at_us=1, ended_at_us=2, queued_us=0,
@@ -139,7 +138,7 @@ async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
 
 
 async def test_not_ready_without_a_zygote(data: Path) -> None:
-    """Alive as soon as it serves; ready while new standbys can be born."""
+    """It is alive as soon as it serves, and ready only while new standbys can be forked."""
     async with opened(data) as door:
         assert (await door.ask("GET", "/healthz"))[0] == 200
         assert (await door.ask("GET", "/readyz"))[0] == 200
@@ -150,7 +149,7 @@ async def test_not_ready_without_a_zygote(data: Path) -> None:
 
 
 async def test_a_reader_that_does_not_read_is_dropped() -> None:
-    """The socket takes no more: the stream ends within its patience, without a last chunk, and its queue is gone."""
+    """If the socket is full, the stream ends after `write_s` without a last chunk, and its subscription is removed."""
     hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
 
     async def send(message: dict[str, object]) -> None:
@@ -172,12 +171,11 @@ async def test_a_reader_that_does_not_read_is_dropped() -> None:
 
 
 async def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
-    """Its subscription ends with its connection."""
     hub = FeedHub()
     left = asyncio.Event()
 
     async def send(message: dict[str, object]) -> None:
-        """Takes everything."""
+        """Accept and ignore every message."""
 
     async def receive() -> dict[str, object]:
         await left.wait()
@@ -193,7 +191,7 @@ async def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", [None, "the namespace kelvin-default lacks the secret kelvin-store"])
 async def test_registration_says_what_keeps_the_version_from_starting(data: Path, obstacle: str | None) -> None:
-    """On a cluster, where a tenant's namespace may be incomplete. The version is registered in any case."""
+    """On a cluster, a tenant's namespace may be incomplete. The version is registered anyway."""
     problem = None if obstacle is None else StartProblem("missing_secret", obstacle)
 
     async def find(tenant: str) -> StartProblem | None:

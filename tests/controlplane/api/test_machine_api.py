@@ -1,4 +1,4 @@
-"""What the admin API says of one machine: its processes and devices, and its cache, which is asked for it."""
+"""The admin API's view of one machine: processes, devices, and the cache, whose state comes from a stub cache agent."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from tests.stub_server import StubServer
 
 
 async def test_status_names_processes_devices_and_models(data: Path) -> None:
-    """Who answers and who is ready, slots and standbys, all models: what `kelvin status` prints."""
+    """The status has the health of processes, slots and standbys, and all models, as `kelvin status` prints them."""
     async with opened(data, device_slots="3") as door:
         await push(door)
         found = await door.until("/status", lambda found: found["device"]["standbys"])
@@ -32,18 +32,18 @@ async def test_status_names_processes_devices_and_models(data: Path) -> None:
         assert (pool["device"], pool["wanted"], pool["why"], pool["parked"]) == ("cpu", 1, "least", 1)
         assert (pool["hits"], pool["misses"], pool["target"], pool["budget_bytes"]) == (0, 0, 0.99, 1 << 30)
         for cost in (pool["memory"], device["zygote"]):
-            # A process whose pages are all shared, or reclaimed, has none of its own.
+            # A process whose pages are all shared or reclaimed has no private memory.
             assert 0 <= cost["private"] <= cost["pss"] > 0, "what the kernel counts of real processes"
         assert [model["model"] for model in found["models"]] == ["m"]
 
 
 async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
-    """Its state comes through as it is; an eviction names the caller's tenant, and a refusal keeps its own words."""
-    told: list[object] = []
+    """The cache's state is passed on unchanged. An eviction names the caller's tenant, and its error text is kept."""
+    received: list[object] = []
 
     async def evict(request: web.Request) -> web.Response:
-        told.append(await request.json())
-        if len(told) > 1:
+        received.append(await request.json())
+        if len(received) > 1:
             problem = problem_details(Conflict("version a", "is leased"))
             return web.Response(body=problem, status=409, content_type="application/problem+json")
         return web.Response(status=204)
@@ -68,14 +68,14 @@ async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
         assert (status, problem["detail"]) == (409, "version a: is leased")
         assert await door.admin("POST", "/cache/check") == (200, report)
     await listening.stop()
-    assert told == [
+    assert received == [
         {"tier": "host", "tenant": "default"},
         {"tier": "nvme", "version": "a", "tenant": "default"},
     ]
 
 
 async def test_standbys_keep_to_their_settings(data: Path) -> None:
-    """None fits the budget: none is kept, the operator is told why, and a model starts from zero all the same."""
+    """If no standby fits the budget, none is kept, the status says why, and a model still starts from zero."""
     async with opened(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as door:
         await push(door)
         await report_request(door)
@@ -87,7 +87,7 @@ async def test_standbys_keep_to_their_settings(data: Path) -> None:
         await push(door, "n")
         await report_request(door, "n")
         await wait_for_state(door, "ready", "n")
-        # One for each replica that runs, an adopted one, too.
+        # One standby for each running replica, adopted ones included.
         await door.until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
 
 
@@ -97,6 +97,6 @@ def _size(pools: list[dict[str, Any]]) -> tuple[int, str]:
 
 
 def test_cluster_routes_match_machine_routes() -> None:
-    """No call gets 404 there for what one machine has."""
+    """A cluster answers every route that one machine has."""
     nothing = cast(Any, AnyAttribute())
     assert routes_in(cluster_api.router(nothing)) == routes_in(machine_api.router(*[nothing] * 3))

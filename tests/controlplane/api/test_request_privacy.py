@@ -1,4 +1,4 @@
-"""What a body has beyond its fields, and what headers hold, is in no log of the control plane, nor in its database."""
+"""Unknown body fields and header values appear in no log and no database of the control plane."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ BODIES = ({MARK: MARK}, {"max": MARK}, f'{{"{MARK}": '.encode(), f'"{MARK}"'.enc
 
 
 async def _ask_all(data: Path) -> int:
-    """Every route that takes a body, with each of these; how many said no."""
+    """Send each body to each admin route. Return how many calls were refused."""
     await eventually(lambda: (data / "run" / "control.sock").exists())
     headers = {**ADMIN, "x-mark": MARK, "cookie": MARK, "user-agent": MARK}
     refused = 0
@@ -26,13 +26,13 @@ async def _ask_all(data: Path) -> int:
 
 
 def places(root: Path) -> list[str]:
-    """Files that have it."""
+    """Return the files that contain the mark."""
     files = [path for path in root.rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(root)) for path in files if MARK.encode() in path.read_bytes())
 
 
 async def test_request_content_is_not_kept(data: Path) -> None:
-    """At the level `debug`, for every route. Negative control: where the log or the database had it, it is found."""
+    """This holds at log level `debug`, for every route. Negative control: a mark in the log or the data is found."""
     with program(data, log_level="debug") as process:
         assert await _ask_all(data) > 20
         process.terminate()

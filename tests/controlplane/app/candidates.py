@@ -1,4 +1,6 @@
-"""Candidates for leadership. Each has a clock and a line to the Lease of its own, which may be cut, slow or lossy."""
+"""Candidates for leadership. Each has its own clock and its own connection to the Lease, which may be cut, slow or
+lossy.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +19,7 @@ NAMES = ("a", "b", "c")
 
 
 class FakeLeaseStore:
-    """Leases as an API server keeps them."""
+    """Leases, as an API server stores them."""
 
     def __init__(self) -> None:
         self.kept: dict[Ref, Json] = {}
@@ -38,7 +40,7 @@ class FakeLeaseStore:
 
 
 class LeaseConnection:
-    """One candidate's line to the store: it may be cut, slow, or lose answers (`loses_answers`)."""
+    """One candidate's connection to the store. It can be cut, slow, or lose answers (`loses_answers`)."""
 
     def __init__(self, store: FakeLeaseStore, clock: VirtualClock) -> None:
         self.store, self.clock = store, clock
@@ -71,8 +73,8 @@ class LeaseConnection:
 
 
 class FakeRolePods(KubernetesCluster):
-    """The role labels of control planes' pods, by name, and every state of them that was; `away` is an API server
-    that does not answer, and so many writes are `silent`.
+    """The role labels of control-plane pods by name, and the history of all labels. `away` makes the API server
+    unreachable. The next `silent` writes get no answer.
     """
 
     def __init__(self, *names: str) -> None:
@@ -100,7 +102,7 @@ class FakeRolePods(KubernetesCluster):
         return obj
 
     def write(self, pod: str, role: str) -> None:
-        """Set a pod's role label, as anybody may."""
+        """Set a pod's role label, as any client can."""
         self.roles[pod] = role
         self.history.append(dict(self.roles))
 
@@ -115,7 +117,7 @@ class FakeRolePods(KubernetesCluster):
 
 
 class SkewedClock(VirtualClock):
-    """The clock of another machine: it has another time of day and another zero."""
+    """The clock of another machine, with another time of day and another zero."""
 
     def __init__(self, true: VirtualClock, offset_s: float) -> None:
         self.true, self.offset_s = true, offset_s
@@ -131,7 +133,7 @@ class SkewedClock(VirtualClock):
 
 
 class LeaderCandidates:
-    """Candidates. `working` names the one that does the leader's work."""
+    """Several candidates. `working` names the one that does the leader's work."""
 
     def __init__(self) -> None:
         self.clock, self.store = VirtualClock(), FakeLeaseStore()
@@ -184,7 +186,7 @@ class LeaderCandidates:
 
 
 async def stand(election: LeaderElection, work: Callable[[], Awaitable[None]]) -> None:
-    """Stand for election again and again, until the work has ended."""
+    """Stand for election until the work has ended."""
     is_over = False
     while not is_over:
         await election.win()
@@ -193,7 +195,7 @@ async def stand(election: LeaderElection, work: Callable[[], Awaitable[None]]) -
 
 @asynccontextmanager
 async def open_candidates() -> AsyncIterator[LeaderCandidates]:
-    """Yield candidates, and stop all of them at the end."""
+    """Yield the candidates, and stop all of them at the end."""
     it = LeaderCandidates()
     yield it
     await it.end()

@@ -1,4 +1,4 @@
-"""One process runs, and waits again where the lead is lost; who waits is told to stop like anybody else."""
+"""Failover of the control plane: only the leader serves, and it waits again after losing the lead. In virtual time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ from tests.controlplane.virtual_time import VirtualClock, settle
 
 
 class Place:
-    """A process that would run, and what became of it."""
+    """One control-plane process with a fake Lease, and the history of its service."""
 
     def __init__(self, pods: FakeRolePods | None = None, pod: str = "one") -> None:
         self.clock, self.store, self.stop = VirtualClock(), FakeLeaseStore(), asyncio.Event()
@@ -28,7 +28,7 @@ class Place:
         self.end = asyncio.Event()
 
     async def serve(self) -> None:
-        """Until it is told to end, or is cut."""
+        """Serve until `end` is set or the task is cancelled."""
         self.seen.append("began")
         try:
             await self.end.wait()
@@ -38,19 +38,19 @@ class Place:
         self.seen.append("ended")
 
     def run(self, serve: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[None]:
-        """As the application does."""
+        """Start the process as the application does."""
         role = None if self.pods is None else RoleLabel(self.pods, "kelvin", self.pod, self.clock, luck=lambda: 0.5)
         work = lead(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
         return asyncio.create_task(work)
 
     def beside(self, pod: str) -> "Place":
-        """Another one of the same cluster."""
+        """Return another process of the same cluster."""
         other = Place(self.pods, pod)
         other.clock, other.store, other.line = self.clock, self.store, LeaseConnection(self.store, self.clock)
         return other
 
     async def readiness(self) -> tuple[int, str]:
-        """What a kubelet is answered."""
+        """Return the answer of `/readyz`."""
         said: list[Message] = []
 
         async def receive() -> Message:
@@ -63,22 +63,22 @@ class Place:
         return said[0]["status"], said[1]["body"].decode()
 
     async def until(self, what: str, times: int) -> None:
-        """It was seen so often; that takes no more than some minutes."""
+        """Advance time until `what` was seen `times` times, for at most five minutes."""
         for _ in range(300):
             if self.seen.count(what) >= times:
                 return
             await self.clock.advance(1.0)
         raise AssertionError(f"{what} {times} times: {self.seen}")
 
-    def somebody_leads(self) -> None:
-        """And has said so just now."""
+    def another_process_leads(self) -> None:
+        """Write the Lease as another holder that has just renewed it."""
         (lease,) = self.store.kept.values()
         spec = {**lease["spec"], "holderIdentity": "another", "leaseDurationSeconds": 15}
         self.store.write({**lease, "spec": spec}, new=False)
 
 
 async def test_finished_leader_gives_up_the_lead() -> None:
-    """And gives the lead up, for whoever waits."""
+    """The Lease has no holder after the service has ended."""
 
     it = Place()
     task = it.run()
@@ -92,12 +92,12 @@ async def test_finished_leader_gives_up_the_lead() -> None:
 
 
 async def test_lost_lead_cancels_and_restarts_the_service() -> None:
-    """It is cut at once, and runs anew once the other one's time is over."""
+    """The service is cancelled at once. It starts again after the other holder's Lease has expired."""
 
     it = Place()
     task = it.run()
     await it.clock.advance(1.0)
-    it.somebody_leads()
+    it.another_process_leads()
     await it.clock.advance(10.0)
     assert it.seen == ["began", "cut"]
     await it.clock.advance(10.0)
@@ -109,7 +109,7 @@ async def test_lost_lead_cancels_and_restarts_the_service() -> None:
 
 
 async def test_repeated_loss_of_the_lead_backs_off() -> None:
-    """Each run opens all that there is: a cluster that is slow to answer must not have it begun every few seconds."""
+    """Each start opens every connection. While the cluster answers slowly, it must not start every few seconds."""
 
     it = Place()
     task = it.run()
@@ -129,7 +129,7 @@ async def test_repeated_loss_of_the_lead_backs_off() -> None:
 
 
 def test_stopping_leader_can_be_cancelled() -> None:
-    """After a loss, and before its work has let go: that is waited for no longer than it takes, and does not stay."""
+    """After the lead is lost, the service takes 60 s to stop. A cancellation ends it at once and leaves no task."""
 
     async def main() -> None:
         it = Place()
@@ -145,7 +145,7 @@ def test_stopping_leader_can_be_cancelled() -> None:
 
         task = it.run(slow)
         await it.clock.advance(1.0)
-        it.somebody_leads()
+        it.another_process_leads()
         await it.clock.advance(5.0)
         assert it.seen == ["began", "cut"]
         task.cancel()
@@ -160,12 +160,14 @@ def test_stopping_leader_can_be_cancelled() -> None:
 @pytest.mark.parametrize(
     ("errors", "seen"),
     [
-        pytest.param(2, ["began"], id="the next try renews it"),
-        pytest.param(20, ["began", "cut", "began"], id="none does until it has run out"),
+        pytest.param(2, ["began"], id="the next renewal succeeds"),
+        pytest.param(20, ["began", "cut", "began"], id="no renewal succeeds before the Lease expires"),
     ],
 )
 async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: list[str]) -> None:
-    """What runs goes on while the lead is certain, is cut before it runs out, and begins again once it is ours."""
+    """The service runs while the lead is certain, and is cancelled before the Lease expires. It starts again
+    afterwards.
+    """
 
     it = Place()
     task = it.run()
@@ -189,7 +191,7 @@ async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: li
 
 
 async def test_waiting_follower_stops() -> None:
-    """It has not run, and does not."""
+    """It never ran its service."""
 
     it = Place()
     first = it.run()
@@ -208,8 +210,6 @@ async def test_waiting_follower_stops() -> None:
 
 
 async def test_error_of_the_service_is_raised() -> None:
-    """Is the caller's to hear."""
-
     it = Place()
 
     async def fails() -> None:
@@ -222,7 +222,7 @@ async def test_error_of_the_service_is_raised() -> None:
 
 
 async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
-    """The leader's readiness is what it serves; a follower's is that it waits, and that nobody is sent to it."""
+    """The leader is ready once it serves. A follower is ready while it waits, and has the follower label."""
 
     it = Place(FakeRolePods("one", "two"))
     other = it.beside("two")
@@ -233,7 +233,7 @@ async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
     assert it.pods is not None
     assert it.pods.roles == {"one": "leader", "two": "follower"}
     assert await other.readiness() == (200, "waits for the lead")
-    assert (await it.readiness())[0] == 503  # until it serves
+    assert (await it.readiness())[0] == 503  # it does not serve yet
     other.stop.set()
     await second
     assert await other.readiness() == (503, "ends")
@@ -242,7 +242,7 @@ async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
 
 
 async def test_takeover_moves_the_label() -> None:
-    """At no moment two pods have it, also where the leader before was killed and could not clear its own."""
+    """At most one pod has the leader label at any time, even if the old leader was killed and kept its label."""
 
     it = Place(FakeRolePods("one", "two", "three"))
     assert it.pods is not None
@@ -251,7 +251,7 @@ async def test_takeover_moves_the_label() -> None:
     await it.clock.advance(1.0)
     assert it.pods.leaders == ["one"]
     it.line.cut = True
-    first.cancel()  # killed: its Lease runs out, its label stays
+    first.cancel()  # killed: its Lease expires later, its label stays
     await it.clock.advance(5.0)
     assert it.pods.leaders == ["one"]
     await it.clock.advance(30.0)
@@ -263,7 +263,7 @@ async def test_takeover_moves_the_label() -> None:
 
 
 async def test_lost_lead_clears_the_own_label() -> None:
-    """It is alive: it says itself that it follows, and is ready no sooner."""
+    """The old leader labels itself as a follower. It is not ready before that."""
 
     it = Place(FakeRolePods("one"))
     assert it.pods is not None
@@ -271,7 +271,7 @@ async def test_lost_lead_clears_the_own_label() -> None:
     await it.clock.advance(1.0)
     assert it.pods.leaders == ["one"]
     it.pods.away = True
-    it.somebody_leads()
+    it.another_process_leads()
     await it.clock.advance(5.0)
     assert it.seen == ["began", "cut"]
     assert await it.readiness() == (503, "waits for its pod's label")
@@ -284,7 +284,7 @@ async def test_lost_lead_clears_the_own_label() -> None:
 
 
 async def test_restarted_container_clears_a_label_that_stayed() -> None:
-    """A pod keeps its labels across a restart of its container."""
+    """A pod keeps its labels when its container restarts."""
 
     it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
@@ -301,7 +301,7 @@ async def test_restarted_container_clears_a_label_that_stayed() -> None:
 
 
 async def test_label_that_comes_back_is_cleared() -> None:
-    """A late write of the leader before, or somebody's hand: the leader looks again each LABEL_POLL_S."""
+    """A late write of the old leader, or a person, may set the label. The leader checks every LABEL_POLL_S."""
 
     it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
@@ -316,7 +316,7 @@ async def test_label_that_comes_back_is_cleared() -> None:
 
 
 async def test_label_is_retried_until_the_cluster_takes_it() -> None:
-    """An API server that is away neither ends the leader nor is asked without a pause."""
+    """An unreachable API server does not end the leader. The label is written once the server is back."""
 
     it = Place(FakeRolePods("one"))
     assert it.pods is not None
@@ -332,7 +332,7 @@ async def test_label_is_retried_until_the_cluster_takes_it() -> None:
 
 
 async def test_label_write_without_an_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends by the row of the table about Leases, as reading the labels does."""
+    """The write times out as the row LEASE in `dependencies.py` says, and is repeated."""
     monkeypatch.setattr(dependencies, "LEASE", replace(dependencies.LEASE, timeout_s=0.01))
     pods, clock = FakeRolePods("one"), VirtualClock()
     pods.silent = 1

@@ -1,4 +1,4 @@
-"""Who probes a control plane is answered from its first moment to its last."""
+"""Health probes are answered from the start of the process to its end. The database is a real PostgreSQL."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,9 @@ from tests.controlplane.postgres_server import PostgresServer
 async def test_waiting_process_is_alive_and_not_ready(
     postgres: PostgresServer, place: PostgresUrl, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Alive throughout, and ready once it serves: at one port, which is never closed in between. Ended, it is gone."""
+    """The process is alive throughout and ready once it serves, on one port that stays open. After its end the port is
+    closed.
+    """
 
     port, stop = free_port(), asyncio.Event()
     postgres.kill()
@@ -41,8 +43,6 @@ async def test_waiting_process_is_alive_and_not_ready(
 
 
 async def test_taken_health_port_is_refused_by_setting() -> None:
-    """It says so by its setting."""
-
     place = PeerSettings(health=("127.0.0.1", free_port()))
     async with open_health(place, asyncio.Event()):
         with pytest.raises(BadSetting, match=r"KELVIN_HEALTH_LISTEN=127\.0\.0\.1:\d+: can't be listened on"):

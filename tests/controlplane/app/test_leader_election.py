@@ -1,4 +1,6 @@
-"""One leads at a time, whoever is cut off, slow, stopped or has a wrong clock; and somebody does, when all is well."""
+"""At most one candidate leads, even if one is cut off, slow or stopped, or its clock is wrong. A healthy group has a
+leader.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -12,7 +14,7 @@ from tests.controlplane.virtual_time import VirtualClock
 
 
 async def test_next_leader_takes_over_at_once_after_a_stop() -> None:
-    """It gives the Lease up."""
+    """A leader that stops releases the Lease."""
     async with open_candidates() as it:
         for name in NAMES:
             it.start(name)
@@ -29,7 +31,7 @@ async def test_next_leader_takes_over_at_once_after_a_stop() -> None:
 
 @pytest.mark.parametrize("how", ["cut", "loses_answers"])
 async def test_leader_that_cannot_renew_stops_first(how: str) -> None:
-    """Whether its renewals come to nothing, or only the answers to them."""
+    """This holds if its renewals are lost, and if only the answers to them are lost."""
     async with open_candidates() as it:
         it.start("a")
         await it.advance(5)
@@ -42,7 +44,7 @@ async def test_leader_that_cannot_renew_stops_first(how: str) -> None:
             stopped_after_s += 0.5
         assert it.working == []
         assert 7 <= stopped_after_s <= 12.5
-        if how == "loses_answers":  # its writes still arrive: it holds the Lease, and can't know it
+        if how == "loses_answers":  # its writes still arrive: it holds the Lease without knowing
             it.lines["a"].cut = True
         await it.advance(40)
         assert it.working == ["b"]
@@ -52,7 +54,7 @@ async def test_leader_that_cannot_renew_stops_first(how: str) -> None:
 
 
 async def test_slow_renewal_counts_from_its_start() -> None:
-    """Others may have seen it long before its answer comes."""
+    """Other candidates may see the renewal long before its answer arrives."""
     async with open_candidates() as it:
         it.lines["a"].delay_s = 3.0
         it.start("a")
@@ -65,14 +67,14 @@ async def test_slow_renewal_counts_from_its_start() -> None:
 
 
 async def test_killed_leader_is_replaced_after_lease_expiry() -> None:
-    """Not before, and soon after."""
+    """A new leader works at most 18 s after the old one was killed."""
     async with open_candidates() as it:
         it.start("a")
         await it.advance(5)
         it.start("b")
         await it.advance(5)
         it.lines["a"].cut = True
-        await it.stop("a")  # and can't give it up
+        await it.stop("a")  # it cannot release the Lease
         waited_s = 0.0
         while not it.working:
             await it.advance(0.5)
@@ -81,7 +83,7 @@ async def test_killed_leader_is_replaced_after_lease_expiry() -> None:
 
 
 async def test_finished_work_releases_the_lease() -> None:
-    """With what it raised, and the Lease is given up."""
+    """The error of the work is raised, too."""
 
     store, clock = FakeLeaseStore(), VirtualClock()
     election = LeaderElection(LeaseConnection(store, clock), "kelvin", "leader", "a", clock)
@@ -98,7 +100,7 @@ async def test_finished_work_releases_the_lease() -> None:
 
 
 async def test_lease_is_kept_while_work_stops() -> None:
-    """Stopping takes its time, and another must not begin meanwhile."""
+    """No other candidate may start while the old leader's work is still stopping."""
     async with open_candidates() as it:
         clock = it.clock
         election = LeaderElection(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
@@ -128,7 +130,7 @@ async def test_lease_is_kept_while_work_stops() -> None:
 
 
 async def test_two_leaders_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that leads on for longer than others wait is found out."""
+    """Negative control: a leader that holds on longer than the others wait makes two leaders. The check fails."""
     broken = LeaseDurations()
     object.__setattr__(broken, "hold_s", 60.0)
     async with open_candidates() as it:

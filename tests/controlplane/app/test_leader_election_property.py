@@ -1,4 +1,4 @@
-"""Whatever befalls candidates: never two lead at once, and when all is well again one does."""
+"""Property test: two candidates never lead at once, and one leads after all faults are healed. In virtual time."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ STEP = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=25))
 def test_at_most_one_leader_and_finally_one(steps: list[tuple[str, str, float]]) -> None:
-    """Whatever happens in whatever order; clocks of the three differ by hours."""
+    """This holds for any order of faults. The clocks of the three candidates differ."""
 
     async def scenario() -> None:
         async with open_candidates() as it:

@@ -1,4 +1,4 @@
-"""Who may lead: nobody's clock is believed but one's own, and nobody's word but the Lease."""
+"""The leadership policy trusts no clock but its own, and no source but the Lease."""
 
 import pytest
 
@@ -25,48 +25,50 @@ B = LeaseRecord("b", 15.0, "2026-01-01T00:00:00.000000Z", 0, "1")
 @pytest.mark.parametrize(
     ("sight", "now", "want"),
     [
-        pytest.param(None, 0.0, AcquireLease(), id="nobody ever had it"),
-        pytest.param(ObservedLease(LeaseRecord("", 1.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="it was given up"),
-        pytest.param(ObservedLease(LeaseRecord("a", 15.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="it is ours"),
-        pytest.param(ObservedLease(B, 5.0), 19.9, AwaitHolder(20.0), id="another's, from when it was seen to change"),
-        pytest.param(ObservedLease(B, 5.0), 20.0, AcquireLease(), id="another's, who is silent for its time"),
+        pytest.param(None, 0.0, AcquireLease(), id="the Lease does not exist"),
+        pytest.param(
+            ObservedLease(LeaseRecord("", 1.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="the Lease was released"
+        ),
+        pytest.param(
+            ObservedLease(LeaseRecord("a", 15.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="the Lease is our own"
+        ),
+        pytest.param(
+            ObservedLease(B, 5.0), 19.9, AwaitHolder(20.0), id="another's Lease: wait from its last observed change"
+        ),
+        pytest.param(ObservedLease(B, 5.0), 20.0, AcquireLease(), id="another's Lease that was not renewed in time"),
         pytest.param(
             ObservedLease(LeaseRecord("b", 60.0, "", 0, "1"), 5.0),
             20.0,
             AwaitHolder(65.0),
-            id="its own time counts, not ours",
+            id="the duration in the Lease counts, not ours",
         ),
     ],
 )
 def test_decide(sight: ObservedLease | None, now: float, want: AcquireLease | AwaitHolder) -> None:
-    """Candidate `a`."""
     assert decide(sight, "a", now) == want
 
 
 @pytest.mark.parametrize(
     ("before", "held", "want"),
     [
-        pytest.param(None, B, ObservedLease(B, 9.0), id="the first look begins its time, whenever it was renewed"),
-        pytest.param(ObservedLease(B, 5.0), B, ObservedLease(B, 5.0), id="no change, no new time"),
+        pytest.param(None, B, ObservedLease(B, 9.0), id="the first observation starts its time"),
+        pytest.param(ObservedLease(B, 5.0), B, ObservedLease(B, 5.0), id="no change keeps the time"),
         pytest.param(
             ObservedLease(B, 5.0),
             LeaseRecord("b", 15.0, "later", 0, "2"),
             ObservedLease(LeaseRecord("b", 15.0, "later", 0, "2"), 9.0),
-            id="renewed",
+            id="a renewal restarts the time",
         ),
-        pytest.param(
-            ObservedLease(B, 5.0), None, ObservedLease(B, 5.0), id="deleted: its holder may not know of it yet"
-        ),
-        pytest.param(None, None, None, id="nothing was and is there"),
+        pytest.param(ObservedLease(B, 5.0), None, ObservedLease(B, 5.0), id="deleted: its holder may not know yet"),
+        pytest.param(None, None, None, id="no Lease before and now"),
     ],
 )
 def test_observe(before: ObservedLease | None, held: LeaseRecord | None, want: ObservedLease | None) -> None:
-    """At second 9."""
     assert observe(before, held, now=9.0) == want
 
 
 def test_leader_stops_before_the_lease_expires() -> None:
-    """They wait from when they saw its renewal, which was not before it was begun."""
+    """Another candidate waits from when it saw the renewal, which is never before the renewal began."""
     begun = 100.0
     seen = ObservedLease(B, begun)
     assert decide(seen, "a", leads_until(begun, TERMS)) == AwaitHolder(begun + 15.0)
@@ -74,13 +76,13 @@ def test_leader_stops_before_the_lease_expires() -> None:
 
 @pytest.mark.parametrize("terms", [(10, 15.0, 2.0), (15, 2.0, 10.0), (15, 10.0, 0.0), (15, 15.0, 2.0)])
 def test_inconsistent_lease_durations_are_refused(terms: tuple[int, float, float]) -> None:
-    """Two could lead, or nobody for long."""
+    """With such durations two could lead, or none for long."""
     with pytest.raises(ValueError, match="less than the one before"):
         LeaseDurations(*terms)
 
 
 def test_repeated_losses_delay_the_next_candidacy() -> None:
-    """Twice as late each time, up to a minute; who has kept it for long begins anew."""
+    """The pause doubles with each loss, up to a minute. A term of more than a minute resets it."""
     losses, pauses = 0, []
     for led_s in (5.0, 60.0, 60.0, 5.0, 5.0, 5.0, 61.0):
         losses = losses_after(losses, led_s)
@@ -90,7 +92,7 @@ def test_repeated_losses_delay_the_next_candidacy() -> None:
 
 
 def test_lease_spec_when_acquired_renewed_and_released() -> None:
-    """What the cluster keeps, as client-go writes it."""
+    """The Lease has the fields that client-go writes."""
     first = acquired_spec(None, "a", "t0", TERMS)
     assert first == {
         "holderIdentity": "a",
@@ -108,5 +110,5 @@ def test_lease_spec_when_acquired_renewed_and_released() -> None:
 
 
 def test_incomplete_lease_uses_defaults() -> None:
-    """Somebody made it by hand."""
+    """A person may have created the Lease."""
     assert read({"metadata": {"resourceVersion": "7"}}, TERMS) == LeaseRecord("", 15.0, "", 0, "7")

@@ -1,4 +1,6 @@
-"""`python -m controlplane` as the supervisor runs it: quick to start, gone on SIGTERM, no loss when it is killed."""
+"""`python -m controlplane` as the supervisor runs it: starts, ends on SIGTERM, loses nothing when killed. Real
+processes.
+"""
 
 import asyncio
 import os
@@ -25,13 +27,14 @@ from tests.eventually import eventually
 
 
 def replicas_of(found: Any) -> list[dict[str, Any]]:
-    """All of a model's, as an operator sees it."""
+    """Return all replicas in a model's status."""
     return [replica for version in found["versions"] for replica in version["replicas"]]
 
 
 async def test_it_starts_in_an_empty_directory(data: Path) -> None:
-    """Ready soon after it was spawned, with keys and a database. The second that it may take is measured, not asserted:
-    a busy machine is no defect; ten of a processor's are."""
+    """It becomes ready and creates keys and a database. A start should take one second, but a busy machine is no
+    defect, so the test allows ten seconds of CPU time.
+    """
     with program(data) as process:
         await ready(data)
         used = psutil.Process(process.pid).cpu_times()
@@ -40,7 +43,7 @@ async def test_it_starts_in_an_empty_directory(data: Path) -> None:
 
 
 async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
-    """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
+    """It holds the lock that keeps an activator's fallback scaler out, until it is dead. SIGKILL releases the lock."""
     with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
         await ready(data)
         assert try_acquire_standby_lock(directory) is None
@@ -52,7 +55,7 @@ async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
 
 
 async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
-    """Exit 0 with a feed open and a standby parked; the standby lives on."""
+    """It exits with 0 while a feed is open and a standby is parked. The standby lives on."""
     with program(data) as process:
         await ready(data)
         run = RunDirectory(data / "run")
@@ -65,7 +68,7 @@ async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
 
 
 async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
-    """When the supervisor is gone, so is it."""
+    """The supervisor's end closes the lifeline, and the control plane exits."""
     read, write = os.pipe()
     os.set_inheritable(read, True)
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(read)}
@@ -81,7 +84,7 @@ async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signal.Signals) -> None:
-    """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""
+    """The replica keeps its process. The new control plane knows it at once, and replaces it when it dies."""
     with program(data) as process:
         await ready(data)
         async with connect_client(data) as door:
@@ -91,7 +94,7 @@ async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signa
         (before,) = replicas_of(found)
         process.send_signal(ending)
         process.wait(60)
-    assert Path(f"/proc/{before['pid']}").exists(), "it serves on while no control plane is there"
+    assert Path(f"/proc/{before['pid']}").exists(), "the replica ended with the control plane"
     (data / "run" / "control.sock").unlink(missing_ok=True)
     with program(data):
         await ready(data)
@@ -110,7 +113,7 @@ async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signa
 
 @pytest.mark.deep
 async def test_killed_push_loses_no_acknowledged_version(data: Path) -> None:
-    """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
+    """Versions are pushed until SIGKILL. All acknowledged versions are there after a restart."""
     acknowledged: list[str] = []
     with program(data) as process:
         await ready(data)
@@ -141,17 +144,17 @@ async def test_killed_push_loses_no_acknowledged_version(data: Path) -> None:
     ("name", "value", "rule"),
     [
         pytest.param("KELVIN_DATA", "", "is required", id="no data directory"),
-        pytest.param("KELVIN_STANDBYS", "-1", "must be 0 or more", id="fewer than no standbys"),
-        pytest.param("KELVIN_STANDBY_TARGET", "1", "must be 0.9999 or less", id="a certainty that nothing gives"),
-        pytest.param("KELVIN_STANDBY_SHARE", "-0.1", "must be 0 or more", id="less than no share"),
+        pytest.param("KELVIN_STANDBYS", "-1", "must be 0 or more", id="a negative number of standbys"),
+        pytest.param("KELVIN_STANDBY_TARGET", "1", "must be 0.9999 or less", id="a target of certainty"),
+        pytest.param("KELVIN_STANDBY_SHARE", "-0.1", "must be 0 or more", id="a negative share"),
         pytest.param("KELVIN_STANDBY_BYTES", "0", "must be 1048576 or more", id="no memory for standbys"),
         pytest.param("KELVIN_DEVICE_SLOTS", "0", "must be 1 or more", id="no device"),
-        pytest.param("KELVIN_THREADS", "two", "must be a whole number", id="a word"),
+        pytest.param("KELVIN_THREADS", "two", "must be a whole number", id="not a number"),
         pytest.param("KELVIN_KV_BYTES", "1", "must be 67108864 or more", id="no memory"),
-        pytest.param("KELVIN_SCALE_DOWN_S", "inf", "must be finite", id="for ever"),
+        pytest.param("KELVIN_SCALE_DOWN_S", "inf", "must be finite", id="infinite"),
     ],
 )
 def test_bad_settings_are_refused_with_the_value(name: str, value: str, rule: str) -> None:
-    """Variable, value and rule."""
+    """The error names the variable, the value and the rule."""
     with pytest.raises(ValueError, match=f"{name}={value}: {rule}"):
         load({"KELVIN_DATA": "/somewhere", name: value})

@@ -1,4 +1,4 @@
-"""Jobs take a standby and use it up, whatever comes of them; cold starts come first; the queue is bounded."""
+"""Push jobs use up a standby each, cold starts go first, and the queue is bounded. Standbys are fake processes."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ JOB = GateJob(config_json="{}", tensors={})
 
 
 async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
-    """A gate and a seal run on two standbys, both dead afterwards, and the pool is full again."""
+    """A gate and a seal use two standbys. Both are dead afterwards, and the pool is full again."""
     async with local(run) as it:
         assert await it.jobs.gate(JOB) == GATE
         assert (await it.jobs.seal(SEAL)).version == SEAL.version
@@ -31,11 +31,11 @@ async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
         it.apply(key(), 1)
         await it.ready(key())
         assert run.calls("bind:m")[0][0] not in (gate, seal)
-        assert it.news.deaths == [], "a job is nobody's replica"
+        assert it.news.deaths == [], "a job's process is no replica"
 
 
 async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:
-    """Cancelled in the middle of its call: the process is ended, not parked."""
+    """A standby whose job is cancelled during the call exits. It is not parked again."""
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
@@ -57,7 +57,7 @@ async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:
 
 
 async def test_a_job_that_fails_ends_its_standby_too(run: RunDirectory) -> None:
-    """What has computed takes nothing else, least of all after a failure."""
+    """A process that has computed is never used again."""
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
@@ -73,7 +73,7 @@ async def test_a_job_that_fails_ends_its_standby_too(run: RunDirectory) -> None:
 
 
 async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
-    """A job and then a start wait for a standby: the one that parks goes to the start, the next to the job."""
+    """A job and then a start wait for a standby. The first parked standby goes to the start, the next to the job."""
     async with local(run) as it:
         await it.parked()
         process = it.pool.try_take()
@@ -92,7 +92,7 @@ async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
 
 
 class Desk:
-    """Says that it was asked."""
+    """A job runner that raises an error which says that it was called."""
 
     async def gate(self, job: GateJob) -> GateFacts:
         raise Refused(OneMachineOnly("asked", "of the desk"))
@@ -105,7 +105,7 @@ class Desk:
     ("comes_after_s", "says"), [(None, "it needs a zygote"), (0.0, "asked"), (STANDBY_WAIT_S / 2, "asked")]
 )
 async def test_job_waits_for_a_zygote_or_is_refused(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
-    """One that is there, or comes while it is waited for, has the job; without one it is refused in the end."""
+    """The job runs if the zygote exists or appears while the job waits. Otherwise the job is refused in the end."""
     clock, socket = VirtualClock(), tmp_path / "zygote.sock"
     if comes_after_s == 0.0:
         socket.touch()

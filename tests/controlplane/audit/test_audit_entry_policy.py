@@ -1,4 +1,4 @@
-"""The chain of the audit: what it says of each way to change it, and which window an action is kept in."""
+"""The audit hash chain: how each change to it is reported, and how long the entry of an action is kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ Entries = list[AuditEntry]
 
 
 def chained(tenant: str = "acme", count: int = 5) -> Entries:
-    """A sound chain of keys that were made, one a second."""
+    """Return a valid chain of key creations, one per second."""
     chain, found = genesis(AUDIT, tenant), []
     for link in range(1, count + 1):
         body = EntryBody("acme", f"key{link}", "key.created", f"k{link}", "", "{}", "", f"salt{link}")
@@ -55,28 +55,34 @@ def _emptied(entries: Entries, *links: int) -> Entries:
 @pytest.mark.parametrize(
     ("change", "link", "says"),
     [
-        pytest.param(lambda e: e, None, "", id="as it was written"),
-        pytest.param(_flipped, 3, "its body is not what was written", id="a word is another"),
-        pytest.param(lambda e: [*e[:2], *e[3:]], 3, "a row is missing", id="an entry was taken out"),
-        pytest.param(_swapped, 2, "the row, or one before it, is not", id="two entries changed places"),
-        pytest.param(lambda e: e[:4], 5, "5 links were written", id="the last entry was taken off"),
-        pytest.param(lambda e: [], 1, "the chain ends with link 0", id="all were taken"),
-        pytest.param(lambda e: e[1:], 1, "comes after link 0", id="the first entry was taken off"),
+        pytest.param(lambda e: e, None, "", id="unchanged"),
+        pytest.param(_flipped, 3, "its body is not what was written", id="a changed field"),
+        pytest.param(lambda e: [*e[:2], *e[3:]], 3, "a row is missing", id="an entry removed from the middle"),
+        pytest.param(_swapped, 2, "the row, or one before it, is not", id="two entries swapped"),
+        pytest.param(lambda e: e[:4], 5, "5 links were written", id="the last entry removed"),
+        pytest.param(lambda e: [], 1, "the chain ends with link 0", id="all entries removed"),
+        pytest.param(lambda e: e[1:], 1, "comes after link 0", id="the first entry removed"),
         pytest.param(lambda e: [*e, e[-1]], 6, "one too many", id="an entry twice"),
-        pytest.param(lambda e: [replace(e[0], at_s=9), *e[1:]], 1, "is not what was written", id="another time"),
-        pytest.param(lambda e: [replace(e[0], window="models"), *e[1:]], 1, "is not", id="another window"),
-        pytest.param(lambda e: _emptied(e, 1, 2), None, "", id="what expired before the second 3"),
+        pytest.param(lambda e: [replace(e[0], at_s=9), *e[1:]], 1, "is not what was written", id="a changed time"),
+        pytest.param(lambda e: [replace(e[0], window="models"), *e[1:]], 1, "is not", id="a changed window"),
+        pytest.param(lambda e: _emptied(e, 1, 2), None, "", id="emptied entries from before the recorded expiry"),
         pytest.param(lambda e: _emptied(e, 3), 3, "no entry says that it expired", id="emptied before its time"),
         pytest.param(
-            lambda e: [replace(_emptied(e, 1)[0], digest="0" * 64), *e[1:]], 1, "is not what", id="another digest left"
+            lambda e: [replace(_emptied(e, 1)[0], digest="0" * 64), *e[1:]],
+            1,
+            "is not what",
+            id="an emptied entry with a changed digest",
         ),
         pytest.param(
-            lambda e: [replace(_emptied(e, 1)[0], at_s=0), *e[1:]], 1, "is not what", id="an expired one made older"
+            lambda e: [replace(_emptied(e, 1)[0], at_s=0), *e[1:]],
+            1,
+            "is not what",
+            id="an emptied entry with a changed time",
         ),
     ],
 )
 def test_verify(change: Callable[[Entries], Entries], link: int | None, says: str) -> None:
-    """The first link that is not what was written is named, and everything before it holds."""
+    """Verification names the first changed link. All links before it hold."""
     entries = chained()
     found = verify("acme", change(entries), end_of(entries), {"keys": 3})
     assert (found.difference is None) is (link is None)
@@ -85,7 +91,7 @@ def test_verify(change: Callable[[Entries], Entries], link: int | None, says: st
 
 
 def test_a_chain_is_one_tenants() -> None:
-    """The same entries are no chain of another tenant, and nothing at all is one."""
+    """Another tenant's chain has another start, so it does not verify these entries. An empty chain is valid."""
     entries = chained("acme")
     assert verify("other", entries, end_of(entries), {}).difference is not None
     assert verify("acme", [], None, {}).difference is None
@@ -93,14 +99,14 @@ def test_a_chain_is_one_tenants() -> None:
 
 
 def test_emptied_entries_that_hold_are_counted() -> None:
-    """Not the one that is wrong."""
+    """The wrong entry is not counted."""
     entries = chained()
     assert verify("acme", _emptied(entries, 1, 2), end_of(entries), {"keys": 3}).expired == 2
     assert verify("acme", _emptied(entries, 1, 2, 3), end_of(entries), {"keys": 3}).expired == 2
 
 
 def test_digests_stay_what_they_were() -> None:
-    """They are in databases. Another encoding needs another name of the format."""
+    """Databases hold these digests. A change of the encoding needs a new format name."""
     start, body = genesis(AUDIT, "acme"), EntryBody("acme", "key1", "key.created", "k1", "", "{}", "req_7", "salt")
     assert start.hex() == "b0aaf18e56f51c89d094e60fd54cbf7329166a3fd3ba5aa2b2ceae0fd5161665"
     assert body.digest() == "23fd39f2f4f87dd63d06d0a19530a6a4407e22a6264888c84b1d0ee7f179e6f3"
@@ -113,7 +119,7 @@ def test_digests_stay_what_they_were() -> None:
 
 
 def test_a_digest_covers_each_word() -> None:
-    """Whichever field is another, so is the digest: of the salt too, so that few words can't be guessed."""
+    """Changing any field changes the digest. The salt keeps short values from being guessed."""
     body = chained()[0].body
     assert body is not None
     others = {replace(body, **{name: "other"}).digest() for name in EntryBody.__dataclass_fields__}
@@ -122,13 +128,13 @@ def test_a_digest_covers_each_word() -> None:
 
 @pytest.mark.parametrize("action", AuditAction)
 def test_every_action_has_a_window(action: AuditAction) -> None:
-    """With days, but for the trail's own; requests' alone may be kept for no time."""
+    """Each window has a default, except the trail's own. Only access entries may be kept for zero days."""
     window = window_of(action)
     assert window is AuditWindow.TRAIL or DEFAULT_DAYS[window] > 0
     assert min_days(window) == (0 if window is AuditWindow.ACCESS else 1)
 
 
 def test_changed_and_created_fields() -> None:
-    """What changed, with both values; of something new what it has."""
+    """Changed fields show both values, created fields only the new one."""
     assert changed_fields({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"a": (1, None), "b": (2, 3)}
     assert made(a=None, b="x", c=(), d=0) == {"b": (None, "x"), "d": (None, 0)}

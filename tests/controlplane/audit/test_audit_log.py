@@ -1,4 +1,4 @@
-"""The trail in its database: what is chained, what is refused, what expires, and what a forger's hand leaves behind."""
+"""The audit log in its database: chaining, refused changes, expiry, and forgeries. Runs on both backends."""
 
 import asyncio
 from contextlib import closing
@@ -65,7 +65,7 @@ def filled(engine: Engine) -> None:
 
 
 def forge(engine: Engine, *statements: str) -> None:
-    """As who owns the file could: without the triggers."""
+    """Run statements without the triggers, as the owner of the database could."""
     with engine.begin() as connection:
         for name, guard in GUARDS.items():
             where = "" if engine.dialect.name == SQLITE else f"ON {guard.table}"
@@ -75,7 +75,7 @@ def forge(engine: Engine, *statements: str) -> None:
 
 
 def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
-    """With values before and after; chains of two tenants are numbered by themselves."""
+    """An entry has the values before and after. Each tenant's chain has its own numbers."""
     filled(engine)
     note(engine, AuditAction.TENANT_LIMITED, tenant="other", subject="other")
     newest = shown(engine)[0]
@@ -92,14 +92,14 @@ def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
 
 
 def test_another_tenants_reader_learns_no_key_and_no_request(engine: Engine) -> None:
-    """An operator's act is an operator's to the tenant."""
+    """The reader sees only that an operator acted."""
     note(engine, AuditAction.TENANT_SUSPENDED)
     (seen,) = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=()))
     assert (seen.actor, seen.request_id) == ("operator", "")
 
 
 def test_operator_sees_key_and_request_of_a_tenants_act(engine: Engine) -> None:
-    """A tenant's act is not shown as an operator's."""
+    """An operator sees the tenant's key, so the act is not taken for an operator's."""
     filled(engine)
     seen = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=(Scope.OPERATOR,)))[0]
     assert (seen.actor, seen.request_id) == ("acme-k", "req_7")
@@ -108,32 +108,32 @@ def test_operator_sees_key_and_request_of_a_tenants_act(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        pytest.param("DELETE FROM audit WHERE link = 5", id="taken off"),
-        pytest.param("DELETE FROM audit", id="all taken"),
-        pytest.param("UPDATE audit SET actor = 'other' WHERE link = 3", id="a word changed"),
-        pytest.param("UPDATE audit SET at_s = 1 WHERE link = 3", id="another time"),
-        pytest.param("UPDATE audit SET link = 9 WHERE link = 5", id="another place"),
+        pytest.param("DELETE FROM audit WHERE link = 5", id="delete the last row"),
+        pytest.param("DELETE FROM audit", id="delete all rows"),
+        pytest.param("UPDATE audit SET actor = 'other' WHERE link = 3", id="change a field"),
+        pytest.param("UPDATE audit SET at_s = 1 WHERE link = 3", id="change a time"),
+        pytest.param("UPDATE audit SET link = 9 WHERE link = 5", id="change a link"),
         pytest.param(
             "UPDATE audit SET actor_tenant='', actor='', action='', subject='', detail='', changed='', request_id='', "
             "salt='', expired_at_s=9 WHERE link = 1",
-            id="emptied without an expiry",
+            id="empty a row without an expiry entry",
         ),
         pytest.param(
             "INSERT INTO audit (sequence, at_s, tenant, actor_tenant, actor, action, subject, detail, link) "
             "VALUES (9, 1, 'acme', '', '', 'key.created', 'k', '', 9)",
-            id="put where it isn't next",
+            id="insert a link that is not the next",
         ),
         pytest.param(
             "INSERT OR REPLACE INTO audit (sequence, at_s, tenant, actor_tenant, actor, action, subject, detail, link) "
             "VALUES (2, 1, 'acme', '', '', 'key.created', 'k', '', 6)",
-            id="put over another one",
+            id="replace a row",
         ),
-        pytest.param("UPDATE audit_chains SET links = 4", id="the end moved back"),
-        pytest.param("DELETE FROM audit_chains", id="the end taken away"),
+        pytest.param("UPDATE audit_chains SET links = 4", id="move the end back"),
+        pytest.param("DELETE FROM audit_chains", id="delete the end"),
     ],
 )
 def test_the_database_only_adds(engine: Engine, statement: str) -> None:
-    """Whoever writes the SQL: refused, and nothing has changed."""
+    """The statement is refused, and nothing has changed."""
     filled(engine)
     before = shown(engine)
     if engine.dialect.name != SQLITE and "OR REPLACE" in statement:
@@ -169,7 +169,7 @@ def test_the_database_only_adds(engine: Engine, statement: str) -> None:
     ],
 )
 def test_a_forgery_is_named(engine: Engine, statements: tuple[str, ...], links: int, says: str | None) -> None:
-    """Without the triggers all of it can be done, and the first bad link is named."""
+    """Without the triggers each forgery is possible. Verification names the first bad link."""
     filled(engine)
     forge(engine, *statements)
     found = verified(engine)
@@ -181,14 +181,14 @@ def test_a_forgery_is_named(engine: Engine, statements: tuple[str, ...], links: 
 
 
 def test_expired_entry_keeps_its_digest_only(engine: Engine) -> None:
-    """Its words are nowhere in the rows, that they went is an entry, and the chain holds on; a second time changes
-    nothing, and of what is left a forgery is still found.
+    """An expired entry loses its content, the expiry is an entry itself, and the chain still holds. A second run
+    changes nothing, and a forgery of the remaining fields is still found.
     """
     filled(engine)
     note(engine, AuditAction.MODEL_DEPLOYED, subject="m")
     later = NOW_S + 365 * DAY_S + 3
     with engine.begin() as connection:
-        assert expire(connection, BY, "acme", later) == 4  # three keys and the model; the rest is younger
+        assert expire(connection, BY, "acme", later) == 4  # three keys and the model; the others are younger
         assert expire(connection, BY, "acme", later) == 0
     seen = {each.link: each for each in shown(engine)}
     assert [link for link, each in sorted(seen.items()) if each.expired] == [1, 2, 3, 6]
@@ -204,7 +204,7 @@ def test_expired_entry_keeps_its_digest_only(engine: Engine) -> None:
 
 
 def test_widened_expiry_entry_is_found(engine: Engine) -> None:
-    """Negative control: who changes the entry that let others go, to cover one more, is found at the next link."""
+    """Negative control: an expiry entry that was changed to cover one more entry is itself reported."""
     filled(engine)
     with engine.begin() as connection:
         expire(connection, BY, "acme", NOW_S + 365 * DAY_S + 1)
@@ -221,12 +221,12 @@ def test_widened_expiry_entry_is_found(engine: Engine) -> None:
     [
         pytest.param("UPDATE audit SET changed = '' WHERE link = 6", "link 1", id="nothing"),
         pytest.param("UPDATE audit SET changed = '{}' WHERE link = 6", "link 1", id="no time"),
-        pytest.param("UPDATE audit SET changed = '{\"before_s\":[1]}' WHERE link = 6", "link 1", id="half of it"),
-        pytest.param("UPDATE audit SET subject = 'x' WHERE link = 6", "link 1", id="another window's"),
+        pytest.param("UPDATE audit SET changed = '{\"before_s\":[1]}' WHERE link = 6", "link 1", id="half of the time"),
+        pytest.param("UPDATE audit SET subject = 'x' WHERE link = 6", "link 1", id="another window's entry"),
     ],
 )
 def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: str, says: str) -> None:
-    """It covers no entry any more, whatever somebody made of it."""
+    """An expiry entry with an unreadable value covers no entry."""
     filled(engine)
     with engine.begin() as connection:
         expire(connection, BY, "acme", NOW_S + 365 * DAY_S + 3)
@@ -237,8 +237,8 @@ def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: s
 
 @pytest.mark.parametrize("column", ["subject", "at_s", "digest", "changed"])
 def test_audit_text_that_is_not_utf8_is_named(engine: Engine, column: str) -> None:
-    """SQLite keeps bytes in any column, and gives them out as a text that can't be decoded. PostgreSQL keeps no text in
-    a column of numbers.
+    """SQLite stores bytes in any column and returns them as text that cannot be decoded. PostgreSQL refuses text in a
+    number column.
     """
     filled(engine)
     statement = f"UPDATE audit SET {column} = CAST(X'ff' AS TEXT) WHERE link = 2"
@@ -257,11 +257,11 @@ def test_audit_text_that_is_not_utf8_is_named(engine: Engine, column: str) -> No
     "statement",
     [
         pytest.param("UPDATE audit_chains SET chain = CAST(X'ff' AS TEXT)", id="the end"),
-        pytest.param("UPDATE audit SET subject = CAST(X'ff' AS TEXT) WHERE link = 6", id="what let others go"),
+        pytest.param("UPDATE audit SET subject = CAST(X'ff' AS TEXT) WHERE link = 6", id="an expiry entry"),
     ],
 )
 def test_unreadable_text_elsewhere_hides_no_links(engine: Engine, statement: str) -> None:
-    """The chain's kept end and an expiry entry say nothing about the other links."""
+    """Other links are still verified if the stored end or an expiry entry cannot be read."""
     filled(engine)
     with engine.begin() as connection:
         record(connection, BY, NOW_S, "acme", AuditAction.AUDIT_EXPIRED, "keys")
@@ -272,7 +272,7 @@ def test_unreadable_text_elsewhere_hides_no_links(engine: Engine, statement: str
 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
 def test_listing_refuses_an_unreadable_entry(engine: Engine, value: str) -> None:
-    """The message names the command that names the entry."""
+    """The message names `kelvin audit verify`, which finds the entry."""
     filled(engine)
     forge(engine, f"UPDATE audit SET changed = {value} WHERE link = 2")
     with pytest.raises(Refused, match="kelvin audit verify"):
@@ -281,7 +281,7 @@ def test_listing_refuses_an_unreadable_entry(engine: Engine, value: str) -> None
 
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
 def test_a_tenant_that_is_no_text_is_named(engine: Engine, tenant: str) -> None:
-    """And the chain that has lost its entries is, too."""
+    """The chain that lost its entries is reported, too."""
     filled(engine)
     forge(engine, f"UPDATE audit SET tenant = {tenant}")
     with engine.connect() as connection:
@@ -291,7 +291,9 @@ def test_a_tenant_that_is_no_text_is_named(engine: Engine, tenant: str) -> None:
 
 
 def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
-    """What is kept for no time is never written; what was there goes with the next expiry; others keep theirs."""
+    """An entry with a window of zero days is never written, and older ones go with the next expiry. Other tenants keep
+    theirs.
+    """
     note(engine, AuditAction.ACCESS_KEYS)
     note(engine, AuditAction.ACCESS_KEYS, tenant="other")
     with engine.begin() as connection:
@@ -310,7 +312,7 @@ def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
 
 
 def test_window_of_a_newer_program_keeps_nothing_from_being_written(engine: Engine) -> None:
-    """Nor what is known from expiring."""
+    """Entries in known windows are written and expire as usual."""
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO audit_windows VALUES ('acme', 'deploys', 7), ('acme', 'access', 7)"))
     note(engine, AuditAction.ACCESS_KEYS)
@@ -319,7 +321,7 @@ def test_window_of_a_newer_program_keeps_nothing_from_being_written(engine: Engi
 
 
 def test_no_secret_is_written(engine: Engine) -> None:
-    """What a caller put where it does not belong is cut, as in logs."""
+    """A secret in a subject, a detail or a value is cut, as in logs."""
     key = "kv-abcdefghijkl-" + "A" * 43
     with engine.begin() as connection:
         record(connection, BY, NOW_S, "acme", AuditAction.KEY_CREATED, key, key, {"name": (None, key)})
@@ -328,7 +330,7 @@ def test_no_secret_is_written(engine: Engine) -> None:
 
 
 def test_the_entry_falls_with_its_change(engine: Engine) -> None:
-    """A transaction that is given up leaves neither."""
+    """A transaction that is rolled back leaves neither the change nor the entry."""
 
     def given_up() -> None:
         with engine.begin() as connection:
@@ -343,7 +345,7 @@ def test_the_entry_falls_with_its_change(engine: Engine) -> None:
 
 @pytest.mark.parametrize("table", sorted({guard.table for guard in GUARDS.values()}))
 def test_postgresql_empties_no_table_of_it(backend: DatabaseBackend, engine: Engine, table: str) -> None:
-    """TRUNCATE is no DELETE there."""
+    """In PostgreSQL, TRUNCATE does not fire DELETE triggers and needs its own."""
     filled(engine)
     if backend.name != SQLITE:
         with pytest.raises(IntegrityError, match="only added to"), engine.begin() as connection:
@@ -354,8 +356,8 @@ def test_postgresql_empties_no_table_of_it(backend: DatabaseBackend, engine: Eng
 def test_migration_chains_existing_audit_rows(
     backend: DatabaseBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their order, as they were; what comes next is the next link, and from then on nothing can be changed. What the
-    program does with entries of today may become another thing: the step does what it did.
+    """Existing rows are chained unchanged and in order, the next entry is the next link, and rows are then read-only.
+    The migration does not use today's digest function, so later changes to it do not matter.
     """
     engine = backend.engine(tmp_path)
     migrate(engine, STEPS[:11])
@@ -381,7 +383,7 @@ def test_migration_chains_existing_audit_rows(
 
 
 class HourlyClock:
-    """Ends the loop where it would sleep once more. By the wall it is ahead by so much in each hour."""
+    """A clock that cancels the loop after its last hour. In each hour the wall clock is ahead by that hour's value."""
 
     def __init__(self, *ahead_s: int) -> None:
         self._ahead_s = ahead_s
@@ -401,7 +403,7 @@ class HourlyClock:
 
 
 async def expires(path: Path, at_s: int, clock: HourlyClock) -> bool:
-    """Whether the control plane's own loop lets an entry of then go."""
+    """Return whether the expiry loop expires an entry of that time."""
     with closing(opened(path)) as database:
         note(database.engine, AuditAction.KEY_CREATED, at_s=at_s)
         with pytest.raises(asyncio.CancelledError):
@@ -411,7 +413,7 @@ async def expires(path: Path, at_s: int, clock: HourlyClock) -> bool:
 
 @pytest.mark.parametrize(("hours", "is_gone"), [(1, False), (2, True)])
 async def test_audit_loop_expires_entries(tmp_path: Path, hours: int, is_gone: bool) -> None:
-    """After an hour for the first time."""
+    """The first expiry comes after one hour."""
     assert await expires(tmp_path, NOW_S - 400 * DAY_S, HourlyClock(*[0] * hours)) is is_gone
 
 
@@ -426,12 +428,12 @@ async def test_audit_loop_expires_entries(tmp_path: Path, hours: int, is_gone: b
 async def test_clock_that_is_ahead_for_a_while_expires_nothing(
     tmp_path: Path, ahead_s: tuple[int, ...], is_gone: bool
 ) -> None:
-    """What is let go would be gone for good."""
+    """Expired content is lost for good."""
     assert await expires(tmp_path, NOW_S, HourlyClock(*ahead_s)) is is_gone
 
 
 async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of the tenants behind it go all the same. Asked for that tenant alone, the error is told."""
+    """Entries of the remaining tenants still expire. An expiry of the broken tenant alone raises the error."""
     seen: list[str] = []
 
     def broken(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
