@@ -2,17 +2,11 @@
 
 It imitates `runtime.app.zygote` and the processes that it forks (kelvin/contracts/artifacts/runtime_control.py,
 runtime/lifecycle/replica.py):
-
 - One SEQPACKET message goes in; one comes out, with the pidfd of the fork.
-
 - A fork creates `rt-<id>.sock` some time after it was announced. It then answers `/control/state` as parked.
-
 - A bind moves it to restoring and, when it is answered, to ready. After a refused bind it is failed and exits.
-
 - A second bind is a conflict. An idle ready process can sleep, then drop its weights, and wake again. A seal ends it.
-
 - `/control/drain` ends it once no request is in flight, `/control/condemn` at once.
-
 - Runtimes outlive the process that bound them.
 
 The model's name selects how a bind goes: `corrupt` is refused, `crash` exits, `held` waits for the file `release`,

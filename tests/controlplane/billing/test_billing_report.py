@@ -1,4 +1,4 @@
-"""A month's bill is exact, and it balances if and only if no record is lost, double or contradicting."""
+"""A month's bill is exact. It balances if and only if no record is lost, double or in conflict."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from tests.controlplane.usage_records import BEGIN_US, END_US, HOUR_US, MONTH, l
 
 
 def test_a_good_month(engine: Engine) -> None:
-    """Requests by outcome, tokens, device time, money; and it balances."""
+    """The bill counts requests by outcome, tokens, device time and money, and it balances."""
     enter(engine, good_month())
     found = report(engine)
     assert found.requests == {"cancelled": 1, "ok": 2, "overloaded": 1, "replica_lost": 1}
@@ -52,7 +52,7 @@ def test_a_good_month(engine: Engine) -> None:
         ("requests", None): 15,
         ("device_restore", "cpu-1"): 5,
         ("device_active", "cpu-1"): 80,
-        ("device_idle", "cpu-1"): 72,  # 72.5 to the even one
+        ("device_idle", "cpu-1"): 72,  # 72.5, rounded to even
         ("device_restore", "cpu-2"): 5,
         ("device_active", "cpu-2"): 80,
         ("device_idle", "cpu-2"): 72,
@@ -64,7 +64,7 @@ def test_a_good_month(engine: Engine) -> None:
 
 
 def test_bill_excludes_other_tenants_and_months(engine: Engine) -> None:
-    """A report is of one tenant and one month; the sources are everybody's."""
+    """A report covers one tenant and one month."""
     enter(engine, good_month())
     for other in (report(engine, tenant="other"), report(engine, month="2026-10"), report(engine, month="2026-12")):
         assert (other.requests, other.lines, other.total_micros, other.device) == ({}, (), 0, ())
@@ -75,20 +75,20 @@ def test_bill_excludes_other_tenants_and_months(engine: Engine) -> None:
     ("ended_at_us", "month"),
     [
         pytest.param(BEGIN_US, "2026-11", id="the first microsecond"),
-        pytest.param(BEGIN_US - 1, "2026-10", id="the one before"),
+        pytest.param(BEGIN_US - 1, "2026-10", id="the microsecond before"),
         pytest.param(END_US - 1, "2026-11", id="the last microsecond"),
-        pytest.param(END_US, "2026-12", id="the one after"),
+        pytest.param(END_US, "2026-12", id="the microsecond after"),
     ],
 )
 def test_request_is_billed_in_the_month_of_its_end(engine: Engine, ended_at_us: int, month: str) -> None:
-    """UTC, each instant in exactly one month."""
+    """Months are in UTC, and each instant is in exactly one."""
     enter(engine, [request_record(1, ended_at_us=ended_at_us)])
     counted = {name: sum(report(engine, month=name).requests.values()) for name in ("2026-10", "2026-11", "2026-12")}
     assert counted == {name: int(name == month) for name in counted}
 
 
 def test_prices_change_within_a_month(engine: Engine) -> None:
-    """Each request has the price of its end; one line per price."""
+    """A request has the price at its end. Each price has its own line."""
     changed_us = day_us(date(2026, 11, 15))
     book = PriceBook("EUR", (prices(date(2026, 1, 1)), prices(date(2026, 11, 15), prompt=9_000)))
     enter(
@@ -103,7 +103,9 @@ def test_prices_change_within_a_month(engine: Engine) -> None:
 
 
 def test_a_replica_over_the_turn_of_the_month(engine: Engine) -> None:
-    """Its requests count where they ended, its time where it died, and its balance sees all of them."""
+    """A request counts in the month of its end, device time in the month of the replica's death. Both
+    months balance.
+    """
     enter(
         engine,
         [
@@ -121,7 +123,7 @@ def test_a_replica_over_the_turn_of_the_month(engine: Engine) -> None:
 
 
 def test_unused_standby_is_billed_to_nobody(engine: Engine) -> None:
-    """The platform's cost, and no hole in its source."""
+    """It is the platform's cost, and leaves no gap in its source."""
     enter(engine, [lifetime_record(1, tenant=None, model=None, requests=0), lifetime_record(2, requests=0)])
     found = report(engine)
     assert [use.lifetimes for use in found.device] == [1]
@@ -130,14 +132,14 @@ def test_unused_standby_is_billed_to_nobody(engine: Engine) -> None:
 
 @pytest.mark.parametrize("lost", range(len(good_month())))
 def test_dropping_any_one_record_is_found(engine: Engine, lost: int) -> None:
-    """Negative control of the balance: whichever record is missing, the report says so and names where."""
+    """Negative control of the balance: the report names the source or the replica of any missing record."""
     records = good_month()
     gone = records.pop(lost)
     enter(engine, records)
     found = report(engine, live=set())
     if gone == good_month()[4] or gone == good_month()[5]:
-        # The last record of its source, of no runtime that counts it: nobody else knows of it. The next record of the
-        # source shows it.
+        # It is the last record of its source, and no runtime counts it. Only the next record of the source
+        # shows the gap.
         enter(engine, [request_record(50, source=gone.source, sequence=gone.sequence + 1, runtime_id=None)])
         found = report(engine, live=set())
     assert not found.balance.balanced
@@ -154,7 +156,7 @@ def test_dropping_any_one_record_is_found(engine: Engine, lost: int) -> None:
         ),
         pytest.param(
             lambda good: [*good, request_record(6, runtime_id="rt-1")], DiscrepancyKind.REQUESTS_EXTRA, "rt-1",
-            id="one too many",
+            id="one request too many",
         ),
         pytest.param(
             lambda good: [*good, request_record(6, request_id="req-1")], DiscrepancyKind.CONFLICT,
@@ -174,14 +176,13 @@ def test_dropping_any_one_record_is_found(engine: Engine, lost: int) -> None:
         ),
         pytest.param(
             lambda good: [*good, request_record(6, runtime_id="rt-9")], DiscrepancyKind.LIFETIME_MISSING, "rt-9",
-            id="a replica died and nobody recorded it",
+            id="a dead replica without a record",
         ),
     ],
 )  # fmt: skip
 def test_each_imbalance_is_named(
     engine: Engine, break_it: Callable[[list[UsageRecord]], list[UsageRecord]], kind: DiscrepancyKind, subject: str
 ) -> None:
-    """One problem, named."""
     enter(engine, break_it(good_month()))
     found = report(engine, live=set())
     assert [(problem.kind, problem.subject) for problem in found.balance.problems] == [(kind, subject)]
@@ -191,16 +192,16 @@ def test_each_imbalance_is_named(
 @pytest.mark.parametrize(
     ("live", "passed_us", "balanced"),
     [
-        pytest.param({"rt-9"}, 10 * RECORD_DELAY_US, True, id="it lives"),
+        pytest.param({"rt-9"}, 10 * RECORD_DELAY_US, True, id="the replica lives"),
         pytest.param(set(), RECORD_DELAY_US, True, id="its record may be on its way"),
-        pytest.param(set(), RECORD_DELAY_US + 1, False, id="it is gone without a record"),
-        pytest.param(None, 10 * RECORD_DELAY_US, True, id="nobody knows who lives"),
+        pytest.param(set(), RECORD_DELAY_US + 1, False, id="the replica is gone without a record"),
+        pytest.param(None, 10 * RECORD_DELAY_US, True, id="the live replicas are unknown"),
     ],
 )
 def test_replicas_without_a_lifetime_record(
     engine: Engine, live: set[str] | None, passed_us: int, balanced: bool
 ) -> None:
-    """They are listed as open; a death without a record is a problem."""
+    """They are listed as open. A dead replica without a record is a problem."""
     record = request_record(1, runtime_id="rt-9")
     enter(engine, [record])
     found = report(engine, live=live, now_us=record.ended_at_us + passed_us)
@@ -209,7 +210,7 @@ def test_replicas_without_a_lifetime_record(
 
 
 def test_a_request_that_two_runtimes_served(engine: Engine) -> None:
-    """Retried after the first lost its activator: each counts it, it is charged once."""
+    """The request was retried after the first activator was lost. Both runtimes count it, and it is charged once."""
     enter(
         engine,
         [
@@ -232,7 +233,7 @@ def test_a_request_that_two_runtimes_served(engine: Engine) -> None:
 
 
 def test_problems_are_bounded(engine: Engine) -> None:
-    """The rest is counted."""
+    """Further problems are counted."""
     enter(engine, [request_record(number, source=f"s-{number}", sequence=2) for number in range(MAX_PROBLEMS + 30)])
     found = report(engine)
     assert (len(found.balance.problems), found.balance.more) == (MAX_PROBLEMS, 30)
@@ -242,7 +243,7 @@ def test_problems_are_bounded(engine: Engine) -> None:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> None:
-    """Any shuffle of the month with any repeats, in any batches: the same report, to the last micro-unit."""
+    """Any order, repeats and batches give the same report."""
     everything = good_month()
     shuffled = data.draw(st.permutations(everything + data.draw(st.lists(st.sampled_from(everything), max_size=8))))
     cut = data.draw(st.integers(min_value=0, max_value=len(shuffled)))
@@ -256,7 +257,7 @@ def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> Non
 
 
 def test_memory_does_not_grow_with_the_month(tmp_path: Path) -> None:
-    """Ten times the records, the same memory: sums are the database's, and rows are streamed."""
+    """Ten times the records use the same memory: the database computes the sums, and rows are streamed."""
     peaks = []
     for count in (150, 1500):
         engine = memory_ledger_engine()
@@ -276,7 +277,7 @@ def test_memory_does_not_grow_with_the_month(tmp_path: Path) -> None:
 
 
 def _steps(engine: Engine) -> int:
-    """How much SQLite's machine does for a report, in tens of its instructions."""
+    """Return the work of SQLite for one report, in tens of its instructions."""
     steps = 0
 
     def count() -> int:
@@ -295,7 +296,7 @@ def _steps(engine: Engine) -> int:
 
 
 def test_the_work_of_a_report_does_not_grow_with_the_requests() -> None:
-    """Ten times the requests, the same work; the control: reading them is ten times the work."""
+    """Ten times the requests cause the same work. The report reads totals, not requests."""
     work = []
     for count in (300, 3000):
         engine = memory_ledger_engine()
@@ -308,7 +309,7 @@ def test_the_work_of_a_report_does_not_grow_with_the_requests() -> None:
 
 
 def test_late_record_adjusts_an_open_month(engine: Engine) -> None:
-    """The closed bill stays, also at other prices; a better record of its requests takes back what it charged."""
+    """The closed bill stays, also under other prices. A better record of a billed request takes back the old charge."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     with engine.begin() as connection:
         first = close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
@@ -348,7 +349,7 @@ def test_prices_that_cannot_be_read_hide_no_other_currency(value: str) -> None:
 
 @pytest.mark.parametrize("early_us", [1, END_US - BEGIN_US])
 def test_unfinished_month_is_not_closed(engine: Engine, early_us: int) -> None:
-    """Nor in the hour after it: its last records may be on their way."""
+    """It cannot be closed in the hour after its end either, because its last records may still arrive."""
     with engine.begin() as connection, pytest.raises(Refused) as caught:
         close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US - early_us)
     assert caught.value.failure == Conflict("month", "2026-11 can be closed an hour after its end")

@@ -1,4 +1,6 @@
-"""Requests at another tenant's replica: the caller pays for them, the owner for the replica, and the books balance."""
+"""Requests at another tenant's replica: the caller pays for tokens, the owner for device time, and both
+bills balance.
+"""
 
 import msgspec
 import pytest
@@ -21,12 +23,12 @@ from tests.controlplane.usage_records import MONTH, lifetime_record, request_rec
 
 
 def _guests(number: int, **more: object) -> RequestRecord:
-    """Of `guest` at a replica of acme."""
+    """Return a request of the tenant `guest` at a replica of acme."""
     return msgspec.structs.replace(request_record(number, tenant="guest", model="acme/m"), **more)
 
 
 def _month() -> list[UsageRecord]:
-    """One request of the owner and two of the guest, at one replica that served three."""
+    """Return one request of the owner and two of the guest, at one replica that served three."""
     return [request_record(1), _guests(2), _guests(3), lifetime_record(1, runtime_id="rt-1", requests=3)]
 
 
@@ -39,7 +41,7 @@ def _differences(engine: Engine, tenant: str, month: str | None = None) -> list[
 
 
 def test_guest_pays_tokens_and_owner_pays_device_time(engine: Engine) -> None:
-    """Tokens are the caller's, by the name that tells whose model it is; the replica's seconds are the owner's."""
+    """The guest's lines name the model with its owner."""
     enter(engine, _month())
     owners, guests = _bill(engine, "acme"), _bill(engine, "guest")
     assert (owners.requests, guests.requests) == ({"ok": 1}, {"ok": 2})
@@ -58,14 +60,12 @@ def test_guest_pays_tokens_and_owner_pays_device_time(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("left_out", "kind"),
     [
-        pytest.param(
-            1, DiscrepancyKind.REQUESTS_MISSING, id="a guest's record is lost: the owner's replica served more"
-        ),
-        pytest.param(3, DiscrepancyKind.LIFETIME_MISSING, id="the replica's life is lost"),
+        pytest.param(1, DiscrepancyKind.REQUESTS_MISSING, id="a guest's record is lost"),
+        pytest.param(3, DiscrepancyKind.LIFETIME_MISSING, id="the replica's lifetime record is lost"),
     ],
 )
 def test_missing_record_is_reported_to_the_owner_only(engine: Engine, left_out: int, kind: DiscrepancyKind) -> None:
-    """Once, and not to the guest, whose replica it isn't."""
+    """It is reported once. The guest does not own the replica."""
     records = _month()
     del records[left_out]
     enter(engine, [msgspec.structs.replace(each, sequence=1, source=f"s{at}") for at, each in enumerate(records)])
@@ -76,14 +76,14 @@ def test_missing_record_is_reported_to_the_owner_only(engine: Engine, left_out: 
 
 
 def test_a_replica_that_only_guests_called_is_open_with_its_owner(engine: Engine) -> None:
-    """Until its life is booked; to the guest it is not listed."""
+    """It is open until its lifetime is recorded. The guest's bill does not list it."""
     enter(engine, [_guests(1)])
     assert _bill(engine, "acme", {"rt-1"}).open_runtimes == ("rt-1",)
     assert _bill(engine, "guest", {"rt-1"}).open_runtimes == ()
 
 
 def test_guest_requests_balance_the_owners_replica(engine: Engine) -> None:
-    """Negative control: were they not held against it, the owner would be told a loss."""
+    """Negative control: without the replica's totals, the owner's audit reports a missing request."""
     enter(engine, [_guests(1), lifetime_record(1, runtime_id="rt-1", requests=1)])
     assert _differences(engine, "acme", MONTH) == []
     with engine.begin() as connection:
@@ -95,7 +95,7 @@ def test_guest_requests_balance_the_owners_replica(engine: Engine) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(5)), st.booleans())
 def test_an_orphans_and_its_activators_record_are_one(order: list[int], both: bool) -> None:
-    """In any order, in batches of one: the replica's record of a guest's request has the guest's name, too."""
+    """This holds in any order, in batches of one. The orphan record of a guest's request names the guest, too."""
     orphan = _guests(
         2, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=3
     )

@@ -1,4 +1,6 @@
-"""What activators are told of budgets is the bill as it stands, and which records are in it."""
+"""The spending that activators receive is the current bill, with the records that it includes. Runs on both
+backends.
+"""
 
 import asyncio
 import time
@@ -33,13 +35,13 @@ from tests.controlplane.control_plane_server import OPERATOR, ControlPlaneClient
 from tests.controlplane.usage_records import END_US, request_record
 from tests.eventually import eventually
 
-PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
+PROMPT = 500_000  # price of a million prompt tokens in the default price book
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-async def told(reader: FeedReader, spent: int) -> SpendingRow:
-    """The row that says so much."""
+async def spending_row(reader: FeedReader, spent: int) -> SpendingRow:
+    """Return the first feed row with that spending."""
     async with asyncio.timeout(30):
         while True:
             for row in (await reader.line()).spending:
@@ -48,7 +50,7 @@ async def told(reader: FeedReader, spent: int) -> SpendingRow:
 
 
 async def post(door: ControlPlaneClient, *numbers: int, source: str = "activator-1") -> None:
-    """Records of a million prompt tokens each, of requests that end now."""
+    """Post records of requests that end now, with a million prompt tokens each."""
     records = tuple(
         request_record(
             number, tenant="default", source=source, request_id=f"{source}-{number}",
@@ -60,8 +62,8 @@ async def post(door: ControlPlaneClient, *numbers: int, source: str = "activator
 
 
 async def test_spending_of_budgets_is_published(data: Path) -> None:
-    """From when it is given on, after each batch, and in the snapshot of the next control plane: the bill's total, up
-    to which record of each spool. Without a budget nothing is told: the control.
+    """A row is published when a budget is set, after each batch, and in the next control plane's snapshot. It has the
+    bill's total and the last record of each spool. Control: without a budget there is no row.
     """
     async with opened(data) as door, feed(door) as reader:
         assert (await reader.line()).spending == ()
@@ -70,14 +72,14 @@ async def test_spending_of_budgets_is_published(data: Path) -> None:
         line = await reader.line()
         assert (line.tenants[0].limits.rpm, line.spending) == (5, ())
         await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
-        row = await told(reader, PROMPT)
+        row = await spending_row(reader, PROMPT)
         assert (row.tenant, row.seen) == ("default", {"activator-1": 1})
         assert row.ends_at_us > time.time_ns() // 1000
         assert row.prices.cost_micros(1_000_000, 0, 0) == PROMPT
         await post(door, 2, 3)
         await post(door, 3, 2)  # repeats
-        await post(door, 1, source="rt-1")  # no activator's, but on the bill
-        row = await told(reader, 4 * PROMPT)
+        await post(door, 1, source="rt-1")  # an orphan record: not in `seen`, but on the bill
+        row = await spending_row(reader, 4 * PROMPT)
         assert row.seen == {"activator-1": 3}
         report = (await door.admin("GET", f"/billing/report?month={row.month}"))[1]
         assert report["total_micros"] == row.spent_micros
@@ -88,8 +90,10 @@ async def test_spending_of_budgets_is_published(data: Path) -> None:
         assert again == row
 
 
-async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next telling comes soon. Until then requests would pass a budget that is spent."""
+async def test_budgets_are_published_after_an_error_of_the_database(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next publication comes soon. Until then requests could pass a spent budget."""
     monkeypatch.setattr(controlplane.billing.spending_feed, "FULL_READ_INTERVAL_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
 
@@ -100,30 +104,30 @@ async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monke
 
     async with opened(data) as door, feed(door) as reader:
         await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
-        await told(reader, 0)
+        await spending_row(reader, 0)
         monkeypatch.setattr(controlplane.billing.spending_feed, "spending", fails)
         await post(door, 1)
-        await told(reader, PROMPT)
+        await spending_row(reader, PROMPT)
         assert errors == []
 
 
 class FeedRecorder(FeedHub):
-    """Keeps the tenants of each line that tells of spending."""
+    """A feed that records the tenants of each spending line."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[set[str]] = []
+        self.published: list[set[str]] = []
         self.last: SpendingRow | None = None
 
     def publish(self, change: Feed) -> int:
         if change.spending:
-            self.told.append({row.tenant for row in change.spending})
+            self.published.append({row.tenant for row in change.spending})
             self.last = change.spending[-1]
         return super().publish(change)
 
 
 async def give_budgets(world: World, *tenants: str) -> None:
-    """To new tenants."""
+    """Create tenants that have a budget."""
     for tenant in tenants:
         await world.tenants.create(BY, tenant, NOW_S)
         await world.tenants.limit(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
@@ -132,7 +136,7 @@ async def give_budgets(world: World, *tenants: str) -> None:
 async def test_unavailable_database_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each time: it may be away for hours, and is asked four times a second."""
+    """It is logged once per outage: the database may be away for hours, and is read four times a second."""
     monkeypatch.setattr(controlplane.billing.spending_feed, "PUBLISH_INTERVAL_S", 0.001)
     rows, refusals = FeedRecorder(), 0
     with closing(World(tmp_path, feed=rows)) as world:
@@ -150,7 +154,7 @@ async def test_unavailable_database_is_logged_once(
             await give_budgets(world, tenant)
             refusals = 20
             spending.on_budget_changed(tenant)
-            await eventually(lambda: {tenant} in rows.told, "it is told")
+            await eventually(lambda: {tenant} in rows.published, "the row is published")
 
         monkeypatch.setattr(world.database, "read", away)
         running = asyncio.create_task(spending.run())
@@ -162,7 +166,7 @@ async def test_unavailable_database_is_logged_once(
 
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
 async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
-    """Though the number of its spool is seen in all rows. All are read again each half minute."""
+    """The other tenants' rows are not sent, though the record's sequence is in all rows."""
     rows, now_us = FeedRecorder(), time.time_ns() // 1000
     with closing(World(tmp_path, feed=rows)) as world:
         await give_budgets(world, "acme", "b", "c")
@@ -172,28 +176,28 @@ async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens
         record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
         await world.ledger.append_requests(RequestBatch(records=(record,)))
         spending.noted([record])
-        await eventually(lambda: len(rows.told) == 2, "it is told")
+        await eventually(lambda: len(rows.published) == 2, "the row is published")
         running.cancel()
         assert rows.last is not None
         assert rows.last.seen == {"activator-1": 1}
         await give_budgets(world, "d")
         await spending.publish_spending()
-    assert rows.told == [{"acme", "b", "c"}, {"acme"}, {"d"}]
+    assert rows.published == [{"acme", "b", "c"}, {"acme"}, {"d"}]
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "published_tenants"),
     [
         pytest.param('{"budget_micros":5}', [{"acme"}], id="as the program writes it"),
         pytest.param('{"rpm" : 9, "budget_micros" : 5}', [{"acme"}], id="with spaces"),
-        pytest.param('{"budget_micros":null}', [], id="none, in so many words"),
-        pytest.param('{"plan":"budget-micros"}', [], id="none"),
+        pytest.param('{"budget_micros":null}', [], id="an explicit null"),
+        pytest.param('{"plan":"budget-micros"}', [], id="no budget"),
     ],
 )
 async def test_tenants_with_a_budget_are_those_that_activators_know(
-    tmp_path: Path, limits: str, told: list[set[str]]
+    tmp_path: Path, limits: str, published_tenants: list[set[str]]
 ) -> None:
-    """However their limits are written in the database."""
+    """The form of the stored limits does not matter."""
     rows = FeedRecorder()
     with closing(World(tmp_path, feed=rows)) as world:
         await world.tenants.create(BY, "acme", NOW_S)
@@ -201,7 +205,7 @@ async def test_tenants_with_a_budget_are_those_that_activators_know(
         await world.database.write(lambda connection: connection.execute(write))
         await world.tenants.load(NOW_S)
         await SpendingFeed(world.database, default_price_book(), rows, SystemClock()).publish_spending()
-    assert rows.told == told
+    assert rows.published == published_tenants
 
 
 def rows_of(engine: Engine, now_us: int, *tenants: str) -> tuple[list[SpendingRow], dict[str, Exception]]:
@@ -210,7 +214,7 @@ def rows_of(engine: Engine, now_us: int, *tenants: str) -> tuple[list[SpendingRo
 
 
 def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accounts that can't be reckoned are left out and named; the last word on them stays."""
+    """Its account is left out and named. Activators keep its last row."""
 
     def reckon(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
         if tenant == "bad":
@@ -225,7 +229,7 @@ def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: p
 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)", "1.5"])
 def test_last_sequence_of_a_source_is_a_number(value: str) -> None:
-    """SQLite may keep any value there. Activators can't decode a line of the feed with another type."""
+    """SQLite may store any value there. Activators cannot decode a feed line with another type."""
     engine = memory_ledger_engine()
     enter(engine, [request_record(1)])
     with engine.begin() as connection:
@@ -238,7 +242,7 @@ def test_last_sequence_of_a_source_is_a_number(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["CAST(X'ff' AS TEXT)", "1.5"])
 def test_rows_that_cannot_be_read_stop_no_other_budget(value: str) -> None:
-    """SQLite keeps anything in a column."""
+    """SQLite may store any value in a column."""
     engine = memory_ledger_engine()
     enter(engine, [request_record(1, tenant="bad"), request_record(2)])
     with engine.begin() as connection:
@@ -253,19 +257,19 @@ def test_rows_that_cannot_be_read_stop_no_other_budget(value: str) -> None:
     ("day", "beside"),
     [
         pytest.param(day_us(date(2026, 12, 1)), {"2026-11"}, id="the first day"),
-        pytest.param(day_us(date(2026, 12, 2)), set(), id="the second"),
-        pytest.param(day_us(date(2026, 12, 30)), set(), id="the last but one"),
-        pytest.param(day_us(date(2026, 12, 31)), {"2027-01"}, id="the last"),
+        pytest.param(day_us(date(2026, 12, 2)), set(), id="the second day"),
+        pytest.param(day_us(date(2026, 12, 30)), set(), id="the day before the last"),
+        pytest.param(day_us(date(2026, 12, 31)), {"2027-01"}, id="the last day"),
     ],
 )
 def test_adjacent_month_is_published_near_month_ends(engine: Engine, day: int, beside: set[str]) -> None:
-    """Clocks of activators are behind or ahead."""
+    """The clocks of activators may be behind or ahead."""
     (row,), _ = rows_of(engine, day, "acme")
     assert (row.month, set(row.beside)) == ("2026-12", beside)
 
 
 def test_records_that_waited_for_longer_than_an_hour_are_seen(engine: Engine) -> None:
-    """Otherwise their activator counts them a second time. Of very many old activators the latest are named."""
+    """Otherwise their activator would count them twice. Of very many old activators, the latest are named."""
     now_us = day_us(date(2026, 12, 2))
     hours_ago = [
         request_record(
@@ -283,7 +287,7 @@ TOKENS = st.integers(0, 10_000_000)
 
 @given(st.lists(st.tuples(TOKENS, TOKENS, TOKENS), min_size=1, max_size=20), st.sampled_from([1_000, 1_000_000]))
 def test_activator_estimate_matches_the_ledger(requests: list[tuple[int, int, int]], per: int) -> None:
-    """Never less than the bill, and at most a micro-unit a request, and a line, more."""
+    """The estimate is never less than the bill by more than rounding, and at most a micro-unit per request more."""
     prices = Prices(from_us=0, per_tokens=per, prompt=7, cached=3, completion=11, request=2, device={})
     reckoned, bill = 0, Bill()
     edge = TokenPrices(per_tokens=per, prompt=7, cached=3, completion=11, request=2)

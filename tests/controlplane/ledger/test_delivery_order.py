@@ -1,4 +1,4 @@
-"""However batches come, in what order and how often, and whenever the process dies: the ledger has the same."""
+"""The ledger's content does not depend on the order, size or repetition of batches, nor on a SIGKILL of the writer."""
 
 import asyncio
 import os
@@ -48,11 +48,11 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("batches", [1, 9, 30])
 def test_acknowledged_batches_survive_sigkill(tmp_path: Path, batches: int) -> None:
-    """Whole batches only, and at least those that were answered."""
+    """Only whole batches are in the ledger, and all acknowledged ones."""
     path = tmp_path / "kelvin.db"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
     assert writer.stdout is not None
-    told = [int(writer.stdout.readline()) for _ in range(batches)][-1]
+    acknowledged = [int(writer.stdout.readline()) for _ in range(batches)][-1]
     os.kill(writer.pid, signal.SIGKILL)
     writer.stdout.read()
     writer.stdout.close()
@@ -61,7 +61,7 @@ def test_acknowledged_batches_survive_sigkill(tmp_path: Path, batches: int) -> N
         (count,) = connection.execute("SELECT COUNT(*) FROM ledger_requests").fetchone()
         ranges = connection.execute("SELECT first, last FROM ledger_received").fetchall()
     connection.close()
-    assert count >= told
+    assert count >= acknowledged
     assert count % 7 == 0
     assert ranges == [(1, count)]
 
@@ -82,7 +82,9 @@ BOOK = default_price_book()
 
 
 def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
-    """All tables and the report after these batches; a row's place in the chain is that of its arrival."""
+    """Return all tables and the report after these batches. The place of a row in its chain is left out: it depends on
+    arrival.
+    """
 
     async def main(ledger: Ledger) -> list[Any]:
         found: list[Any] = []
@@ -106,7 +108,7 @@ def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
 @given(data=st.data())
 @settings(max_examples=30)
 def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Batches of several sources, delayed, reordered, cut otherwise, delivered twice: the same rows and report."""
+    """Batches of several sources that are delayed, reordered, cut or repeated give the same rows and report."""
     everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]
     repeats = data.draw(st.lists(st.sampled_from(everything), max_size=10))
     shuffled = data.draw(st.permutations([*everything, *repeats]))
@@ -120,7 +122,7 @@ def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPa
 
 @pytest.mark.usefixtures("backend")
 def test_missing_record_changes_the_report(tmp_path: Path) -> None:
-    """The control: without one record of one batch, tables and report are others."""
+    """Negative control: without one record, the tables and the report differ."""
     everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]
     whole = contents(tmp_path / "whole", [everything])
     for missing in (0, len(RECORDS), len(everything) - 1):

@@ -1,4 +1,4 @@
-"""One charge in the ledger: requests with one `once` are billed once, however their records come; books stay sound."""
+"""Requests with one idempotency key are billed once, in any order of their records, and the ledger stays sound."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ from tests.controlplane.billing_fixture import (
 from tests.controlplane.usage_records import HOUR_US, lifetime_record, request_record
 
 DAY_US = 24 * HOUR_US
-# One key, four times: cut by its caller, by its activator's death (told by two), answered, answered again.
+# One key, four requests: cancelled by its caller, lost with its activator (two records), answered, answered again.
 CUT = request_record(21, outcome="cancelled", status=499, completion_tokens=3, once="k1")
 ORPHAN = request_record(
     22, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", completion_tokens=64, once="k1"
@@ -46,20 +46,20 @@ FAMILY = [CUT, ORPHAN, LATE_OF_IT, ANSWERED, AGAIN, OTHER, THEIRS, TOMORROW]
 
 
 def standing(engine: Engine) -> set[str]:
-    """Requests that are charged."""
+    """Return the ids of the charged requests."""
     with engine.connect() as connection:
         rows = connection.execute(select(request_records.c.request_id).where(request_records.c.stands))
         return set(rows.scalars())
 
 
 def bill(engine: Engine) -> object:
-    """All of it that a tenant pays for."""
+    """Return everything in the bill that the tenant pays for."""
     made = report(engine)
     return made.requests, made.lines, made.total_micros, made.completion_tokens
 
 
 def test_requests_with_one_idempotency_key_are_billed_once() -> None:
-    """And one of another key, of another tenant, of another day, are others."""
+    """Another key, another tenant and another day make another charge."""
     engine, alone = memory_ledger_engine(), memory_ledger_engine()
     enter(engine, FAMILY)
     enter(alone, [ANSWERED, OTHER, TOMORROW])
@@ -67,14 +67,14 @@ def test_requests_with_one_idempotency_key_are_billed_once() -> None:
     assert bill(engine) == bill(alone)
     assert verify(engine).sound
     with engine.connect() as connection:
-        for number in (21, 22, 23):  # each can still be asked about
+        for number in (21, 22, 23):  # each timeline can still be read
             assert timeline_of(connection, "acme", f"req-{number}") is not None
     engine.dispose()
     alone.dispose()
 
 
 def test_degradation_of_a_request_is_stored_and_chained() -> None:
-    """With a `once` and without; it comes back as it was, changes nothing of the bill, and can't be changed."""
+    """It is stored with and without an idempotency key, changes nothing in the bill, and cannot be changed later."""
     engine, plain = memory_ledger_engine(), memory_ledger_engine()
     records = [
         request_record(31, degraded="cap-output=64"),
@@ -100,7 +100,7 @@ def test_degradation_of_a_request_is_stored_and_chained() -> None:
 
 
 def test_requests_without_a_key_are_each_billed() -> None:
-    """The control."""
+    """Negative control: without keys both requests are billed."""
     engine = memory_ledger_engine()
     enter(engine, [request_record(number, completion_tokens=8) for number in (23, 24)])
     assert report(engine).requests == {"ok": 2}
@@ -111,7 +111,7 @@ def test_requests_without_a_key_are_each_billed() -> None:
 @given(data=st.data())
 @settings(max_examples=60)
 def test_order_repeats_and_batches_do_not_change_a_bill(data: st.DataObject) -> None:
-    """Nor which records are charged; whatever came, the books are sound."""
+    """Nor do they change which records are charged. The ledger is sound in every case."""
     repeats = data.draw(st.lists(st.sampled_from(FAMILY), max_size=6))
     order: Sequence[RequestRecord] = data.draw(st.permutations([*FAMILY, *repeats]))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(order)), max_size=5)))
@@ -131,7 +131,7 @@ def test_order_repeats_and_batches_do_not_change_a_bill(data: st.DataObject) -> 
 @given(data=st.data())
 @settings(max_examples=40)
 def test_key_is_charged_once_across_a_closed_month(data: st.DataObject) -> None:
-    """What the closed month charged stands; the rest of the family costs nothing more; every chain holds."""
+    """The charge of the closed month stays. Later requests with the key cost nothing, and every chain holds."""
     family = [CUT, ANSWERED, AGAIN]
     order = data.draw(st.permutations(family))
     after = data.draw(st.integers(0, len(order)))
@@ -150,7 +150,7 @@ def test_key_is_charged_once_across_a_closed_month(data: st.DataObject) -> None:
 
 
 def test_forged_second_charge_is_found(tmp_path: Path) -> None:
-    """By verify, which recomputes who stands; and a `once` that was changed, by its digest."""
+    """Verification recomputes which record is charged. The digest covers the key."""
     for number, statement in enumerate(
         (
             "UPDATE ledger_requests SET stands = 1 WHERE request_id = 'req-24'",
@@ -170,7 +170,7 @@ def test_forged_second_charge_is_found(tmp_path: Path) -> None:
 
 
 def test_forged_charge_with_forged_totals_is_found() -> None:
-    """Each record that has one is held against its kin, though it stands and says nothing else."""
+    """Verification compares each request that has a key with the others of the key, even if all figures agree."""
     engine = memory_ledger_engine()
     enter(engine, [ANSWERED, AGAIN])
     with engine.begin() as connection:
@@ -184,7 +184,7 @@ def test_forged_charge_with_forged_totals_is_found() -> None:
 
 
 def test_usage_audit_agrees_for_repeated_requests() -> None:
-    """A replica counted each that it served, a source each that it wrote: what is charged is another matter."""
+    """The audit counts every request that a replica served, charged or not."""
     engine = ledger_and_registry_engine()
     begun = lifetime_record(9, runtime_id="rt-9", sequence=1, source="supervisor-9", requests=2)
     answered = request_record(1, source="activator-9", runtime_id="rt-9", request_id="one", once="k1")
@@ -199,7 +199,7 @@ def test_usage_audit_agrees_for_repeated_requests() -> None:
 
 
 def test_a_journal_makes_the_same_chains_again() -> None:
-    """However the records were batched when they first came."""
+    """The replayed records come in one batch, the original ones did not."""
     first, second = memory_ledger_engine(), memory_ledger_engine()
     for record in [request_record(1), *FAMILY]:
         enter(first, [record])

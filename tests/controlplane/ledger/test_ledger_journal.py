@@ -1,4 +1,4 @@
-"""The journal has what the ledger has, in the same order: replayed, the same chains come out, to the last digest."""
+"""The journal holds the ledger's entries in order. A replay gives the same chains, to the last digest."""
 
 import errno
 import hashlib
@@ -49,7 +49,7 @@ LATER_US = END_US + 7_200_000_000
 
 
 class FullDisk(SegmentDisk):
-    """Takes nothing while `full`, or only so many writes more."""
+    """A disk that refuses writes while `full`, or after `takes` more writes."""
 
     full = False
     takes: int | None = None
@@ -64,14 +64,14 @@ class FullDisk(SegmentDisk):
 
 @asynccontextmanager
 async def over(path: Path, disk: SegmentDisk | None = None) -> AsyncIterator[tuple[Ledger, LedgerJournal]]:
-    """A ledger with a journal in `path`/place."""
+    """Open a ledger with a journal in `path`/place."""
     with closing(World(path, path / "place", has_journal=True, disk=disk)) as world:
         assert world.journal is not None
         yield world.ledger, world.journal
 
 
 async def enter(path: Path, *numbers: int) -> None:
-    """Start, and enter these requests, each in a transaction of its own."""
+    """Start, and append each request in a transaction of its own."""
     async with over(path) as (ledger, _):
         await ledger.write_due_marks()
         for number in numbers:
@@ -79,7 +79,7 @@ async def enter(path: Path, *numbers: int) -> None:
 
 
 async def fill(ledger: Ledger) -> None:
-    """Requests of two tenants, a repeat, a contradiction, a life, a closed month, and a late arrival."""
+    """Append requests of two tenants, a repeat, a conflict, a lifetime, a closed month, and a late record."""
     await ledger.append_requests(RequestBatch(records=(request_record(1), request_record(2, tenant="b"))))
     await ledger.append_requests(RequestBatch(records=(request_record(1), request_record(3))))
     await ledger.append_requests(RequestBatch(records=(request_record(3, completion_tokens=99),)))
@@ -95,7 +95,7 @@ async def close(ledger: Ledger) -> ClosingReport:
 
 
 def chains(database: Database) -> list[Any]:
-    """Every chain of both tenants, which must be sound."""
+    """Return every chain of both tenants, after verifying it."""
     with database.engine.connect() as connection:
         found = [verify_ledger(connection, tenant, None) for tenant in ("acme", "b")]
     assert all(each.sound for each in found)
@@ -103,7 +103,7 @@ def chains(database: Database) -> list[Any]:
 
 
 def again(place: Path, path: Path, after: int = 0) -> Database:
-    """A new database of a journal alone."""
+    """Return a new database that was made from the journal alone."""
     path.mkdir()
     database = Database(sqlite_engine(path / "kelvin.db"))
     replay(database.engine, (entry for _, entry in entries_after(place, after)))
@@ -111,14 +111,14 @@ def again(place: Path, path: Path, after: int = 0) -> Database:
 
 
 async def test_replayed_journal_gives_the_same_ledger(tmp_path: Path) -> None:
-    """Chains end with the same digests: repeats, conflicts, a closed month and its adjustment included."""
+    """All chains end with the same digests, also after repeats, conflicts, a closed month and an adjustment."""
     async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
         wanted = chains(ledger.database)
     database = again(tmp_path / "a" / "place", tmp_path / "b")
     assert chains(database) == wanted
     replay(database.engine, (entry for _, entry in entries_after(tmp_path / "a" / "place", 0)))
-    assert chains(database) == wanted, "twice is once"
+    assert chains(database) == wanted, "a second replay changes nothing"
     database.close()
 
 
@@ -133,11 +133,11 @@ async def test_replayed_journal_gives_the_same_ledger(tmp_path: Path) -> None:
         ),
         (request_record(1), request_record(2, sequence=1), request_record(3), request_record(2), request_record(2)),
     ],
-    ids=["a contradiction between two", "two records of one request", "a sequence that is used twice"],
+    ids=["two records that conflict", "two records of one request", "a sequence used twice"],
 )
 @pytest.mark.parametrize("size", [1, 2, 5])
 async def test_chains_do_not_depend_on_batches(tmp_path: Path, records: Sequence[RequestRecord], size: int) -> None:
-    """A replay has batches of its own, and comes to the same last digest."""
+    """A replay cuts batches differently and gives the same last digest."""
     async with over(tmp_path) as (ledger, _):
         for start in range(0, len(records), size):
             await ledger.append_requests(RequestBatch(records=tuple(records[start : start + size])))
@@ -146,7 +146,7 @@ async def test_chains_do_not_depend_on_batches(tmp_path: Path, records: Sequence
 
 
 async def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
-    """Likewise with a life that contradicts the one before it."""
+    """One of the lifetimes contradicts another."""
     async with over(tmp_path) as (ledger, _):
         for lives in ((lifetime_record(1), lifetime_record(1, active_us=7, sequence=2)), (lifetime_record(3),)):
             await ledger.append_lifetimes(LifetimeBatch(records=lives))
@@ -154,7 +154,7 @@ async def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
 
 
 async def test_missing_journal_entry_changes_the_chains(tmp_path: Path) -> None:
-    """The control: without the last entry the chains differ."""
+    """Negative control: without the last entry the chains differ."""
     async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
         wanted = chains(ledger.database)
@@ -166,7 +166,7 @@ async def test_missing_journal_entry_changes_the_chains(tmp_path: Path) -> None:
 
 
 async def test_record_is_not_entered_without_the_journal(tmp_path: Path) -> None:
-    """And its sender keeps it: a full place of backups loses nothing, and the same batch is taken later."""
+    """A full disk loses nothing: the sender keeps the batch, and the ledger accepts it later."""
     disk = FullDisk()
     async with over(tmp_path, disk) as (ledger, journal):
         batch = RequestBatch(records=(request_record(1),))
@@ -182,7 +182,7 @@ async def test_record_is_not_entered_without_the_journal(tmp_path: Path) -> None
 
 
 async def test_month_stays_open_without_its_journal_entry(tmp_path: Path) -> None:
-    """Neither the frozen bill nor its link."""
+    """Neither the frozen bill nor its link is written."""
     disk = FullDisk()
     async with over(tmp_path, disk) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
@@ -194,7 +194,7 @@ async def test_month_stays_open_without_its_journal_entry(tmp_path: Path) -> Non
 
 
 def commits_fail(database: Database, count: int = 1) -> None:
-    """The next `count` transactions are lost at their COMMIT."""
+    """Make the next `count` transactions fail at COMMIT."""
     left = [count]
 
     def lose(_: Connection) -> None:
@@ -206,7 +206,7 @@ def commits_fail(database: Database, count: int = 1) -> None:
 
 
 def bill(database: Database) -> tuple[Any, ...]:
-    """What stands in the ledger."""
+    """Return the billed content of the ledger."""
     with database.engine.connect() as connection:
         lives = connection.execute(text("SELECT runtime_id, active_us FROM ledger_lifetimes")).all()
         requests = connection.execute(text("SELECT request_id, stands FROM ledger_requests ORDER BY request_id")).all()
@@ -216,7 +216,7 @@ def bill(database: Database) -> tuple[Any, ...]:
 
 
 def same_again(path: Path) -> None:
-    """A replay of the journal makes the bills and chains of the ledger beside it."""
+    """Check that a replay of the journal gives the same bills and chains as the ledger beside it."""
     database, replayed = Database(sqlite_engine(path / "kelvin.db")), again(path / "place", path / "again")
     assert bill(replayed) == bill(database)
     assert chains(replayed) == chains(database)
@@ -226,7 +226,7 @@ def same_again(path: Path) -> None:
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
 async def test_uncommitted_lifetime_is_not_replayed(tmp_path: Path, failures: int) -> None:
-    """The last word of a replica is cut off, and lost at the COMMIT. The whole life, which comes later, counts."""
+    """The record of a lost replica fails at COMMIT. The full lifetime record that comes later counts."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         await ledger.record_running_replicas(
@@ -241,7 +241,9 @@ async def test_uncommitted_lifetime_is_not_replayed(tmp_path: Path, failures: in
 
 
 async def test_many_uncommitted_entries_are_not_replayed(tmp_path: Path) -> None:
-    """The database's disk is full, and each attempt leaves entries and marks: more than one transaction can write."""
+    """The database's disk is full, and each attempt adds entries and drop marks. They are more than one
+    batch of marks.
+    """
     records = tuple(request_record(number) for number in range(10, 110))
 
     async def fail(ledger: Ledger) -> None:
@@ -276,7 +278,7 @@ async def test_repeated_closing_adds_no_journal_entry(tmp_path: Path) -> None:
 
 
 async def test_uncommitted_closing_is_not_replayed(tmp_path: Path) -> None:
-    """The month is closed again when it has one more request."""
+    """The month is closed later, with one more request."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         commits_fail(ledger.database)
@@ -288,7 +290,7 @@ async def test_uncommitted_closing_is_not_replayed(tmp_path: Path) -> None:
 
 
 async def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
-    """Nothing else needs to be written before the journal is right."""
+    """The journal is right without a further write."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         commits_fail(ledger.database)
@@ -298,13 +300,13 @@ async def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
 
 
 async def test_start_marks_uncommitted_entries_as_dropped(tmp_path: Path) -> None:
-    """It was killed between its journal and its COMMIT. Records that were sent again are entered and replayed."""
+    """The process was killed between the journal and COMMIT. Records that are sent again are stored and replayed."""
     async with over(tmp_path) as (ledger, journal):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         journal.append([request_record(2), request_record(3)])
     async with over(tmp_path) as (ledger, _):
         await ledger.write_due_marks()
-        await ledger.write_due_marks()  # nothing is left to be marked
+        await ledger.write_due_marks()  # nothing is left to mark
         await ledger.append_requests(RequestBatch(records=(request_record(3),)))
     same_again(tmp_path)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 5]
@@ -312,7 +314,7 @@ async def test_start_marks_uncommitted_entries_as_dropped(tmp_path: Path) -> Non
 
 
 async def test_reused_journal_drops_no_committed_entry(tmp_path: Path) -> None:
-    """The database's position was in another place's journal meanwhile, and says nothing of this one."""
+    """The database's position may belong to another place's journal, and then says nothing about this one."""
     for place, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5)):
         with closing(World(tmp_path, tmp_path / place, has_journal=True)) as world:
             await world.ledger.write_due_marks()
@@ -321,7 +323,7 @@ async def test_reused_journal_drops_no_committed_entry(tmp_path: Path) -> None:
 
 
 async def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
-    """As an older program left it: its database knows no position, and its entries were committed."""
+    """An older program leaves no position in the database. All entries of its journal were committed."""
     async with over(tmp_path) as (ledger, _):
         await fill(ledger)
         with ledger.database.engine.begin() as connection:
@@ -332,7 +334,7 @@ async def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None
 
 
 async def test_older_database_beside_its_journal_is_refused(tmp_path: Path) -> None:
-    """It lacks transactions that were committed: their senders were answered. A restore enters them."""
+    """The database lacks committed transactions whose senders were answered. A restore adds them."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
     await enter(tmp_path, 4, 5, 6)
@@ -351,7 +353,9 @@ async def test_older_database_beside_its_journal_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "what was there before the journal"])
 async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path, left: str) -> None:
-    """The journal knows what was committed. A new database would be backed up, and that backup would be the newest."""
+    """The journal knows what was committed. A new database would be backed up, and that backup would be the
+    newest one.
+    """
     with closing(World(tmp_path)) as without:
         await without.enter(9)
     before = (tmp_path / "kelvin.db").read_bytes()
@@ -374,7 +378,9 @@ async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path:
     "note", [b"", bytes(12), b"\xff" * 12, b"\x05" * 7], ids=["empty", "zeros", "other bytes", "torn"]
 )
 async def test_damaged_committed_file_drops_no_entry(tmp_path: Path, note: bytes) -> None:
-    """Nobody knows what was committed, so that all of it counts: it is no older database that has to be refused."""
+    """It is unknown which entries were committed, so all count. An older database cannot be detected and is not
+    refused.
+    """
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
     await enter(tmp_path, 4, 5, 6)
@@ -386,7 +392,7 @@ async def test_damaged_committed_file_drops_no_entry(tmp_path: Path, note: bytes
 
 @pytest.mark.parametrize("note", [None, b""], ids=["an older program's", "damaged"])
 async def test_failed_first_start_drops_no_entry_later(tmp_path: Path, note: bytes | None) -> None:
-    """The note would say that the database was never further than it is."""
+    """A file written at that start would say that the database never went further."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
     await enter(tmp_path, 4, 5, 6)
@@ -404,7 +410,7 @@ async def test_failed_first_start_drops_no_entry_later(tmp_path: Path, note: byt
 
 
 async def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its journal is of an older program, without a note. Only what writes to it is refused."""
+    """The journal of an older program has no committed file. Only writes are refused."""
     await enter(tmp_path, 1)
     (tmp_path / "place" / "journal" / "committed").unlink()
     real_open = os.open
@@ -424,7 +430,7 @@ async def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path: Path) -> None:
-    """It does not say which entries were committed."""
+    """The journal does not say which entries were committed."""
     journal = LedgerJournal(tmp_path)
     journal.append([request_record(1), request_record(2)])
     journal.close()
@@ -439,7 +445,7 @@ def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path
 
 
 def large_closing() -> ClosedMonthEntry:
-    """Its bill names more models than fit a frame of the journal."""
+    """Return a closed month whose bill names more models than one frame of the journal holds."""
     lines = tuple(
         BillLine(item="prompt_tokens", model=hashlib.sha256(b"%d" % number).hexdigest()[:63], device_class=None,
                  since="2026-01-01", quantity=number, unit="token", price_micros=1, per=1, amount_micros=number)
@@ -449,8 +455,8 @@ def large_closing() -> ClosedMonthEntry:
 
 
 def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
-    """In pieces, as it fits no frame. Without one of them it is lost, and what follows is still read."""
-    journal = LedgerJournal(tmp_path, segment_bytes=PIECE_BYTES + 1024)  # a segment for each piece
+    """The bill is written in pieces. If a piece is lost, the bill is lost, but later entries are still read."""
+    journal = LedgerJournal(tmp_path, segment_bytes=PIECE_BYTES + 1024)  # one segment for each piece
     closing, records = large_closing(), [request_record(1), request_record(2)]
     journal.append([records[0], closing, records[1]])
     journal.close()
@@ -468,9 +474,9 @@ def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
 
 
 def test_partly_written_closing_is_not_a_loss(tmp_path: Path) -> None:
-    """It was refused: a restore must not call a ledger incomplete for it."""
+    """The closing was refused, so a restore must not report a missing entry."""
     disk = FullDisk()
-    journal = LedgerJournal(tmp_path, disk=disk, segment_bytes=PIECE_BYTES + 1024)  # a segment for each piece
+    journal = LedgerJournal(tmp_path, disk=disk, segment_bytes=PIECE_BYTES + 1024)  # one segment for each piece
     records = [request_record(1), request_record(2)]
     journal.append(records[:1])
     disk.takes = 2
@@ -486,7 +492,7 @@ def test_partly_written_closing_is_not_a_loss(tmp_path: Path) -> None:
 
 
 def test_sequences_go_on_after_a_restart_and_a_trim(tmp_path: Path) -> None:
-    """Numbers are never used twice; what a backup holds is let go of by whole segments."""
+    """A number is never used twice. A trim removes whole segments."""
     for number in range(1, 7):
         journal = LedgerJournal(tmp_path, segment_bytes=1024)
         journal.append([request_record(number)])
@@ -500,7 +506,7 @@ def test_sequences_go_on_after_a_restart_and_a_trim(tmp_path: Path) -> None:
 
 
 def test_journal_has_one_writer(tmp_path: Path) -> None:
-    """Another installation's control plane is refused while the first lives."""
+    """A second writer is refused while the first one has the journal open."""
     journal = LedgerJournal(tmp_path)
     with pytest.raises(BlockingIOError):
         LedgerJournal(tmp_path)
@@ -509,7 +515,7 @@ def test_journal_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_entries_behind_journal_damage_are_read(tmp_path: Path) -> None:
-    """What lies behind a damaged segment is still entered; the jump says what is lost."""
+    """The gap in the numbers shows the loss."""
     for number in range(1, 4):
         journal = LedgerJournal(tmp_path, segment_bytes=2048)
         journal.append([request_record(number)])
@@ -520,7 +526,7 @@ def test_entries_behind_journal_damage_are_read(tmp_path: Path) -> None:
 
 
 async def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
-    """A restored database doesn't say how far the journal went. New entries don't take numbers of whole ones."""
+    """A restored database does not say how far the journal went. New entries must not reuse existing numbers."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in range(1, 7))))
     path = tmp_path / "place" / "journal" / segment_name(1)
@@ -535,7 +541,7 @@ async def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> None:
-    """A restore enters what lies behind the damaged entry, and reports that one is missing."""
+    """A restore reads the entries behind the damage, and reports one missing entry."""
     journal = LedgerJournal(tmp_path)
     journal.append([request_record(number) for number in range(1, 6)])
     journal.close()
@@ -547,7 +553,7 @@ def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("lost", ["a frame", "the segment"])
 async def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) -> None:
-    """The disk has lost the journal's end. What comes then is behind each backup that was made before."""
+    """The disk lost the end of the journal. New entries get numbers behind every older backup."""
     async with over(tmp_path) as (ledger, _):
         for number in range(1, 6):
             await ledger.append_requests(RequestBatch(records=(request_record(number),)))
@@ -569,7 +575,7 @@ async def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) 
 
 
 def test_entries_keep_their_kind() -> None:
-    """There and back; an unknown kind is refused."""
+    """An entry is decoded as the kind that was encoded. An unknown kind is refused."""
     entry: JournalEntry
     for entry in (request_record(1), lifetime_record(1)):
         assert decode_entry(encode_entry(entry)) == entry
@@ -579,8 +585,8 @@ def test_entries_keep_their_kind() -> None:
 
 @pytest.mark.parametrize("between", ["b", None], ids=["another place", "no place"])
 async def test_unused_journal_reports_a_gap(tmp_path: Path, between: str | None) -> None:
-    """It lacks what was entered without it: at least one entry is missing behind a backup from before, and none behind
-    one from after. A start with the same place as before is no gap.
+    """Entries made without this journal are reported as at least one loss for backups from before, and as none for
+    later ones. A restart with the same journal is no gap.
     """
     for place, number in (("a", 1), ("a", 2), (between, 3), (between, 4), ("a", 5), ("a", 6)):
         with closing(World(tmp_path, tmp_path / (place or "none"), has_journal=place is not None)) as world:
@@ -593,7 +599,7 @@ async def test_unused_journal_reports_a_gap(tmp_path: Path, between: str | None)
 
 
 async def test_gap_is_reported_after_a_failed_transaction(tmp_path: Path) -> None:
-    """The entries of that transaction are dropped; the gap before them is not."""
+    """The entries of that transaction are dropped. The gap before them is still reported."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         await Ledger(ledger.database).write_due_marks()

@@ -1,4 +1,4 @@
-"""Words and figures are as large as the ledger has room for; larger ones hold up nothing."""
+"""Texts and numbers that the ledger's columns cannot hold are set aside, and block no other record."""
 
 import pytest
 from sqlalchemy import String
@@ -19,16 +19,16 @@ from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, request_rec
 
 
 def test_text_limits_match_the_columns() -> None:
-    """What the policy lets in fits, in every database; PostgreSQL would refuse the whole batch."""
+    """Every accepted text fits its column. PostgreSQL would refuse the whole batch otherwise."""
     for table, words in ((request_records, REQUEST_TEXT_LENGTHS), (lifetime_records, LIFETIME_TEXT_LENGTHS)):
         lengths = {column.name: column.type.length for column in table.c if isinstance(column.type, String)}
-        rest = {"origin", "orphan_of", "month", "chain", "replaces", "timeline"}  # what is made here
+        rest = {"origin", "orphan_of", "month", "chain", "replaces", "timeline"}  # columns that the ledger fills itself
         assert words == {name: length for name, length in lengths.items() if name not in rest}
 
 
 @pytest.mark.usefixtures("backend")
 async def test_the_longest_names_fit(ledger: Ledger) -> None:
-    """A granted model is OWNER/M; what is longer than any name is kept aside, and holds up nothing."""
+    """A granted model is OWNER/MODEL. A record with a longer name is set aside, and the others are stored."""
     longest = f"{'o' * 63}/{'m' * 63}"
     good = request_record(1, tenant="t" * 63, model=longest, request_id="r" * 128, once="1" * 64)
     bad = request_record(2, sequence=2, source="s" * 200, tenant="t" * 200, outcome="x" * 65)
@@ -40,7 +40,7 @@ async def test_the_longest_names_fit(ledger: Ledger) -> None:
 
 @pytest.mark.usefixtures("backend")
 async def test_damaged_record_does_not_block_the_batch(ledger: Ledger) -> None:
-    """Figures that no database holds are kept aside, as text; the rest of the batch enters."""
+    """A number that no database holds is set aside as text. The rest of the batch is stored."""
     damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
     await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
     assert sorted(await charged_records(ledger)) == ["req-1", "req-3"]
@@ -51,7 +51,7 @@ async def test_damaged_record_does_not_block_the_batch(ledger: Ledger) -> None:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("damage", ["x", "\0"])
 async def test_damaged_name_touches_no_closed_month(ledger: Ledger, damage: str) -> None:
-    """It is longer than any tenant's, and begins with one's; or no database can ask for it."""
+    """One name is longer than any tenant's and begins with a tenant's name. The other has a NUL character."""
     tenant = "t" * 63
     await ledger.append_requests(requests(request_record(1, tenant=tenant)))
     await ledger.close_month(

@@ -1,4 +1,4 @@
-"""What a replica in a pod says of its life counts where nobody can say how it ended: once, and named."""
+"""The last report of a pod's replica is charged if its end was never recorded: once, and named in the audit."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ NOW_US = END_US - HOUR_US
 
 
 def so_far(idle_us: int, *, requests: int = 1, **figures: int) -> LifetimeRecord:
-    """The word of a replica that was idle for so long."""
+    """Return the report of a replica that has been idle for so long."""
     known = lifetime_record(1, idle_us=idle_us, requests=requests, died_at_us=NOW_US - HOUR_US + idle_us)
     return msgspec.structs.replace(known, sequence=0, **figures)
 
@@ -37,7 +37,7 @@ def note(engine: Engine, *records: LifetimeRecord, now_us: int = NOW_US) -> None
 
 
 def cut(engine: Engine, before_us: int) -> list[LifetimeRecord]:
-    """End those that have said nothing since then."""
+    """Record the end of replicas that have not reported since then."""
     with engine.begin() as connection:
         records, unreadable = read_final_records(connection, before_us)
         append_lifetimes(connection, records)
@@ -51,28 +51,28 @@ def open_ones(engine: Engine) -> list[str]:
 
 
 def charged_us(engine: Engine) -> tuple[int, int]:
-    """Lives and idle time on the bill."""
+    """Return the number of lifetimes and the idle time on the bill."""
     device = report(engine).device
     return sum(each.lifetimes for each in device), sum(each.idle_us for each in device)
 
 
 def test_last_report_is_charged_for_a_lost_replica(engine: Engine) -> None:
-    """Once, as a record like others: the bill has it, the chain is whole, and words of before change nothing."""
-    for idle_us in (5_000_000, 9_000_000, 7_000_000):  # the last one was overtaken
+    """It is charged once, as an ordinary record in an intact chain. Later reports change nothing."""
+    for idle_us in (5_000_000, 9_000_000, 7_000_000):  # the last report arrives late
         note(engine, so_far(idle_us))
-    assert charged_us(engine) == (0, 0), "while it may live, nothing is charged"
+    assert charged_us(engine) == (0, 0), "a replica that may live was charged"
     assert cut(engine, NOW_US) == [], "it has just spoken"
     (ended,) = cut(engine, NOW_US + 1)
     assert (ended.source, ended.sequence, ended.exit_status) == (f"{UNSEEN_END_PREFIX}rt-1", 1, -9)
     assert charged_us(engine) == (1, 9_000_000)
     assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
     note(engine, so_far(9_000_000))
-    assert open_ones(engine) == [], "who is recorded has nothing more to say"
+    assert open_ones(engine) == [], "a recorded replica was opened again"
     assert verify(engine).sound
 
 
 def test_reports_after_a_clock_step_back_are_kept(engine: Engine) -> None:
-    """Its later words say an earlier end. They count: it lives, and is billed to its last word."""
+    """Later reports give an earlier end, and still count. The replica is billed up to its last report."""
     note(engine, so_far(600_000_000), now_us=NOW_US - HOUR_US)
     stepped = so_far(36_000_000_000)
     note(engine, msgspec.structs.replace(stepped, died_at_us=stepped.died_at_us - 12 * HOUR_US), now_us=NOW_US)
@@ -82,7 +82,7 @@ def test_reports_after_a_clock_step_back_are_kept(engine: Engine) -> None:
 
 
 class SteppingClock(VirtualClock):
-    """Its wall clock can be set."""
+    """A clock whose wall time can be set."""
 
     ahead_s = 0
 
@@ -91,16 +91,16 @@ class SteppingClock(VirtualClock):
 
 
 async def test_own_clock_step_records_no_lost_replica() -> None:
-    """Who spoke a moment before has been silent for two hours by then."""
-    clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
+    """After the step, a replica that reported a moment ago seems silent for two hours."""
+    clock, reported_at_s, ended = SteppingClock(), list[int](), list[int]()
 
     async def cut(before_us: int) -> int:
-        ended.extend(at_s for at_s in told_at_s if at_s * 1_000_000 < before_us)
+        ended.extend(at_s for at_s in reported_at_s if at_s * 1_000_000 < before_us)
         return 0
 
     ending = asyncio.create_task(watch_lost_replicas(cut, clock, clock.monotonic_us()))
     await clock.advance(LOST_AFTER_S + 10 * LOOK_S)
-    told_at_s.append(clock.wall_s())
+    reported_at_s.append(clock.wall_s())
     clock.ahead_s = 2 * int(LOST_AFTER_S)
     await clock.advance(LOST_AFTER_S - 2 * LOOK_S)
     assert ended == []
@@ -110,7 +110,7 @@ async def test_own_clock_step_records_no_lost_replica() -> None:
 
 
 async def test_report_from_the_future_still_expires(ledger: Ledger) -> None:
-    """Its pod ended before the clock was set right: an hour after that the life is recorded, and not before."""
+    """The pod ended before its clock was set right. An hour later its life is recorded, and not before."""
     await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US + 365 * 24 * HOUR_US)
     cut_us = int(LOST_AFTER_S * 1e6)
     assert await ledger.record_lost_replicas(NOW_US - cut_us) == 0
@@ -122,10 +122,10 @@ async def test_report_from_the_future_still_expires(ledger: Ledger) -> None:
 async def test_a_life_that_contradicts_the_ledger_ends_once(
     backend: DatabaseBackend, ledger: Ledger, caplog: pytest.LogCaptureFixture, taken: bool
 ) -> None:
-    """Kept aside, counted and named, and not tried for ever: here its record's place is another's. The control: where
-    it isn't, the life is recorded.
+    """Its record's sequence is already used, so it is set aside, counted and named once. Control: otherwise it is
+    recorded.
     """
-    other = lifetime_record(2, source=f"{UNSEEN_END_PREFIX}rt-1", sequence=1)  # as only an older control plane let in
+    other = lifetime_record(2, source=f"{UNSEEN_END_PREFIX}rt-1", sequence=1)  # accepted by older control planes
     if taken:
         await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
     await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US)
@@ -137,7 +137,7 @@ async def test_a_life_that_contradicts_the_ledger_ends_once(
 
 
 def _word(runtime: int) -> str:
-    """As it lies there."""
+    """Return a report as the table stores it."""
     known = lifetime_record(runtime, idle_us=5_000_000, died_at_us=NOW_US - HOUR_US)
     return encode(msgspec.structs.replace(known, sequence=0)).decode()
 
@@ -145,24 +145,24 @@ def _word(runtime: int) -> str:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        pytest.param("", "Input data was truncated", id="nothing"),
-        pytest.param(_word(2)[:-9], "Input data was truncated", id="cut"),
-        pytest.param(_word(2).replace('"pid"', '"pids"'), "unknown field `pids`", id="of another program"),
-        pytest.param(_word(3), "it is another replica's", id="another's"),
-        pytest.param(_word(2), None, id="the control: a good one"),
+        pytest.param("", "Input data was truncated", id="empty"),
+        pytest.param(_word(2)[:-9], "Input data was truncated", id="truncated"),
+        pytest.param(_word(2).replace('"pid"', '"pids"'), "unknown field `pids`", id="an unknown field"),
+        pytest.param(_word(3), "it is another replica's", id="another replica's record"),
+        pytest.param(_word(2), None, id="control: a valid report"),
     ],
 )
 async def test_unreadable_report_blocks_no_other(
     backend: DatabaseBackend, ledger: Ledger, caplog: pytest.LogCaptureFixture, raw: str, why: str | None
 ) -> None:
-    """It is named, in the log and in the accounts, kept aside as it is, and gone; lives that come later end, too."""
+    """It is named in the log and the audit, set aside unchanged, and removed. Other replicas are still recorded."""
     row = {"runtime_id": "rt-2", "tenant": "acme", "told_at_us": NOW_US - 1, "died_at_us": NOW_US, "record": raw}
     later = msgspec.structs.replace(so_far(5_000_000), runtime_id="rt-4")
     clock, database = VirtualClock(), ledger.database
     ending = asyncio.create_task(watch_lost_replicas(lambda _: ledger.record_lost_replicas(NOW_US + 1), clock, 0))
 
     async def ended() -> set[str]:
-        """Whose life is recorded, once nobody's is open."""
+        """Wait until no life is open. Return the replicas with a recorded life."""
         while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
             assert not ending.done()
             await clock.advance(LOOK_S)
@@ -181,12 +181,12 @@ async def test_unreadable_report_blocks_no_other(
     named = [each for each in run_usage_audit(database.engine).differences if each.kind == "conflict"]
     assert [(each.subject, each.fails) for each in named] == ([] if why is None else [("rt-2", True)])
     assert why is None or why in named[0].detail
-    told = [vars(each)["subject"] for each in caplog.records if each.levelname == "ERROR"]
-    assert told == ([] if why is None else ["rt-2"])
+    logged = [vars(each)["subject"] for each in caplog.records if each.levelname == "ERROR"]
+    assert logged == ([] if why is None else ["rt-2"])
 
 
 async def test_report_that_is_not_utf8_blocks_no_other(ledger: Ledger) -> None:
-    """SQLite gives back what a disk made of them. Of two that are the same each is named."""
+    """A damaged disk may cause this in SQLite. Two reports with the same damage are both named."""
 
     def spoil(connection: Connection) -> None:
         for name in ("rt-2", "rt-3"):
@@ -201,7 +201,7 @@ async def test_report_that_is_not_utf8_blocks_no_other(ledger: Ledger) -> None:
 
 
 def test_lifetime_record_replaces_reports(engine: Engine) -> None:
-    """Also where the last word comes behind it."""
+    """This holds even if a report arrives after it."""
     note(engine, so_far(5_000_000))
     enter(engine, [request_record(1), lifetime_record(1, idle_us=9_000_000)])
     note(engine, so_far(8_000_000))
@@ -210,28 +210,28 @@ def test_lifetime_record_replaces_reports(engine: Engine) -> None:
     assert run_usage_audit(engine).differences == ()
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_lost_replica_is_reported(engine: Engine, told: bool) -> None:
-    """Known, at most so long, and no failure, before it is charged and after; what it served later raises no alarm.
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_lost_replica_is_reported(engine: Engine, has_reported: bool) -> None:
+    """It is listed with its largest possible cost, and does not fail the audit. Later requests raise no alarm.
 
-    The control: of a replica that said nothing the life is missing, and no account agrees.
+    Negative control: without a report the lifetime is missing, and the audit fails.
     """
     served = [request_record(number, device_us=1_500_000) for number in (1, 2, 3)]
     enter(engine, served)
-    if told:
+    if has_reported:
         note(engine, so_far(5_000_000, requests=1))
     for charged in (False, True):
         if charged:
             cut(engine, NOW_US + 1)
         (difference,) = run_usage_audit(engine).differences
-        kind = "charged_so_far" if told else "lifetime_missing"
-        assert (difference.kind, difference.subject, difference.fails) == (kind, "rt-1", not told)
-        assert difference.device_us == (RUNNING_REPORT_INTERVAL_S * 1_000_000 if told else None)
-        assert report(engine, live=set()).balance.balanced is told
+        kind = "charged_so_far" if has_reported else "lifetime_missing"
+        assert (difference.kind, difference.subject, difference.fails) == (kind, "rt-1", not has_reported)
+        assert difference.device_us == (RUNNING_REPORT_INTERVAL_S * 1_000_000 if has_reported else None)
+        assert report(engine, live=set()).balance.balanced is has_reported
 
 
 def test_reporting_replica_is_open(engine: Engine) -> None:
-    """Neither gone nor charged, though the control plane knows no replica of that name."""
+    """It is neither missing nor charged, even if the control plane does not know the replica."""
     enter(engine, [request_record(1)])
     note(engine, so_far(5_000_000), now_us=END_US)
     assert run_usage_audit(engine).differences == ()
@@ -242,21 +242,20 @@ def test_reporting_replica_is_open(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        pytest.param(lifetime_record(1, tenant=None), "must be of a replica that has a version", id="nobody's"),
-        pytest.param(so_far(1, active_us=-1), "can't be: active_us is -1", id="less than nothing"),
+        pytest.param(lifetime_record(1, tenant=None), "must be of a replica that has a version", id="without a tenant"),
+        pytest.param(so_far(1, active_us=-1), "can't be: active_us is -1", id="a negative time"),
     ],
 )
 def test_impossible_report_is_refused(engine: Engine, wrong: LifetimeRecord, rule: str) -> None:
-    """By name, and nothing of its batch is noted."""
+    """The error names the rule, and nothing of the batch is stored."""
     with pytest.raises(Refused, match=rule):
         note(engine, so_far(1, total_us=9), wrong)
     assert open_ones(engine) == []
 
 
 async def test_no_replica_is_lost_right_after_a_start() -> None:
-    """After a start of the control plane as long as any other; then whoever has said nothing for that long.
-
-    An error of the database does not make the hour begin anew.
+    """After a start, the control plane waits as long as for any silent replica. A database error does not restart that
+    wait.
     """
     clock, asked, error = VirtualClock(), list[int](), list[Exception]()
 

@@ -1,4 +1,4 @@
-"""From a spool whose writer was killed to a bill that balances: nothing lost, nothing twice, answers lost."""
+"""From a spool whose writer was killed to a balanced bill, with lost answers: no record is lost or billed twice."""
 
 import os
 import signal
@@ -44,21 +44,21 @@ asyncio.run(main())
 
 
 def kill_writer(spools: Path, records: int) -> int:
-    """How many records it was told to be durable when it was killed."""
+    """Kill the writer after that many records. Return how many it knew to be durable."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(spools)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
     assert writer.stdout is not None
-    told = 0
-    while told < records:
-        told += len(os.read(writer.stdout.fileno(), 4096))
+    durable = 0
+    while durable < records:
+        durable += len(os.read(writer.stdout.fileno(), 4096))
     os.kill(writer.pid, signal.SIGKILL)
-    told += len(writer.stdout.read())
+    durable += len(writer.stdout.read())
     writer.stdout.close()
     writer.wait(30)
-    return told
+    return durable
 
 
 class LossySender:
-    """Every second answer is lost after the ledger took the records; every third post never reaches it."""
+    """A sender that loses every second answer after delivery, and every third batch before it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -74,7 +74,7 @@ class LossySender:
 
 
 async def billed(root: Path) -> BillingReport:
-    """What the bill says once everything that can be recovered was."""
+    """Return the bill after everything recoverable was recovered."""
     with closing(World(root)) as world:
         post = LossySender(world.ledger)
         for _ in range(100):
@@ -87,16 +87,16 @@ async def billed(root: Path) -> BillingReport:
 @pytest.mark.parametrize("records", [5, 900])
 async def test_records_of_a_killed_writer_are_billed_once(tmp_path: Path, records: int) -> None:
     """Each durable record is in the bill exactly once, and the bill balances."""
-    told = kill_writer(tmp_path / "spool", records)
+    durable = kill_writer(tmp_path / "spool", records)
     found = await billed(tmp_path)
     assert found.balance.balanced, found.balance.problems
     assert found.balance.sources == 1
-    assert told <= found.requests["ok"] <= told + 8
+    assert durable <= found.requests["ok"] <= durable + 8
     assert found.completion_tokens == 7 * found.requests["ok"]
 
 
 async def test_damaged_spool_record_is_named(tmp_path: Path) -> None:
-    """Negative control: flip one byte of what was durable, and the bill says which records are missing."""
+    """Negative control: after one byte of a durable record was flipped, the bill names its source."""
     kill_writer(tmp_path / "spool", 900)
     source = tmp_path / "spool" / "activator-1"
     written, first = last_sequence(source), min(source.glob("*.seg"))

@@ -1,4 +1,4 @@
-"""What ladders gave up is counted on the bill: by step, as its requests are, and never as money."""
+"""The bill counts degraded requests by their step, and a step never costs money."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from tests.controlplane.billing_fixture import (
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, MONTH, lifetime_record, request_record
 
 DAY = BEGIN_US // (24 * HOUR_US)
-# An orphan's record of a capped answer; the activator's comes after the month was closed.
+# The orphan record of a capped answer. The activator's record comes after the month was closed.
 ORPHAN = request_record(6, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled",
                         degraded="cap-output=64")  # fmt: skip
 LATE = request_record(6, degraded="fallback-of=large")
@@ -41,13 +41,13 @@ STEPS_OF_RECORDS = {"cached": 1, "cap-output": 3, "fallback": 1}
 
 @pytest.fixture
 def engine(engine: Engine) -> Engine:
-    """A month with every step, one of them by an orphan's record."""
+    """A ledger of a month with every step. One comes from an orphan record."""
     enter(engine, RECORDS)
     return engine
 
 
 def kept(engine: Engine) -> list[tuple[object, ...]]:
-    """The rows of the totals."""
+    """Return the rows of the step totals."""
     with engine.connect() as connection:
         rows = connection.execute(step_totals.select().order_by(*step_totals.primary_key))
         return [tuple(row) for row in rows]
@@ -58,27 +58,27 @@ def kept(engine: Engine) -> list[tuple[object, ...]]:
     [
         pytest.param("cap-output=64", "cap-output", id="a shorter answer"),
         pytest.param("fallback-of=large", "fallback", id="another model's answer"),
-        pytest.param("fallback-of=large=2", "fallback", id="whatever that is called"),
-        pytest.param("cached=30", "cached", id="an answer of before"),
+        pytest.param("fallback-of=large=2", "fallback", id="a model name with an equals sign"),
+        pytest.param("cached=30", "cached", id="a cached answer"),
         pytest.param("cached", "other", id="a step without its value"),
-        pytest.param("slower=2", "other", id="a step that there is not"),
+        pytest.param("slower=2", "other", id="an unknown step"),
     ],
 )
 def test_a_record_is_counted_by_its_step(degraded: str, want: str) -> None:
-    """Names are those of the metric; there are never more of them than are known."""
+    """The names are those of the metric. Unknown steps count as `other`."""
     booked = LedgerRecord(request_record(1, degraded=degraded), MONTH, stands=True)
     assert step_sums([booked]) == {StepKey("acme", MONTH, DAY, want): 1}
 
 
 def test_uncharged_or_full_requests_are_not_counted() -> None:
-    """The control: the whole of it, and the record that another one stands over."""
+    """Control: a full answer, and a record that is not charged."""
     whole = LedgerRecord(request_record(1), MONTH, stands=True)
     beside = LedgerRecord(request_record(1, degraded="cached=3"), MONTH, stands=False)
     assert step_sums([whole]) == step_sums([beside]) == {}
 
 
 def test_the_bill_counts_each_step(engine: Engine) -> None:
-    """Of all requests that are in it, and of no other month or tenant; repeats change nothing."""
+    """A repeat changes nothing. Other months and tenants have no steps."""
     assert report(engine).degraded == STEPS_OF_RECORDS
     enter(engine, RECORDS)
     found = report(engine)
@@ -89,7 +89,7 @@ def test_the_bill_counts_each_step(engine: Engine) -> None:
 
 
 def test_degradation_step_costs_nothing(engine: Engine) -> None:
-    """The same requests without a word on steps cost the same."""
+    """The same requests without steps cost the same."""
     plain = memory_ledger_engine()
     records: list[UsageRecord] = [
         msgspec.structs.replace(each, degraded=msgspec.UNSET) if isinstance(each, RequestRecord) else each
@@ -101,8 +101,8 @@ def test_degradation_step_costs_nothing(engine: Engine) -> None:
 
 
 def test_a_correction_takes_its_step_back(engine: Engine) -> None:
-    """In an open month the better record's step counts in the place of the other's. What a closed month said stays, and
-    the correction of another month is in no count of that one.
+    """A closed month keeps its counts. The correction is in no bill's step counts, and the totals of both months
+    verify.
     """
     close(engine)
     enter(engine, [LATE])
@@ -116,7 +116,7 @@ def test_a_correction_takes_its_step_back(engine: Engine) -> None:
 
 
 def test_a_better_record_of_an_open_month_changes_the_step(engine: Engine) -> None:
-    """The activator's stands over the orphan's."""
+    """The activator's record replaces the orphan record."""
     enter(engine, [LATE])
     assert report(engine).degraded == {"cached": 1, "cap-output": 2, "fallback": 2}
     assert verify(engine).sound
@@ -124,7 +124,7 @@ def test_a_better_record_of_an_open_month_changes_the_step(engine: Engine) -> No
 
 @pytest.mark.parametrize("is_corrected", [False, True])
 def test_migration_counts_existing_degraded_requests(engine: Engine, is_corrected: bool) -> None:
-    """By the records that are there, what was taken back of them included: as the program itself counts."""
+    """The migration counts existing rows as the program does, corrections included."""
     if is_corrected:
         close(engine)
     enter(engine, [LATE])
@@ -141,15 +141,21 @@ def test_migration_counts_existing_degraded_requests(engine: Engine, is_correcte
 
 
 TAMPERINGS = [
-    pytest.param("UPDATE ledger_step_totals SET requests = requests + 1 WHERE step = 'cached'", "cached", id="more"),
-    pytest.param("DELETE FROM ledger_step_totals WHERE step = 'fallback'", "fallback", id="gone"),
-    pytest.param("INSERT INTO ledger_step_totals VALUES ('acme', '2026-11', 20758, 'other', 2)", "other", id="of none"),
+    pytest.param(
+        "UPDATE ledger_step_totals SET requests = requests + 1 WHERE step = 'cached'", "cached", id="count too high"
+    ),
+    pytest.param("DELETE FROM ledger_step_totals WHERE step = 'fallback'", "fallback", id="row missing"),
+    pytest.param(
+        "INSERT INTO ledger_step_totals VALUES ('acme', '2026-11', 20758, 'other', 2)",
+        "other",
+        id="row without requests",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("statement", "step"), TAMPERINGS)
 def test_a_count_that_is_not_what_the_rows_make_is_named(engine: Engine, statement: str, step: str) -> None:
-    """By `verify` and by `reconcile`, which says how many requests it is off by."""
+    """`verify` names it, and `reconcile` names it with the number of requests."""
     with engine.begin() as connection:
         connection.execute(text(statement))
     (difference,) = verify(engine, month=MONTH).months[0].differences
@@ -160,7 +166,7 @@ def test_a_count_that_is_not_what_the_rows_make_is_named(engine: Engine, stateme
 
 
 def test_a_month_that_was_closed_before_steps_were_counted_is_sound(engine: Engine) -> None:
-    """Its bytes are what they were: a bill that says nothing of steps is held against all the rest."""
+    """Its bill has no step counts and is still verified in all other fields."""
     close(engine)
     with engine.begin() as connection:
         row = connection.execute(closings.select()).mappings().one()

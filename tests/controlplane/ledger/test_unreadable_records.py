@@ -1,4 +1,4 @@
-"""A usage record that can't be read is kept aside, and holds up no other record."""
+"""A usage record that cannot be read is set aside, and blocks no other record."""
 
 import sqlite3
 import time
@@ -31,16 +31,16 @@ HALF = encode({"request_id": "req-2", "tenant": "acme", "source": "activator-1",
 
 BAD = [
     pytest.param(HALF, "surprise", id="half a record"),
-    pytest.param(b'{"tenant":"acme"}', "missing required field", id="hardly a record"),
+    pytest.param(b'{"tenant":"acme"}', "missing required field", id="only a tenant"),
     pytest.param(b"[" * 5000 + b"]" * 5000, "Expected `object`", id="nested deeply"),
-    pytest.param(b"\xff\x00 no JSON", "Expected `object`", id="no JSON"),
+    pytest.param(b"\xff\x00 no JSON", "Expected `object`", id="not JSON"),
     pytest.param(encode(request_record(2, outcome="a\0b")), "NUL", id="a NUL character"),
-    pytest.param(encode(request_record(2, source="cut-rt-7")), "must not begin with 'cut-'", id="a source of ours"),
+    pytest.param(encode(request_record(2, source="cut-rt-7")), "must not begin with 'cut-'", id="a reserved source"),
 ]
 
 
 async def post(ledger: Ledger, *records: bytes) -> None:
-    """As the route does with the body that every sender makes."""
+    """Post records as the route does with a sender's body."""
     entered, unreadable = read_batch(encode(batch_of(records)), RequestRecord, END_US - 1)
     await ledger.append_requests(RequestBatch(records=entered), unreadable)
 
@@ -48,7 +48,7 @@ async def post(ledger: Ledger, *records: bytes) -> None:
 @pytest.mark.parametrize(("bad", "reason"), BAD)
 @pytest.mark.usefixtures("backend")
 async def test_unreadable_record_is_kept_aside(ledger: Ledger, bad: bytes, reason: str) -> None:
-    """The records around it enter. It is stored and counted once, with the reason."""
+    """The records around it are stored. It is set aside and counted once, with the reason."""
     for _ in range(2):
         await post(ledger, GOOD[0], bad, GOOD[1])
     assert sorted(await charged_records(ledger)) == ["req-1", "req-3"]
@@ -58,7 +58,7 @@ async def test_unreadable_record_is_kept_aside(ledger: Ledger, bad: bytes, reaso
 
 
 async def test_unreadable_record_leaves_no_sequence_gap(ledger: Ledger) -> None:
-    """The bill's balance names the record that is kept aside, and misses no sequence of its source."""
+    """The balance names the record that was set aside, and its source has no gap."""
     await post(ledger, GOOD[0], HALF, GOOD[1])
     problems = report(ledger.database.engine).balance.problems
     assert [(problem.kind, problem.subject) for problem in problems] == [("conflict", "req-2")]
@@ -66,7 +66,7 @@ async def test_unreadable_record_leaves_no_sequence_gap(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("kind", ["requests", "lifetimes"])
 async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path: Path, kind: str) -> None:
-    """A spool's shipper hands everything over to a control plane; nothing waits behind the record."""
+    """A spool's shipper delivers everything. No record waits behind the unreadable one."""
     path = f"/internal/v1/usage/{kind}"
     good = encode(request_record(2) if kind == "requests" else lifetime_record(2))
     async with opened(data) as door:
@@ -88,9 +88,7 @@ async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path
 
 
 async def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
-    """What the journal holds of them comes after the backup; a record in a spool that can't be read is in the backup.
-    Both are in the restored ledger, once, however often it is restored.
-    """
+    """The journal holds some of them, and a spool in the backup holds another. All are in the restored ledger once."""
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
@@ -107,7 +105,7 @@ async def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
 
 
 async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
-    """It is refused, and its sender keeps it: a control plane that is replaced, too, will read it."""
+    """The record is refused, so its sender keeps it until the control plane is upgraded, too."""
     record = encode({**msgspec.to_builtins(request_record(2)), "surprise": 1})
     async with opened(data) as door:
         body = encode(batch_of([GOOD[0], record]))
@@ -117,7 +115,7 @@ async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None
 
 
 async def test_batch_of_too_many_unreadable_records_is_refused(ledger: Ledger) -> None:
-    """With the number and the limit, before one of them is looked at. So many as are allowed are kept aside."""
+    """The error has the number and the limit. A batch at the limit is set aside."""
     records = [b"%d" % number for number in range(MAX_BATCH + 1)]
     with pytest.raises(Refused) as caught:
         await post(ledger, *records)

@@ -1,4 +1,6 @@
-"""The ledger takes each record once; which one of several stands is decided by who wrote it; contradictions stay."""
+"""The ledger stores each record once. The writer decides which record of a request is charged, and
+conflicts are kept.
+"""
 
 import asyncio
 from contextlib import closing
@@ -28,7 +30,7 @@ both = pytest.mark.usefixtures("backend")
 
 @both
 async def test_stored_record_equals_the_original(ledger: Ledger) -> None:
-    """Every field of both kinds is stored under its own name."""
+    """Every field of both kinds is stored in the column of its name."""
     record, lifetime = request_record(1), lifetime_record(1)
     await ledger.append_requests(requests(record))
     await ledger.append_lifetimes(LifetimeBatch(records=(lifetime,)))
@@ -43,7 +45,7 @@ async def test_stored_record_equals_the_original(ledger: Ledger) -> None:
 
 @both
 async def test_repeats_change_nothing(ledger: Ledger) -> None:
-    """The same batch, a batch that overlaps, the same record twice in one batch."""
+    """A repeated batch, an overlapping one and a repeated record in one batch change nothing."""
     for batch in ([1, 2], [1, 2], [2, 3, 3], [1]):
         await ledger.append_requests(requests(*(request_record(number) for number in batch)))
         await ledger.append_lifetimes(LifetimeBatch(records=tuple(lifetime_record(number) for number in batch)))
@@ -68,7 +70,7 @@ RETRIED = request_record(
 def test_activator_record_is_charged_before_orphans(
     tmp_path_factory: pytest.TempPathFactory, order: list[RequestRecord], split: int
 ) -> None:
-    """Also when they come in one batch; nothing of the orphans' records is lost."""
+    """This holds in one batch, too. All orphan records are kept."""
 
     async def main(ledger: Ledger) -> None:
         for part in (order[:split], order[split:]):
@@ -83,7 +85,7 @@ def test_activator_record_is_charged_before_orphans(
 
 @both
 async def test_orphan_record_is_charged_until_activators(ledger: Ledger) -> None:
-    """And never again after that."""
+    """The activator's record then stays charged."""
     await ledger.append_requests(requests(RETRIED))
     assert await charged_records(ledger) == {"req-1": ("orphan", 9)}
     await ledger.append_requests(requests(ORPHAN))
@@ -95,14 +97,13 @@ async def test_orphan_record_is_charged_until_activators(ledger: Ledger) -> None
 
 @both
 async def test_the_same_id_of_two_tenants_is_two_requests(ledger: Ledger) -> None:
-    """An id is unique within its tenant."""
     await ledger.append_requests(requests(request_record(1), request_record(2, request_id="req-1", tenant="other")))
     assert sum(row["stands"] for row in await rows(ledger, request_records)) == 2
 
 
 @both
 async def test_contradicting_record_is_kept_aside_once(ledger: Ledger) -> None:
-    """The first record stays; the other is kept with its reason, however often it comes; its sequence has arrived."""
+    """The first record stays. The other is set aside with its reason, and its sequence counts as received."""
     await ledger.append_requests(requests(request_record(1)))
     other = request_record(1, sequence=2, completion_tokens=1_000_000)
     await ledger.append_requests(requests(other))
@@ -119,7 +120,7 @@ async def test_contradicting_record_is_kept_aside_once(ledger: Ledger) -> None:
 
 @both
 async def test_sequence_gaps_are_stored_and_filled(ledger: Ledger) -> None:
-    """Ranges of what arrived, whatever the order; and the span of time that a source tells about."""
+    """The ledger keeps ranges of received sequences in any order, and the time span of each source."""
     for batch in ([5, 1], [3], [9, 8], [2, 4, 6, 7]):
         await ledger.append_requests(requests(*(request_record(number) for number in batch)))
         if 4 not in batch:
@@ -131,7 +132,7 @@ async def test_sequence_gaps_are_stored_and_filled(ledger: Ledger) -> None:
 
 @both
 def test_batch_result_counts_each_record(ledger: Ledger) -> None:
-    """New, duplicate, conflicting: each record is one of them."""
+    """Each record is new, a duplicate or conflicting."""
     with ledger.database.engine.begin() as connection:
         batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]
         assert append_requests(connection, batch) == Appended(new=2, duplicate=1, conflicting=1)
@@ -142,7 +143,7 @@ def test_batch_result_counts_each_record(ledger: Ledger) -> None:
 
 @both
 async def test_a_batch_enters_whole_or_not_at_all(ledger: Ledger) -> None:
-    """A failure in the middle leaves no trace, not even of the sequences."""
+    """A failure in the middle leaves nothing, not even the received sequences."""
 
     def broken() -> None:
         with ledger.database.engine.begin() as connection:
@@ -157,7 +158,7 @@ async def test_a_batch_enters_whole_or_not_at_all(ledger: Ledger) -> None:
 
 @both
 async def test_too_large_a_batch_is_refused(ledger: Ledger) -> None:
-    """With the number and the limit."""
+    """The error has the number and the limit."""
     many = tuple(request_record(number) for number in range(1, MAX_BATCH + 2))
     with pytest.raises(Refused) as caught:
         await ledger.append_requests(RequestBatch(records=many))
@@ -175,11 +176,11 @@ STAMPS = (Stamp(Stage.ROUTED, 5), Stamp(Stage.READY, 900), Stamp(Stage.DONE, 100
     [
         pytest.param(STAMPS, True, id="a cold start"),
         pytest.param((STAMPS[0], STAMPS[2]), False, id="a failure of a warm replica"),
-        pytest.param(None, False, id="nothing to tell"),
+        pytest.param(None, False, id="no timeline"),
     ],
 )
 async def test_timeline_of(ledger: Ledger, stamps: tuple[Stamp, ...] | None, cold: bool) -> None:
-    """From the record that stands; another tenant's is not there."""
+    """It comes from the charged record. Another tenant's request is not found."""
     fields = {field: getattr(request_record(1), field) for field in RequestRecord.__struct_fields__}
     await ledger.append_requests(requests(RequestRecord(**{**fields, "timeline": stamps}), ORPHAN))
     want = TimelineAnswer(request_id="req-1", model="m", version="f" * 64, cold=cold, stamps=stamps or ())
@@ -192,7 +193,7 @@ async def test_timeline_of(ledger: Ledger, stamps: tuple[Stamp, ...] | None, col
 
 @both
 async def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
-    """By whoever opens the database, with the registry's. Again changes nothing; of a newer program none is touched."""
+    """A second start changes nothing. A database of a newer program is refused."""
     with closing(World(tmp_path)) as fresh:
         assert {*metadata.tables} <= {*inspect(fresh.database.engine).get_table_names()}
         await fresh.ledger.append_requests(requests(request_record(1)))

@@ -1,4 +1,6 @@
-"""Of requests that are one, one is charged: which, and in which window, follows from the set of their records."""
+"""Of requests with one idempotency key one is charged. The set of their records alone decides which, and in which
+window.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +16,19 @@ from tests.controlplane.usage_records import BEGIN_US, HOUR_US, request_record
 
 
 def at(hours: float, number: int = 0, **other: object) -> RequestRecord:
-    """A request that begins so late; its id is `req-HOURS`, as `number` tells apart."""
+    """Return a request that starts so many hours later. Its id is `req-HOURS-NUMBER`."""
     started = BEGIN_US + int(hours * HOUR_US)
     values = {"ended_at_us": started + 500, "request_id": f"req-{hours}-{number}", "once": "a", **other}
     return request_record(int(hours * 1000) + number + 1, **values)  # type: ignore[arg-type]
 
 
 def cut(hours: float, tokens: int, number: int = 0, **other: object) -> RequestRecord:
-    """One that failed after so many tokens."""
+    """Return a request that failed after so many tokens."""
     return at(hours, number, **{"outcome": "cancelled", "status": 499, "completion_tokens": tokens, **other})
 
 
 def charged(records: Sequence[RequestRecord], closed: Sequence[LedgerRecord] = ()) -> set[str]:
-    """The ids that stand; `closed` are of a month that is."""
+    """Return the charged request ids. `closed` are records of a closed month."""
     groups: dict[str, list[LedgerRecord]] = {}
     for booked in [*closed, *(LedgerRecord(record, "2026-11") for record in records)]:
         groups.setdefault(booked.record.request_id, []).append(booked)
@@ -41,36 +43,35 @@ FREE = LedgerRecord(cut(0, 0, ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
 @pytest.mark.parametrize(
     ("records", "closed", "want"),
     [
-        pytest.param([at(0), at(1)], [], {"req-0-0"}, id="of two right answers the first"),
-        pytest.param([cut(0, 90), at(1)], [], {"req-1-0"}, id="a right answer before one that was cut"),
-        pytest.param([cut(0, 5), cut(1, 9), cut(2, 7)], [], {"req-1-0"}, id="else what delivered most"),
+        pytest.param([at(0), at(1)], [], {"req-0-0"}, id="the first of two successful requests"),
+        pytest.param([cut(0, 90), at(1)], [], {"req-1-0"}, id="a successful request before a cancelled one"),
+        pytest.param([cut(0, 5), cut(1, 9), cut(2, 7)], [], {"req-1-0"}, id="the most tokens if none succeeded"),
         pytest.param([at(0), at(1, once="b")], [], {"req-0-0", "req-1-0"}, id="another key is another request"),
         pytest.param([at(0), at(23.9)], [], {"req-0-0"}, id="within a day"),
-        pytest.param([at(0), at(24)], [], {"req-0-0", "req-24-0"}, id="a day later it is another one"),
+        pytest.param([at(0), at(24)], [], {"req-0-0", "req-24-0"}, id="a day later is another window"),
         pytest.param(
-            [at(0), at(20), at(30), at(44)], [], {"req-0-0", "req-30-0"}, id="a window begins with the first after one"
+            [at(0), at(20), at(30), at(44)], [], {"req-0-0", "req-30-0"}, id="a window starts with the next request"
         ),
         pytest.param(
             [at(0), msgspec.structs.replace(at(1), once=msgspec.UNSET)], [], {"req-0-0", "req-1-0"},
-            id="a record without one stands by itself",
+            id="a request without a key is charged by itself",
         ),
-        pytest.param([at(1, completion_tokens=99)], [FROZEN], {"req-0-0"}, id="a closed month has charged it"),
-        pytest.param([at(1)], [FREE], {"req-0-0", "req-1-0"}, id="a closed month that charged nothing takes nothing"),
+        pytest.param([at(1, completion_tokens=99)], [FROZEN], {"req-0-0"}, id="already charged by a closed month"),
+        pytest.param([at(1)], [FREE], {"req-0-0", "req-1-0"}, id="a closed month charged zero tokens"),
         pytest.param(
             [cut(0, 64, origin=RecordOrigin.ORPHAN, source="rt-1"), at(1)], [], {"req-1-0"},
-            id="an orphan's beside the repeat that another activator served",
+            id="an orphan record and a repeat at another activator",
         ),
     ],
 )  # fmt: skip
 def test_charged_request_of_a_key(records: list[RequestRecord], closed: list[LedgerRecord], want: set[str]) -> None:
-    """And whatever the order."""
+    """The order of the records does not matter."""
     assert charged(records, closed) == want
     assert charged(records[::-1], closed) == want
 
 
 def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
-    """The activator's late record of an orphan's request in a closed month: as without a repeat, and the repeat is
-    charged nothing."""
+    """The activator's late record replaces an orphan record of a closed month. The repeat is not charged."""
     orphan = LedgerRecord(
         cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
     )
@@ -89,7 +90,7 @@ def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
 
 @pytest.mark.parametrize("is_late_closed", [False, True])
 def test_a_charge_that_was_taken_back_charges_the_repeat(is_late_closed: bool) -> None:
-    """A closed month charged an orphan's record. The activator's late record says that it delivered nothing."""
+    """A closed month charged an orphan record. The activator's late record says that nothing was delivered."""
     orphan = LedgerRecord(
         cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
     )
@@ -124,7 +125,7 @@ RECORDS = st.lists(
 
 @given(records=RECORDS, data=st.data())
 def test_one_request_per_key_and_day_is_charged(records: list[RequestRecord], data: st.DataObject) -> None:
-    """In any order; each that does not stand is within a day of one that does, and is no better."""
+    """The result is the same in any order. Each uncharged request is within a day of a charged one that is no worse."""
     stands = charged(records)
     assert charged(data.draw(st.permutations(records))) == stands
     by_id = {record.request_id: record for record in records}

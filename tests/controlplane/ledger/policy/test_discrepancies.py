@@ -1,4 +1,4 @@
-"""What is lost, double or unaccounted for is found, and never more than that; and how much it is, at most."""
+"""Lost, double and unaccounted usage is found, without false alarms, and its largest possible size is computed."""
 
 from dataclasses import replace
 from datetime import date
@@ -73,7 +73,7 @@ GOOD = LifetimeFacts(
         pytest.param(
             replace(GOOD, recorded_device_us=19_600_001),
             [DiscrepancyKind.DEVICE_TIME_OVER],
-            id="they used more than that",
+            id="requests used more than the active time",
         ),
         pytest.param(
             replace(GOOD, recorded_requests=2), [DiscrepancyKind.REQUESTS_MISSING], id="a request record is missing"
@@ -81,28 +81,28 @@ GOOD = LifetimeFacts(
         pytest.param(
             replace(GOOD, recorded_requests=4, answered_requests=4),
             [DiscrepancyKind.REQUESTS_EXTRA],
-            id="one answer too many",
+            id="one answered request too many",
         ),
-        pytest.param(replace(GOOD, recorded_requests=4), [], id="one whose caller left before the replica saw it"),
+        pytest.param(replace(GOOD, recorded_requests=4), [], id="a request that never reached the replica"),
         pytest.param(
             replace(GOOD, is_cut=True, recorded_requests=9, answered_requests=9, recorded_device_us=60_000_000),
             [DiscrepancyKind.CHARGED_SO_FAR],
-            id="what came after the last word of a life that was cut off",
+            id="requests after the last report of a lost replica",
         ),
         pytest.param(
             replace(GOOD, is_cut=True, recorded_requests=2),
             [DiscrepancyKind.REQUESTS_MISSING, DiscrepancyKind.CHARGED_SO_FAR],
-            id="one of before it is missing",
+            id="a request before the last report is missing",
         ),
         pytest.param(
             replace(GOOD, recorded_requests=0, total_us=1),
             [DiscrepancyKind.TIME_UNACCOUNTED, DiscrepancyKind.REQUESTS_MISSING],
-            id="two at once",
+            id="two problems at once",
         ),
     ],
 )
 def test_lifetime_problems(life: LifetimeFacts, want: list[DiscrepancyKind]) -> None:
-    """The parts against the total, the requests against the runtime's count."""
+    """The parts must match the total, and the requests must match the runtime's own count."""
     found = list(check_lifetime(life, RATES))
     assert [problem.kind for problem in found] == want
     assert all(problem.subject == "rt-1" for problem in found)
@@ -112,12 +112,11 @@ def test_lifetime_problems(life: LifetimeFacts, want: list[DiscrepancyKind]) -> 
     ("total_us", "want"),
     [
         pytest.param(0, 100_000, id="100 ms at least"),
-        pytest.param(10_000_000, 100_000, id="where both are the same"),
+        pytest.param(10_000_000, 100_000, id="both limits are equal"),
         pytest.param(60_000_000, 600_000, id="one percent of a long life"),
     ],
 )
 def test_tolerance(total_us: int, want: int) -> None:
-    """1 % or 100 ms."""
     assert tolerance_us(total_us) == want
 
 
@@ -136,7 +135,7 @@ def test_tolerance(total_us: int, want: int) -> None:
         pytest.param(
             replace(GOOD, recorded_requests=0, recorded_device_us=19_500_000),
             Impact(3, 300, 0, 900 + 15),
-            id="no time is left for them",
+            id="no device time is left",
         ),
         pytest.param(
             replace(GOOD, answered_requests=5, recorded_requests=5), Impact(2, None, 18_000_000, None), id="two extra"
@@ -144,12 +143,12 @@ def test_tolerance(total_us: int, want: int) -> None:
         pytest.param(
             replace(GOOD, is_cut=True),
             Impact(0, 0, RUNNING_REPORT_INTERVAL_S * 1_000_000, RUNNING_REPORT_INTERVAL_S * 40),
-            id="since its last word",
+            id="time since the last report",
         ),
     ],
 )
 def test_impact_of_lifetime_discrepancies(life: LifetimeFacts, impact: Impact) -> None:
-    """Requests, tokens, device time, money; None is what nobody knows."""
+    """The impact has requests, tokens, device time and money. None means unknown."""
     (found,) = check_lifetime(life, RATES)
     assert found.impact() == impact
     assert found.fails is not life.is_cut
@@ -158,20 +157,20 @@ def test_impact_of_lifetime_discrepancies(life: LifetimeFacts, impact: Impact) -
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
-        pytest.param(0, "", id="it ended well"),
+        pytest.param(0, "", id="a normal exit"),
         pytest.param(-9, "the replica was killed by SIGKILL", id="killed"),
         pytest.param(-99, "the replica was killed by signal 99", id="a signal without a name"),
-        pytest.param(3, "the replica ended with status 3", id="it failed"),
+        pytest.param(3, "the replica ended with status 3", id="a failure"),
     ],
 )
-def test_how_a_replica_ended_is_said(status: int, cause: str) -> None:
-    """As Popen.returncode."""
+def test_cause_says_how_a_replica_ended(status: int, cause: str) -> None:
+    """The status is Popen's returncode."""
     (found,) = check_lifetime(replace(GOOD, recorded_requests=2, exit_status=status), RATES)
     assert found.cause == cause
 
 
 def test_impact_is_computed_on_request_only() -> None:
-    """A bill's checks need neither prices nor the registry."""
+    """The checks of a bill need neither prices nor the registry."""
 
     def refuse(*_: object) -> Prices:
         raise AssertionError("it was looked up")
@@ -188,7 +187,7 @@ def test_impact_is_computed_on_request_only() -> None:
     ("received", "want"),
     [
         pytest.param([], [], id="a source that sent nothing"),
-        pytest.param([(1, 9)], [], id="all of it"),
+        pytest.param([(1, 9)], [], id="no gap"),
         pytest.param([(2, 9)], ["record 1 of this source never arrived; record 2 did"], id="the first is lost"),
         pytest.param(
             [(1, 3), (7, 7), (9, 12)],
@@ -201,14 +200,13 @@ def test_impact_is_computed_on_request_only() -> None:
     ],
 )
 def test_sequence_gaps_are_named(received: list[Range], want: list[str]) -> None:
-    """Each is named by its sequences."""
     found = list(check_sequence_gaps("activator-1", received, None))
     assert [each.detail for each in found] == want
     assert {(each.kind, each.subject) for each in found} <= {(DiscrepancyKind.SEQUENCE_HOLE, "activator-1")}
 
 
 def test_sequence_gap_has_no_known_price() -> None:
-    """And whether the source's spool could still tell."""
+    """The cause says whether the source's spool still exists."""
     (found,) = check_sequence_gaps("a-1", [(1, 2), (5, 6)], None)
     assert found.impact() == Impact(2, None, None, None)
     assert "lost with its spool" in found.cause
@@ -217,7 +215,7 @@ def test_sequence_gap_has_no_known_price() -> None:
 
 
 def test_informational_discrepancies_do_not_fail() -> None:
-    """Tokens after the last acknowledgement at the price of completions; records on their way."""
+    """Tokens since the last acknowledgement have the completion price. Unshipped records are still on their way."""
     short = report_charged_orphan("req", "rt", 0, 128, RATES)
     assert (short.fails, short.impact()) == (False, Impact(0, ACK_TOKENS, 0, ACK_TOKENS * 3))
     waiting = report_unshipped("a-1", SpoolPosition(3, 10))
@@ -225,7 +223,7 @@ def test_informational_discrepancies_do_not_fail() -> None:
 
 
 def test_money() -> None:
-    """The dearest where it isn't known what was used; each part at its price where it is."""
+    """If the use is unknown, the highest price applies. Otherwise each part has its own."""
     assert max_tokens_price_micros(PRICES, 1_000) == 3_000
     assert max_device_price_micros(PRICES, "cpu-1", 1_000_000) == 40
     assert max_device_price_micros(PRICES, "cpu-9", 1_000_000) == 300

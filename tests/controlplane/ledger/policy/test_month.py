@@ -1,4 +1,4 @@
-"""A month is the instants between two midnights in UTC."""
+"""A billing month lasts from midnight to midnight, in UTC."""
 
 from datetime import UTC, datetime
 
@@ -18,11 +18,11 @@ def instant(*parts: int) -> int:
         pytest.param("2026-11", (2026, 11, 1), (2026, 12, 1), id="thirty days"),
         pytest.param("2026-12", (2026, 12, 1), (2027, 1, 1), id="the turn of the year"),
         pytest.param("2028-02", (2028, 2, 1), (2028, 3, 1), id="a leap year"),
-        pytest.param("1970-01", (1970, 1, 1), (1970, 2, 1), id="the first one"),
+        pytest.param("1970-01", (1970, 1, 1), (1970, 2, 1), id="the first month"),
     ],
 )
 def test_bounds(month: str, begin: tuple[int, ...], end: tuple[int, ...]) -> None:
-    """The end is the next month's beginning."""
+    """A month ends where the next one begins."""
     assert month_bounds_us(month) == (instant(*begin), instant(*end))
     assert day_of(instant(*begin)) == f"{month}-01"
     assert day_of(instant(*end) - 1)[:7] == month
@@ -32,7 +32,7 @@ def test_bounds(month: str, begin: tuple[int, ...], end: tuple[int, ...]) -> Non
     "month", ["2026-13", "2026-00", "26-11", "2026-1", "2026-11-01", "", "x" * 99, "1969-12", "9999-01"]
 )
 def test_malformed_month_is_refused(month: str) -> None:
-    """Refused with the value and the rule."""
+    """The error has the value and the rule."""
     with pytest.raises(Refused) as caught:
         month_bounds_us(month)
     assert caught.value.failure == InvalidRequest("month", repr(month[:20]), "must be YYYY-MM, from 1970 on")

@@ -1,4 +1,4 @@
-"""Money is exact: integers, one rounding per line, the same whatever the order or the batches."""
+"""Amounts are exact integers with one rounding per line, in any order and batches."""
 
 from fractions import Fraction
 
@@ -49,7 +49,7 @@ def prices(
     ],
 )
 def test_amount(quantity: int, price: int, per: int, want: int) -> None:
-    """Half to even."""
+    """Halves are rounded to even."""
     assert amount_micros(quantity, price, per) == want
 
 
@@ -59,12 +59,12 @@ def test_amount(quantity: int, price: int, per: int, want: int) -> None:
     st.sampled_from([1, 1_000, 1_000_000]),
 )
 def test_amount_is_the_nearest(quantity: int, price: int, per: int) -> None:
-    """As Python's own rounding of the exact fraction."""
+    """It equals Python's rounding of the exact fraction."""
     assert amount_micros(quantity, price, per) == round(Fraction(quantity * price, per))
 
 
 def test_lines_of_a_bill() -> None:
-    """Cached tokens are prompt tokens at another price; each item of each model has its line."""
+    """Cached tokens are prompt tokens at another price. Each item of each model has a line."""
     bill = Bill()
     bill.add_requests(prices(), "m", requests=2, prompt_tokens=1_000_000, cached_tokens=400_000, completion_tokens=10)
     bill.add_device_time(prices(), "m", "cpu-2", restore_us=SECOND_US // 2, active_us=3 * SECOND_US, idle_us=0)
@@ -81,7 +81,7 @@ def test_lines_of_a_bill() -> None:
 
 
 def test_device_classes() -> None:
-    """A named class has its own price, another one that of "*", and without that it is free."""
+    """A named class has its own price. Others have the price of "*", or are free without one."""
     own = prices(device={"cpu-2": DevicePrices(1_000_000, 0, 0), "*": DevicePrices(1, 0, 0)})
     none = prices(device={})
     for of, device_class, want in ((own, "cpu-2", 1_000_000), (own, "cpu-4", 1), (none, "cpu-2", 0)):
@@ -95,7 +95,7 @@ def test_device_classes() -> None:
     st.data(),
 )
 def test_order_and_batches_do_not_matter(added: list[tuple[int, int, str]], data: st.DataObject) -> None:
-    """The same quantities, shuffled: the same bill; rounding per record would give another one."""
+    """The bill does not depend on the order of its parts."""
 
     def bill_of(parts: list[tuple[int, int, str]]) -> Bill:
         bill = Bill()
@@ -109,7 +109,9 @@ def test_order_and_batches_do_not_matter(added: list[tuple[int, int, str]], data
 
 
 def test_rounding_per_record_gives_another_bill() -> None:
-    """Negative control: a thousand times half a micro-unit is not a thousand roundings."""
+    """Negative control: a thousand half micro-units on one line cost 500 micro-units; rounded one by one they cost
+    none.
+    """
     bill = Bill()
     for _ in range(1000):
         bill.add_requests(prices(), "m", requests=0, prompt_tokens=1, cached_tokens=0, completion_tokens=0)
@@ -120,20 +122,20 @@ def test_rounding_per_record_gives_another_bill() -> None:
 @pytest.mark.parametrize(
     ("outcome", "delivered", "want"),
     [
-        pytest.param("ok", 7, True, id="went well"),
-        pytest.param("ok", 0, True, id="went well without a token"),
-        pytest.param("replica_lost", 1, True, id="cut, but some was delivered"),
+        pytest.param("ok", 7, True, id="successful"),
+        pytest.param("ok", 0, True, id="successful without a token"),
+        pytest.param("replica_lost", 1, True, id="failed after one token"),
         pytest.param("cancelled", 0, False, id="cancelled before the first token"),
         pytest.param("overloaded", 0, False, id="shed"),
     ],
 )
 def test_successful_or_delivered_requests_are_charged(outcome: str, delivered: int, want: bool) -> None:
-    """What went well, or was delivered."""
+    """A request that delivered tokens or succeeded is charged."""
     assert is_billable(request_record(1, outcome=outcome, completion_tokens=delivered)) is want
 
 
 def test_price_of_an_instant() -> None:
-    """The first entry also before its date; each of the others from its midnight on."""
+    """The first entry also counts before its date. Each other entry counts from midnight UTC of its date."""
     book = PriceBook("USD", (prices(10), prices(20), prices(40)))
     at = {5: 10, 10: 10, 19: 10, 20: 20, 39: 20, 40: 40, 99: 40}
     assert {day: book.at(day * DAY_US).from_us // DAY_US for day in at} == at
@@ -145,7 +147,7 @@ def test_price_of_an_instant() -> None:
     st.integers(min_value=0, max_value=120),
 )
 def test_every_day_has_the_latest_entry_that_has_begun(dates: list[int], day: int) -> None:
-    """There is always one."""
+    """A day before all entries has the first one."""
     begun = [date for date in dates if date <= day]
     book = PriceBook("USD", tuple(prices(date) for date in dates))
     assert book.at(day * DAY_US).from_us == (begun[-1] if begun else dates[0]) * DAY_US
@@ -160,19 +162,18 @@ def test_every_day_has_the_latest_entry_that_has_begun(dates: list[int], day: in
     ],
 )
 def test_invalid_price_book_is_refused(days: tuple[int, ...]) -> None:
-    """Refused when made."""
     with pytest.raises(ValueError, match="price book"):
         PriceBook("USD", tuple(prices(day) for day in days))
 
 
 def test_a_negative_quantity_is_a_defect() -> None:
-    """It never becomes a credit."""
+    """It must not become a credit."""
     with pytest.raises(ValueError, match="negative"):
         Bill().add_requests(prices(), "m", requests=1, prompt_tokens=1, cached_tokens=2, completion_tokens=0)
 
 
 def test_an_adjustment_may_take_back() -> None:
-    """A line of its own, named by the month that it adjusts, rounded as every other."""
+    """It has a line of its own that names the adjusted month and is rounded like any other."""
     bill = Bill()
     bill.add_requests(prices(), "m", requests=1, prompt_tokens=5, cached_tokens=0, completion_tokens=0)
     bill.add_requests(

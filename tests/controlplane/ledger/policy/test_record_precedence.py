@@ -1,4 +1,4 @@
-"""Each request is charged once: the activator's record over orphans', whatever arrives first."""
+"""Each request is charged once. The activator's record is charged before orphan records, in any order of arrival."""
 
 from dataclasses import dataclass
 
@@ -44,14 +44,14 @@ SAYS_ELSE = RecordConflict("another record of this request by the same kind of w
         pytest.param([request_record(1)], request_record(1, source="a-2"), False, SAYS_ELSE, id="by another activator"),
         pytest.param([orphan(1)], orphan(1, completion_tokens=9), True, SAYS_ELSE, id="an orphan's with other tokens"),
         pytest.param(
-            [], request_record(1, status=2**31), False, RecordConflict("status is 2147483648"), id="no status"
+            [], request_record(1, status=2**31), False, RecordConflict("status is 2147483648"), id="a bad status"
         ),
         pytest.param(
             [], request_record(1, model="m" * 128), False, RecordConflict("model has 128 characters"),
-            id="too long a name",
+            id="a name that is too long",
         ),
         pytest.param(
-            [], request_record(1, model=f"{'o' * 63}/{'m' * 63}"), False, RecordStatus.NEW, id="another's model"
+            [], request_record(1, model=f"{'o' * 63}/{'m' * 63}"), False, RecordStatus.NEW, id="another tenant's model"
         ),
         pytest.param(
             [], request_record(1), True, RecordConflict("its source used this sequence for another record"),
@@ -62,11 +62,11 @@ SAYS_ELSE = RecordConflict("another record of this request by the same kind of w
         ),
         pytest.param(
             [], request_record(1, prompt_tokens=2**60), False, RecordConflict(f"prompt_tokens is {2**60}"),
-            id="an absurd one",
+            id="an impossible figure",
         ),
         pytest.param(
             [], request_record(1, prompt_tokens=3, cached_tokens=4), False,
-            RecordConflict("4 cached of 3 prompt tokens"), id="more cached than there were",
+            RecordConflict("4 cached of 3 prompt tokens"), id="more cached than prompt tokens",
         ),
         pytest.param(
             [], request_record(1, prompt_tokens=4, cached_tokens=4), False, RecordStatus.NEW, id="all of it cached"
@@ -77,12 +77,12 @@ SAYS_ELSE = RecordConflict("another record of this request by the same kind of w
     ],
 )  # fmt: skip
 def test_place_request(known: list[RequestRecord], record: RequestRecord, taken: bool, want: object) -> None:
-    """New, known, or a contradiction with its reason."""
+    """A record is new, a duplicate, or a conflict with its reason."""
     assert decide_request_record(known, record, sequence_taken=taken) == want
 
 
 def test_place_lifetime() -> None:
-    """One record per runtime."""
+    """Each runtime has one lifetime record."""
     record = lifetime_record(1)
     assert decide_lifetime_record(None, record, sequence_taken=False) is RecordStatus.NEW
     assert decide_lifetime_record(record, record, sequence_taken=True) is RecordStatus.DUPLICATE
@@ -123,12 +123,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.claim)
 @given(data=st.data())
 def test_charged_record_is_independent_of_order(case: Case, data: st.DataObject) -> None:
-    """In whatever order they are known."""
     shuffled = data.draw(st.permutations(case.records))
     assert standing(shuffled) == case.records[case.stands]
 
 
 def test_records_compare_by_value() -> None:
-    """A record that was sent over the wire equals itself."""
     record = request_record(1)
     assert msgspec.json.decode(msgspec.json.encode(record), type=RequestRecord) == record

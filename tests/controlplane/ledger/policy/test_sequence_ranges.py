@@ -1,4 +1,4 @@
-"""What arrived, and what did not."""
+"""Ranges of received sequences, and the gaps between them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ from controlplane.ledger.policy.sequence_ranges import Range, add_to_ranges, cov
     ],
 )
 def test_gaps(received: Sequence[Range], want: Sequence[Range]) -> None:
-    """What is not there before the last that is."""
+    """Gaps are the missing sequences before the last received one."""
     assert list(gaps(received)) == want
 
 
@@ -29,7 +29,7 @@ SEQUENCES = st.lists(st.integers(min_value=1, max_value=30), max_size=30)
 
 @given(SEQUENCES, SEQUENCES)
 def test_ranges_are_the_set_of_what_arrived(first: list[int], second: list[int]) -> None:
-    """In two batches, in any order, with repeats: the normal form of the set."""
+    """Two batches in any order, with repeats, give disjoint ascending ranges."""
     ranges = add_to_ranges(add_to_ranges([], first), second)
     assert [number for low, high in ranges for number in range(low, high + 1)] == sorted({*first, *second})
     assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(ranges))
@@ -38,6 +38,6 @@ def test_ranges_are_the_set_of_what_arrived(first: list[int], second: list[int])
 
 @given(st.sets(st.integers(min_value=1, max_value=30), min_size=1))
 def test_every_lost_record_is_in_a_gap(arrived: set[int]) -> None:
-    """The gaps are exactly what did not arrive before the last that did."""
+    """The gaps are exactly the missing sequences before the last received one."""
     lost = {number for low, high in gaps(add_to_ranges([], arrived)) for number in range(low, high + 1)}
     assert lost == set(range(1, max(arrived))) - arrived
