@@ -1,4 +1,4 @@
-"""Not one bit of a backup can change, and none be missing, without its being refused."""
+"""A backup with a changed or missing bit is refused."""
 
 import io
 import tarfile
@@ -16,7 +16,7 @@ FILES = {"ca.pem": b"certificate", "tls/ca.key": b"", "kelvin.db": bytes(range(2
 
 
 def pack(files: dict[str, bytes], format: int = BACKUP_FORMAT) -> bytes:
-    """An archive of these files."""
+    """Return an archive of these files."""
     packing, pieces = ArchiveWriter(), list[bytes]()
     for name, content in files.items():
         pieces += packing.file(name, io.BytesIO(content), len(content))
@@ -27,13 +27,13 @@ def pack(files: dict[str, bytes], format: int = BACKUP_FORMAT) -> bytes:
 
 
 def read(raw: bytes, into: Path) -> dict[str, bytes]:
-    """The files of an archive."""
+    """Unpack an archive and return its files."""
     index = unpack(io.BytesIO(raw), {name: into / name for name in FILES})
     return {member.name: (into / member.name).read_bytes() for member in index.members}
 
 
 def test_unpacked_archive_equals_its_files(tmp_path: Path) -> None:
-    """And any tar lists it; the files are their owner's alone."""
+    """Any tar program can list it. Only the owner can read the unpacked files."""
     raw = pack(FILES)
     assert read(raw, tmp_path) == FILES
     assert (tmp_path / "kelvin.db").stat().st_mode & 0o777 == 0o600
@@ -44,7 +44,7 @@ def test_unpacked_archive_equals_its_files(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_flipped_bit_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """Wherever it is: contents, headers, padding, index, end."""
+    """This holds for contents, headers, padding, index and end."""
     raw = bytearray(pack(FILES))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_refused(tmp_path: Path, data: st.DataObject) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_cut_file_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """At any byte; and so is one that goes on."""
+    """This holds at any byte. A file with extra bytes is refused, too."""
     raw = pack(FILES)
     with pytest.raises(BadBackup):
         read(raw[: data.draw(st.integers(0, len(raw) - 1))], tmp_path)
@@ -66,21 +66,21 @@ def test_a_cut_file_is_refused(tmp_path: Path, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        pytest.param(lambda: pack({"../../etc/passwd": b"x"}), "no backup does", id="a path that leads out"),
-        pytest.param(lambda: pack({"notes.txt": b"x"}), "no backup does", id="a stranger's file"),
+        pytest.param(lambda: pack({"../../etc/passwd": b"x"}), "no backup does", id="a path outside the directory"),
+        pytest.param(lambda: pack({"notes.txt": b"x"}), "no backup does", id="an unknown file"),
         pytest.param(lambda: pack(FILES, format=BACKUP_FORMAT + 1), "format 2", id="a newer format"),
-        pytest.param(lambda: b"not a tar" * 100, "no backup", id="something else"),
-        pytest.param(lambda: b"", "cut short", id="nothing"),
+        pytest.param(lambda: b"not a tar" * 100, "no backup", id="not an archive"),
+        pytest.param(lambda: b"", "cut short", id="empty"),
         pytest.param(lambda: pack({}) [1024:], "out of place", id="a seal without an index"),
     ],
 )  # fmt: skip
 def test_malformed_archive_is_refused_with_the_reason(tmp_path: Path, make: Callable[[], bytes], why: str) -> None:
-    """The text says what is wrong."""
+    """The error says what is wrong."""
     with pytest.raises(BadBackup, match=why):
         read(make(), tmp_path)
 
 
 def test_a_source_that_ends_early_is_no_backup() -> None:
-    """A file that shrank while it was read."""
+    """The source file shrank while it was read."""
     with pytest.raises(BadBackup, match="ended 4 bytes early"):
         list(ArchiveWriter().file("kelvin.db", io.BytesIO(b"half"), 8))

@@ -1,4 +1,4 @@
-"""A schedule writes what is new, thins out what is old, and keeps to the place of its own installation."""
+"""The schedule backs up changes, removes old backups, and uses only its own installation's directory."""
 
 import asyncio
 import errno
@@ -33,13 +33,13 @@ from tests.eventually import eventually
 
 
 async def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
-    """Nothing new, no new file; but whoever watches the newest one's age sees that it is true still."""
+    """Without changes there is no new file, but the newest file's time is updated, so its age stays true."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
         assert await loop.make_backup() is not None
         ((_, newest),) = list_backups(world.place)
         os.utime(newest, (1, 1))
-        await world.ledger.record_lost_replicas(1)  # each minute, and mostly there is none
+        await world.ledger.record_lost_replicas(1)  # runs each minute; usually there is none
         assert await loop.make_backup() is None
         assert newest.stat().st_mtime > 1
         await world.enter(1)
@@ -47,7 +47,7 @@ async def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
 
 
 async def test_schedule_applies_retention_and_trims_journal(tmp_path: Path) -> None:
-    """The journal goes back to the third newest; of the others what the retention says."""
+    """The journal starts at the third newest backup. The retention policy decides about older ones."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
         for moment in range(1000, 1000 + 2 * MIN_BACKUPS):
@@ -56,7 +56,9 @@ async def test_schedule_applies_retention_and_trims_journal(tmp_path: Path) -> N
             await world.enter(number)
             await loop.make_backup()
         assert journal_extent(world.place).trimmed == 1
-        assert len(list_backups(world.place)) <= MIN_BACKUPS + MIN_BACKUPS  # several may be of one second, and one file
+        assert (
+            len(list_backups(world.place)) <= MIN_BACKUPS + MIN_BACKUPS
+        )  # several may have the same second, and one file
     assert ids(tmp_path / "data" / "kelvin.db") == ["req-1", "req-2", "req-3"]
     assert restore_backup(tmp_path / "place", tmp_path / "new").missing == 0
 
@@ -64,7 +66,7 @@ async def test_schedule_applies_retention_and_trims_journal(tmp_path: Path) -> N
 async def test_old_backup_that_cannot_be_removed_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named in the log. Other old ones go, and so does the journal behind the newest."""
+    """The log names it. Other old backups are removed, and the journal is trimmed."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
         stuck = world.place / backup_name(1000)
@@ -89,7 +91,7 @@ async def test_old_backup_that_cannot_be_removed_costs_only_itself(
 async def test_backup_is_whole_though_the_journal_cannot_be_trimmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says that the trim failed, and not that there is no backup."""
+    """The log reports the failed trim, and no failed backup."""
 
     def fails(_: LedgerJournal, after: int) -> None:
         raise OSError(errno.EIO, "the disk fails")
@@ -105,7 +107,9 @@ async def test_backup_is_whole_though_the_journal_cannot_be_trimmed(
 
 @pytest.mark.parametrize("is_ahead_at_start", [False, True], ids=["for a while", "at the start"])
 async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ahead_at_start: bool) -> None:
-    """By it all others would be too old. The control: after an hour it is believed, and the newest stay."""
+    """By such a clock all other backups are too old. Control: after an hour the clock is believed, and the newest
+    backups stay.
+    """
 
     class Clock(SystemClock):
         passed_s = ahead_s = 0
@@ -139,7 +143,7 @@ async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path,
 async def test_the_newest_is_the_last_one_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_older_program: bool
 ) -> None:
-    """Also where the clock was in 2030 for a while: what was made then is not restored for ever."""
+    """This holds after the clock was wrong. A backup that was made in "2030" must not be restored for ever."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         monkeypatch.setattr(time, "time_ns", lambda: 1_900_000_000 * 10**9)
@@ -158,7 +162,7 @@ async def test_the_newest_is_the_last_one_made(
 
 
 async def test_restarted_processes_trim_the_journal(tmp_path: Path) -> None:
-    """Each process makes one backup: what the three newest do not need is let go of."""
+    """Each process makes one backup. The journal keeps what the three newest backups need."""
     async with installed(tmp_path) as world:
         for number in range(1, MIN_BACKUPS + 2):
             await world.enter(number)
@@ -171,7 +175,7 @@ async def test_restarted_processes_trim_the_journal(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
-    """Nobody knows from where it would go on. It is not among the newest for ever."""
+    """It is unknown where its journal entries begin. Newer backups end this state."""
     async with installed(tmp_path) as world:
         for number in range(1, MIN_BACKUPS + 1):
             await world.enter(number)
@@ -187,7 +191,7 @@ async def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "without a CA"])
 async def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
-    """A full disk, or a certificate authority that never comes, costs an hour a few backups more than the schedule."""
+    """A full disk or a missing CA costs only a few attempts per hour more than the schedule."""
     async with installed(tmp_path) as world:
         clock, moments = VirtualClock(), list[float]()
         if not fails:
@@ -208,16 +212,16 @@ async def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> 
 
 
 async def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None:
-    """Its directory is gone, the backups beside it are not: what comes next is restored, and the loss is told."""
+    """The journal's directory is lost, its backups are not. Later entries are restored, and the loss is reported."""
     async with installed(tmp_path) as world:
         for number in range(1, 4):
             await world.enter(number)
         await world.backup_loop().make_backup()
     data, place = tmp_path / "data", tmp_path / "place"
     shutil.rmtree(place / "journal")
-    async with AsyncExitStack() as ladder:
-        database = ladder.enter_context(closing(open_database(data / "kelvin.db")))
-        ledger = Ledger(database, await open_backups(ladder, data, place))
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(closing(open_database(data / "kelvin.db")))
+        ledger = Ledger(database, await open_backups(stack, data, place))
         await ledger.write_due_marks()
         await ledger.append_requests(RequestBatch(records=(request_record(4), request_record(5))))
     report = restore_backup(place, tmp_path / "new")
@@ -226,7 +230,7 @@ async def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None
 
 
 async def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> None:
-    """Directories and files whose names are like those of backups are neither restored nor removed."""
+    """Files and directories with names like those of backups are neither restored nor removed."""
     foreign = ("lost+found", "kelvin-20990101T000000Z.backup", "kelvin-a.backup", "kelvin-20261399T000000Z-9.backup")
     async with installed(tmp_path) as world:
         for name in foreign:
@@ -241,7 +245,7 @@ async def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> Non
 
 
 async def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
-    """A fresh data directory would thin out the backups of the lost one: it is refused, by setting and rule."""
+    """A fresh data directory would remove the backups of a lost one. The error names the setting and the rule."""
     async with installed(tmp_path):
         pass
     fresh = tmp_path / "fresh"
@@ -254,7 +258,7 @@ async def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", bytes(33), b"0123456789abcdef", b"\xff"])
 @pytest.mark.parametrize("damaged", ["data", "place"])
 def test_damaged_installation_file_is_refused(tmp_path: Path, damaged: str, content: bytes) -> None:
-    """The file is named, and no place is taken for another installation's."""
+    """The error names the file, which stays unchanged."""
     (tmp_path / "data").mkdir()
     claim_backup_directory(tmp_path / "place", tmp_path / "data")
     path = tmp_path / damaged / "installation"
@@ -265,7 +269,7 @@ def test_damaged_installation_file_is_refused(tmp_path: Path, damaged: str, cont
 
 
 async def test_unexpected_backup_error_ends_the_run(tmp_path: Path) -> None:
-    """An error that no disk and no database makes ends the run. Its loop counts that, and begins again."""
+    """The error comes from neither the disk nor the database. The loop counts it and starts again."""
     async with installed(tmp_path) as world:
         health, loop = LoopHealth(), world.backup_loop()
         pieces = world.backups.pieces
@@ -283,7 +287,7 @@ async def test_unexpected_backup_error_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_full_disk_of_a_copy_is_no_defect(tmp_path: Path) -> None:
-    """SQLite's own errors of a copy come as the disk's."""
+    """SQLite's error is raised as an error of the disk."""
     database = open_database(tmp_path / "kelvin.db")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -296,7 +300,7 @@ def test_full_disk_of_a_copy_is_no_defect(tmp_path: Path) -> None:
 
 
 def test_full_disk_of_a_stopped_installation_is_named(tmp_path: Path) -> None:
-    """With a few KiB free SQLite can't make the index of its log, and says only `disk I/O error`."""
+    """With a few KiB free, SQLite cannot create the index of its log and only says `disk I/O error`."""
     open_database(tmp_path / "kelvin.db").close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -308,7 +312,7 @@ def test_full_disk_of_a_stopped_installation_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
-    """Closing it fails once more."""
+    """Closing the output fails a second time, without a second line."""
     with closing(open_database(tmp_path / DATABASE)):
         pass
     with open("/dev/full", "wb") as full:

@@ -1,4 +1,4 @@
-"""A backup becomes a PostgreSQL: every row of every table, compared there, or nothing of it. Or it becomes a file."""
+"""A backup is restored into PostgreSQL or into a file: every row of every table, compared afterwards, or nothing."""
 
 import asyncio
 import sqlite3
@@ -47,14 +47,14 @@ MADE = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 
 @pytest.fixture
 def empty(postgres: PostgresServer) -> Iterator[PostgresUrl]:
-    """A database in which nobody has begun."""
+    """A database without tables."""
     made = postgres.database(migrated=False)
     yield made
     postgres.drop(made)
 
 
 def filled(root: Path, *statements: str) -> Path:
-    """The backup of a stopped installation that has something of everything, and what these do to it."""
+    """Back up a stopped installation with rows in every table, after running these statements."""
 
     async def fill() -> None:
         async with installed(root, has_journal=False) as world:
@@ -65,7 +65,7 @@ def filled(root: Path, *statements: str) -> Path:
                 set_window_days(connection, "default", {"keys": 1})
                 assert expire(connection, BY, "default", NOW_S + 3 * DAYS_S) > 0
             enter(world.database.engine, [request_record(1), lifetime_record(1)])
-            enter(world.database.engine, [request_record(1, completion_tokens=8)])  # which contradicts it
+            enter(world.database.engine, [request_record(1, completion_tokens=8)])  # contradicts the first record
             enter(world.database.engine, [request_record(2, ended_at_us=END_US + 1)])
             with world.database.engine.begin() as connection:
                 close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
@@ -84,7 +84,7 @@ def filled(root: Path, *statements: str) -> Path:
 
 
 def backed_up(data: Path) -> Path:
-    """The backup of a stopped installation, beside its directory."""
+    """Back up a stopped installation to a file beside its directory."""
     path = data.with_name("made.backup")
     with path.open("wb") as file:
         back_up_stopped(data, file)
@@ -92,12 +92,12 @@ def backed_up(data: Path) -> Path:
 
 
 def into(database: PostgresUrl | Path, source: Path, *, accept_unsound: bool = False) -> RestoreReport:
-    """Restored there alone."""
+    """Restore into that database only."""
     return restore(source, None, replace=False, accept_unsound=accept_unsound, database=database)
 
 
 def everything(connection: Connection) -> dict[str, list[Any]]:
-    """Every row, by table."""
+    """Return every row, by table."""
     return {
         table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
         for table in TABLES
@@ -110,7 +110,7 @@ def in_file(path: Path) -> dict[str, list[Any]]:
 
 
 def restored(made: Path) -> dict[str, list[Any]]:
-    """What is in the file that was backed up, as a restore leaves it: which journal was in use is not known."""
+    """Return the rows of the source as a restore leaves them. The position in the journal is unknown then."""
     return in_file(made.with_name("data") / "kelvin.db") | {journal_position.name: [(IN_USE, UNKNOWN)]}
 
 
@@ -119,8 +119,8 @@ def bills(connection: Connection) -> list[Any]:
 
 
 def test_restore_into_postgres_copies_every_row(empty: PostgresUrl, tmp_path: Path) -> None:
-    """Of no table nothing. Bills are what they were, chains hold, the audit is guarded again, the backed up file is as
-    it was; a control plane can go on with it.
+    """Every table has rows. Bills are the same, chains hold, the audit is protected, and the source file is unchanged.
+    A control plane can open the result.
     """
     made = filled(tmp_path)
     with disposing(sqlite_engine(tmp_path / "data" / "kelvin.db")) as engine, engine.connect() as connection:
@@ -142,7 +142,7 @@ def test_restore_into_postgres_copies_every_row(empty: PostgresUrl, tmp_path: Pa
 
 
 async def test_spools_and_journal_are_entered(empty: PostgresUrl, tmp_path: Path) -> None:
-    """As into a data directory: from a place whatever was acknowledged is there."""
+    """All acknowledged records are restored, as into a data directory."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         directory = world.data / "spool" / "activator-1"
@@ -159,7 +159,7 @@ async def test_spools_and_journal_are_entered(empty: PostgresUrl, tmp_path: Path
 
 
 async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path) -> None:
-    """Which lies in the place like any other: what came later is entered from there."""
+    """Such a backup in the backup directory is used like any other: later journal entries are restored, too."""
     async with installed(tmp_path) as world:
         await world.ledger.write_due_marks()
         await world.enter(1)
@@ -174,7 +174,7 @@ async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path
 
 
 def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresUrl, tmp_path: Path) -> None:
-    """The program that wrote it can go on with it. One of a newer program is refused."""
+    """The program that wrote the file can still use it. A file of a newer program is refused."""
     path = tmp_path / "data" / "kelvin.db"
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as old:
@@ -196,7 +196,7 @@ def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresUrl
 
 @pytest.mark.parametrize("at", [112, 4096, 8192], ids=["the schema", "the first page behind it", "a page of a table"])
 def test_a_damaged_file_is_not_backed_up(tmp_path: Path, at: int) -> None:
-    """No restore would take that backup. The file is named, in one line, and stays as it is."""
+    """No restore would accept that backup. The error names the file in one line, and the file stays unchanged."""
     path = tmp_path / "data" / "kelvin.db"
     path.parent.mkdir()
     open_database(path).close()
@@ -210,7 +210,7 @@ def test_a_damaged_file_is_not_backed_up(tmp_path: Path, at: int) -> None:
 
 
 def test_a_stopped_installation_is_copied_once(tmp_path: Path) -> None:
-    """Its disk needs room for one more kelvin.db, not for two. Nothing of the copy is left."""
+    """Its disk needs room for one copy of kelvin.db, not two. The copy is removed."""
     copies = set[int]()
 
     class Watching(BytesIO):
@@ -227,7 +227,7 @@ def test_a_stopped_installation_is_copied_once(tmp_path: Path) -> None:
 def test_full_disk_of_a_stopped_installation_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what the API says of it: the copy finds no room as it is brought to this program's schema."""
+    """The migration of the copy finds no room. The message is the API's."""
 
     def no_room(_: Path) -> Database:
         full = sqlite3.OperationalError("database or disk is full")
@@ -245,7 +245,7 @@ def test_full_disk_of_a_stopped_installation_is_told_in_one_line(
 async def test_a_backup_of_a_damaged_file_is_not_restored(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so in one line, whatever page it is."""
+    """The error is one line, for any damaged page."""
 
     def damage(_: Database, path: Path) -> None:
         content = bytearray(made.read_bytes())
@@ -273,7 +273,7 @@ async def test_a_backup_of_a_damaged_file_is_not_restored(
         pytest.param(
             ("DROP TRIGGER audit_keeps", "UPDATE audit SET at_s = at_s + 1 WHERE link = 1 AND tenant = 'default'"),
             "the audit of default is not sound: link 1",
-            id="an entry that was changed",
+            id="an audit entry that was changed",
         ),
         pytest.param(
             ("UPDATE tenants SET state = replace(hex(zeroblob(50)), '0', 'x')",),
@@ -283,14 +283,14 @@ async def test_a_backup_of_a_damaged_file_is_not_restored(
         pytest.param(
             ("UPDATE tenants SET state = 'a' || char(0) || 'secret'",),
             "tenants: PostgreSQL text fields cannot contain NUL",
-            id="a text that is none there",
+            id="a text with a NUL",
         ),
     ],
 )
 def test_unrestorable_backup_leaves_the_database_empty(
     postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path, statements: tuple[str, ...], says: str
 ) -> None:
-    """It is named, with no value of a row, and there is no row of anything."""
+    """The error names the problem without a value of a row, and no table has a row."""
     made = filled(tmp_path, *statements)
     with pytest.raises(CannotRestore, match=says) as refused:
         into(empty, made)
@@ -301,7 +301,7 @@ def test_unrestorable_backup_leaves_the_database_empty(
 
 
 def test_what_is_not_sound_is_restored_as_it_is_if_asked_for(empty: PostgresUrl, tmp_path: Path) -> None:
-    """And it is told that it isn't."""
+    """The report names the unsound chain."""
     made = filled(tmp_path, "UPDATE ledger_requests SET prompt_tokens = 1 WHERE sequence = 2")
     report = into(empty, made, accept_unsound=True)
     assert [(each.tenant, each.month) for each in report.chains if each.difference] == [("acme", NEXT)]
@@ -310,7 +310,7 @@ def test_what_is_not_sound_is_restored_as_it_is_if_asked_for(empty: PostgresUrl,
 
 
 def test_database_in_use_is_left_unchanged(postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path) -> None:
-    """One with rows of ours, in which nothing is made, and one that a control plane holds, though it is empty."""
+    """A database with rows gets no tables. An empty database that a control plane holds is refused, too."""
     made = filled(tmp_path)
     postgres.ask("CREATE TABLE keys (key_id TEXT PRIMARY KEY)", database_name(empty))
     postgres.ask("INSERT INTO keys VALUES ('somebody else''s')", database_name(empty))
@@ -331,7 +331,9 @@ def test_database_in_use_is_left_unchanged(postgres: PostgresServer, empty: Post
 def test_restore_interrupted_at_its_commit(
     postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: LostMessage
 ) -> None:
-    """What was not committed has done nothing, and the same again does it; what was is done, though nobody heard it."""
+    """An uncommitted restore has changed nothing and can be repeated. A committed one is complete, even without the
+    answer.
+    """
     made = filled(tmp_path)
     with PostgresProxy(postgres.directory) as wire:
 
@@ -355,14 +357,14 @@ def test_restore_interrupted_at_its_commit(
     "spoil",
     [
         pytest.param(lambda rows: rows[1:], id="a row is lost"),
-        pytest.param(lambda rows: [(*rows[0][:-1], rows[0][-1] + 1)], id="a figure is another one"),
-        pytest.param(None, id="the control: nothing is"),
+        pytest.param(lambda rows: [(*rows[0][:-1], rows[0][-1] + 1)], id="a figure differs"),
+        pytest.param(None, id="control: no difference"),
     ],
 )
 def test_restored_row_that_differs_is_noticed(
     empty: PostgresUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any] | None
 ) -> None:
-    """Also of rows that are in no chain."""
+    """The comparison also covers rows that are in no chain."""
     made = filled(tmp_path)
 
     def spoiled(connection: Connection, table: Table, rows: Any) -> None:
@@ -377,13 +379,12 @@ def test_restored_row_that_differs_is_noticed(
 
 
 def test_restore_into_missing_database_fails(postgres: PostgresServer, tmp_path: Path) -> None:
-    """A database that is not there."""
     with pytest.raises(CannotRestore, match=r'database "none" does not exist'):
         into(postgres.place("none"), filled(tmp_path))
 
 
 def test_a_file_is_made_or_left_alone(tmp_path: Path) -> None:
-    """One that is empty is no more than a name. One with something in it, or with a log beside it, stays as it is."""
+    """An empty file is used. A file with content, or with a log beside it, stays unchanged."""
     made, path = filled(tmp_path), tmp_path / "there" / "new.db"
     path.parent.mkdir()
     path.touch()

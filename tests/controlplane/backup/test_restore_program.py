@@ -1,4 +1,4 @@
-"""A backup of a control plane at work comes back whole: verified, then placed while a mark stands, or not at all."""
+"""A backup of a running control plane is restored whole or not at all. It is verified first, then moved into place."""
 
 import asyncio
 import errno
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A backup with two requests in it."""
+    """A backup with two requests."""
 
     async def main() -> None:
         async with installed(tmp_path) as world:
@@ -55,8 +55,8 @@ def made(tmp_path: Path) -> Path:
 
 
 async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of the database finds no room: the answer is a failure that names the disk, not an archive that ends
-    early.
+    """There is no room for the copy of the database. The answer is an error that names the disk, not a truncated
+    archive.
     """
 
     def copy(_: Database, path: Path) -> None:
@@ -72,7 +72,9 @@ async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_restore_brings_back_all_files(made: Path, tmp_path: Path) -> None:
-    """Database, keys, CA and identity, byte for byte; secrets are their owner's alone; versions are named."""
+    """Database, keys, CA and identity are equal, byte for byte. Only the owner can read secrets. The report names the
+    versions.
+    """
     report = restore_backup(made, tmp_path / "new")
     assert report.sound
     assert (report.missing, report.aside, report.keys) == (0, None, 2)
@@ -93,7 +95,9 @@ def test_restore_brings_back_all_files(made: Path, tmp_path: Path) -> None:
 
 
 async def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -> None:
-    """Only the place is restored with its journal. A check of the file says nothing of it."""
+    """Only a restore from the directory includes the journal. A check of the file alone does not count
+    missing entries.
+    """
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
         made = await world.backup_loop().make_backup()
@@ -108,7 +112,7 @@ async def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: P
 
 
 async def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
-    """Only a restore of the place has to read its entries. Here they are counted."""
+    """Only a restore from the directory has to read the journal's entries. A restore of the file counts them."""
     file = await back_up_and_enter_one(tmp_path)
     journal = SegmentWriter(tmp_path / "place" / "journal")
     journal.commit([lambda _: b"Xof a newer program"])
@@ -120,7 +124,7 @@ async def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: 
 
 
 async def test_older_database_is_not_backed_up(tmp_path: Path) -> None:
-    """Its start was not refused: the database was locked then. A backup would say that it holds the whole journal."""
+    """Its start was not refused, because the database was locked. A backup would claim to hold the whole journal."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         world.close()
@@ -136,7 +140,7 @@ async def test_older_database_is_not_backed_up(tmp_path: Path) -> None:
 
 
 async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
-    """Likewise where it lacks everything: its write-ahead log was lost in the first minute."""
+    """The database lacks everything: its write-ahead log was lost in the first minute."""
     async with installed(tmp_path) as world:
         for number in (1, 2, 3):
             await world.enter(number)
@@ -149,8 +153,8 @@ async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_p
 
 @pytest.mark.parametrize("has_journal", [True, False], ids=["of now", "of an older program"])
 async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has_journal: bool) -> None:
-    """It is not refused as a new one, although it has no position. An older program's backup says of no journal that it
-    was in use. This one gets no mark of a gap, as nothing was entered without it.
+    """It is not refused as a new database, though it has no position. An older program's backup does not know that a
+    journal was in use. No gap is reported, because nothing was stored without the journal.
     """
     async with installed(tmp_path, has_journal=has_journal) as world:
         if has_journal:
@@ -172,7 +176,7 @@ async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has
 
 
 async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
-    """The journal that it goes on with lacks what the backup's journal has."""
+    """That journal lacks the entries of the backup's journal."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         world.close()
@@ -191,7 +195,9 @@ async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_pa
 
 @pytest.mark.deep
 async def test_backup_has_all_records_durable_at_its_start(tmp_path: Path) -> None:
-    """Whatever was durable when it began is in it: a hundred records, entered one by one beside five backups."""
+    """A hundred records are stored one by one beside five backups. Each backup has all records that were durable at its
+    start.
+    """
     async with installed(tmp_path) as world:
         entered = 0
 
@@ -214,7 +220,7 @@ async def test_backup_has_all_records_durable_at_its_start(tmp_path: Path) -> No
 
 
 async def test_backup_contains_spooled_records(tmp_path: Path) -> None:
-    """Of live and of dead sources, requests and lifetimes; they are entered at the restore."""
+    """Requests and lifetimes of all sources are stored by the restore."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         for source, record in (("activator-1", request_record(2)), ("supervisor-1", lifetime_record(1))):
@@ -230,7 +236,7 @@ async def test_backup_contains_spooled_records(tmp_path: Path) -> None:
 
 
 async def test_unreadable_spooled_record_does_not_stop_a_backup(tmp_path: Path) -> None:
-    """A newer program wrote it, before this one was put back: it is in the backup, and a restore counts it."""
+    """A newer program wrote it before a downgrade. It is in the backup, and a restore counts it."""
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
@@ -244,7 +250,7 @@ async def test_unreadable_spooled_record_does_not_stop_a_backup(tmp_path: Path) 
 
 
 async def test_large_spooled_record_is_in_the_backup(tmp_path: Path) -> None:
-    """As large as a spool takes it. Kept aside, it is in the account of the backup's month, where somebody looks."""
+    """It is as large as a spool allows. It is set aside in the month of the backup."""
     raw = b'{"request_id":"large","tenant":"acme","more":"'.ljust(MAX_RECORD_BYTES, b"x")
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
@@ -261,8 +267,8 @@ async def test_large_spooled_record_is_in_the_backup(tmp_path: Path) -> None:
 
 
 async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
-    """A record that lay in a spool when the backup was made, and came after its month was closed, is an adjustment of
-    the next month again: the journal says in which order both happened.
+    """The record was in a spool at the backup, and was stored after its month was closed. The journal keeps that order,
+    so the restored record adjusts the next month again.
     """
     book, closing_us = default_price_book(), END_US + 2 * HOUR_US
     async with installed(tmp_path) as world:
@@ -282,7 +288,7 @@ async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_pat
 
 
 async def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
-    """From a place: the newest backup, and every acknowledged record since. A file alone has what it has."""
+    """A restore from the directory has the newest backup and every later record. A file alone has only its own."""
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
         assert await world.backup_loop().make_backup() is not None
@@ -297,7 +303,7 @@ async def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
 
 
 def test_mount_point_counts_as_empty_data_directory(made: Path, tmp_path: Path) -> None:
-    """Its file system keeps `lost+found` there. Anything else is somebody's, and is refused."""
+    """A file system has `lost+found` at its root. A directory with any other entry is refused."""
     (tmp_path / "new" / "lost+found").mkdir(parents=True)
     restore_backup(made, tmp_path / "new")
     (tmp_path / "other" / "photos").mkdir(parents=True)
@@ -309,7 +315,7 @@ def test_mount_point_counts_as_empty_data_directory(made: Path, tmp_path: Path) 
 
 
 async def test_missing_journal_entries_are_counted(tmp_path: Path) -> None:
-    """The control of RPO 0: a journal that lost an entry, or is not there, is told; the rest comes back."""
+    """Negative control of RPO 0: a lost entry or a missing journal is reported, and the rest is restored."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         assert await world.backup_loop().make_backup() is not None
@@ -328,7 +334,7 @@ async def test_missing_journal_entries_are_counted(tmp_path: Path) -> None:
 
 
 async def test_damaged_backup_falls_back_to_the_previous(tmp_path: Path) -> None:
-    """The journal reaches back to it: nothing is lost, and the report says which one was passed over, and why."""
+    """The journal covers the older backup, so nothing is lost. The report names the damaged one."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
         for number in (1, 2):
@@ -348,7 +354,7 @@ async def test_damaged_backup_falls_back_to_the_previous(tmp_path: Path) -> None
 async def test_newest_backup_that_finds_no_room_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older one may fit, and lacks what the newest has. The control: one that can't be read gives way."""
+    """An older backup may fit, but lacks newer data. Control: a backup that cannot be read is skipped."""
 
     def fails(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
         if errors:
@@ -370,7 +376,7 @@ async def test_newest_backup_that_finds_no_room_is_not_passed_over(
 
 @pytest.mark.parametrize("at", ["kelvin.db", "admin.key", "index.json"])
 def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at: str) -> None:
-    """One byte, in a member's content."""
+    """One byte of a member's content is changed."""
     raw = bytearray(made.read_bytes())
     where = raw.index(at.encode())
     raw[where + 512 + 20] ^= 1
@@ -381,7 +387,9 @@ def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at:
 
 
 async def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
-    """Before the backup was made: digests are right, the chain is not. It can be put in place if its owner says so."""
+    """The ledger was changed before the backup: the digests match, the chain does not. `accept_unsound` restores it
+    anyway.
+    """
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
         with closing(sqlite3.connect(world.data / "kelvin.db")) as connection:
@@ -394,7 +402,7 @@ async def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> N
 
 
 async def test_an_audit_that_is_not_sound_is_refused_unless_asked_for(tmp_path: Path) -> None:
-    """A forged entry is named; who wants the data nevertheless says so, and is told."""
+    """The error names the forged entry. `accept_unsound` restores it and reports it."""
     async with installed(tmp_path) as world:
         with world.database.engine.begin() as connection:
             connection.execute(text("DROP TRIGGER audit_keeps"))
@@ -408,7 +416,7 @@ async def test_an_audit_that_is_not_sound_is_refused_unless_asked_for(tmp_path: 
 
 
 def test_existing_data_is_replaced_only_on_request(made: Path, tmp_path: Path) -> None:
-    """Refused by name; with the word it is moved aside, whole, and what no backup holds stays."""
+    """With `replace`, the old data is moved aside as a whole, and data that no backup holds stays."""
     data = tmp_path / "data"
     (data / "store").mkdir()
     (data / "kelvin.db-wal").write_bytes(b"of another database")
@@ -429,7 +437,9 @@ def test_existing_data_is_replaced_only_on_request(made: Path, tmp_path: Path) -
 def test_restore_interrupted_at_any_rename_can_resume(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either nothing has happened, or the mark stands and the same command ends it; what was there is never lost."""
+    """Either nothing has changed, or a mark file exists and the same command completes the restore. Old data is never
+    lost.
+    """
     real, left = os.rename, [0]
 
     def rename(*paths: Any, **more: Any) -> None:
@@ -464,7 +474,9 @@ def test_restore_interrupted_at_any_rename_can_resume(
 
 @pytest.mark.deep
 def test_the_program_says_what_it_did(made: Path, tmp_path: Path) -> None:
-    """JSON and 0; one line and 1. Without a data directory it only checks."""
+    """Success prints JSON and exits with 0, failure prints one line and exits with 1. Without a data directory it only
+    checks.
+    """
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "controlplane.backup.restore_program", *words]

@@ -1,4 +1,4 @@
-"""What is kept gets sparser with age, and the newest is always there."""
+"""Older backups are kept less densely, and the newest ones are always kept."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ NOW_S = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2  # noon
 @pytest.mark.parametrize(
     ("ages_s", "kept"),
     [
-        pytest.param([], [], id="none is none"),
+        pytest.param([], [], id="no backups"),
         pytest.param([0, 240, 480, 3599], [0, 240, 480, 3599], id="all of the last hour"),
         pytest.param(
             [0, 60, 120, 2 * HOUR_S + 10, 2 * HOUR_S + 20], [0, 60, 120, 2 * HOUR_S + 10], id="then one an hour"
@@ -27,14 +27,14 @@ NOW_S = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2  # noon
     ],
 )  # fmt: skip
 def test_kept_backups(ages_s: list[int], kept: list[int]) -> None:
-    """With a week of days."""
+    """Backups are kept for seven days."""
     found = choose_kept_backups([NOW_S - age for age in ages_s], NOW_S, 7)
     assert sorted(NOW_S - moment for moment in found) == sorted(kept)
 
 
 @given(st.sets(st.integers(NOW_S - 20 * DAY_S, NOW_S), max_size=60), st.integers(1, 30))
 def test_thinning_again_takes_nothing_more(moments: set[int], days: int) -> None:
-    """What stays is among what was there, holds the newest, and is stable."""
+    """The result is a subset that holds the newest backups. Applying the policy again removes nothing more."""
     kept = choose_kept_backups(moments, NOW_S, days)
     assert kept <= moments
     assert set(sorted(moments)[-MIN_BACKUPS:]) <= kept

@@ -1,4 +1,4 @@
-"""A damaged database file is refused with a sentence, and never taken for a new one."""
+"""A damaged database file is refused with a clear error, and never taken for a new one. On real SQLite files."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ def _open(path: Path) -> Database:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """Return the database file of a process that was killed in its first minute. All is in its write-ahead log."""
+    """Return the database file of a process that was killed in its first minute. All data is in the write-ahead log."""
     work, left = tmp_path / "work", tmp_path / "left"
     work.mkdir()
     with closing(open_database(work / "kelvin.db")) as database:
@@ -62,14 +62,14 @@ def _has_keys(path: Path) -> bool:
 
 
 def test_killed_database_opens(killed: Path) -> None:
-    """Nothing is damaged: the control of the tests below."""
+    """Control of the tests below: nothing is damaged."""
     assert _has_keys(killed)
 
 
 @pytest.mark.parametrize("damage", [_empty, _zero, Path.unlink])
 @pytest.mark.parametrize("has_log", [True, False])
 def test_damaged_database_is_refused(killed: Path, damage: Callable[[Path], None], *, has_log: bool) -> None:
-    """With and without its log. What is left of it stays as it is, for whoever repairs it."""
+    """This holds with and without its log. The remaining files stay unchanged for a repair."""
     log = killed.with_name("kelvin.db-wal")
     if not has_log:
         open_database(killed).close()  # which moves the log's content into the file
@@ -81,7 +81,6 @@ def test_damaged_database_is_refused(killed: Path, damage: Callable[[Path], None
 
 
 def test_torn_database_is_refused(killed: Path) -> None:
-    """Its second half is missing."""
     open_database(killed).close()
     _tear(killed)
     with pytest.raises(BadSetting, match=r"kelvin\.db is damaged \(database disk image is malformed\)"):
@@ -89,7 +88,7 @@ def test_torn_database_is_refused(killed: Path) -> None:
 
 
 def test_zeroed_log_is_refused(killed: Path) -> None:
-    """SQLite would drop it without a word, and with it every commit since the last checkpoint."""
+    """SQLite would silently drop the log, and every commit since the last checkpoint."""
     _zero(killed.with_name("kelvin.db-wal"))
     with pytest.raises(BadSetting, match=r"kelvin\.db-wal is damaged: restore a backup .* or remove it"):
         _open(killed)
@@ -97,7 +96,7 @@ def test_zeroed_log_is_refused(killed: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_empty, _tear, Path.unlink])
 def test_database_that_lost_its_first_log_is_refused(killed: Path, damage: Callable[[Path], None]) -> None:
-    """It has no table, and would begin anew. What is left of the log stays for whoever repairs it."""
+    """It has no table and would look new. The rest of the log stays for a repair."""
     log = killed.with_name("kelvin.db-wal")
     damage(log)
     before = [path.read_bytes() if path.exists() else b"" for path in (killed, log)]
@@ -110,7 +109,7 @@ def test_database_that_lost_its_first_log_is_refused(killed: Path, damage: Calla
 
 
 def test_log_torn_anywhere_leaves_no_database_without_keys(killed: Path) -> None:
-    """It is refused, or opens with the keys. Both happen."""
+    """It is refused or opens with its keys. Both happen."""
     files = {path: path.read_bytes() for path in killed.parent.iterdir()}
     log = killed.with_name("kelvin.db-wal")
     outcomes: list[bool | None] = []
@@ -127,7 +126,7 @@ def test_log_torn_anywhere_leaves_no_database_without_keys(killed: Path) -> None
 
 @pytest.mark.parametrize("damage", [_empty, _tear, _zero])
 def test_damaged_shared_memory_is_made_again(killed: Path, damage: Callable[[Path], None]) -> None:
-    """It holds nothing that is not in the log."""
+    """The file holds nothing that is not in the log."""
     shared = killed.with_name("kelvin.db-shm")
     shared.write_bytes(bytes(range(256)) * 128)
     damage(shared)
@@ -136,7 +135,7 @@ def test_damaged_shared_memory_is_made_again(killed: Path, damage: Callable[[Pat
 
 @pytest.mark.parametrize("damage", [_empty, Path.unlink])
 def test_refusal_says_how_to_begin_anew(killed: Path, damage: Callable[[Path], None]) -> None:
-    """By removing what it names."""
+    """After the named files are removed, a new database opens."""
     open_database(killed).close()
     damage(killed)
     with pytest.raises(BadSetting, match=r"or remove `url` and `kelvin\.db` to begin without models, keys and bills"):
@@ -154,7 +153,7 @@ def test_refusal_says_how_to_begin_anew(killed: Path, damage: Callable[[Path], N
     ],
 )
 def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None:
-    """The refusal is one sentence that says both ways on, and what the way back costs."""
+    """The error names both ways out, and what a restored backup lacks."""
     with closing(_open(killed)) as database, database.engine.begin() as connection:
         connection.exec_driver_sql(f"INSERT INTO {step}")
     ways = r"use the newer program again, or restore a backup .* which lacks later changes"
@@ -182,7 +181,7 @@ _VERSION = (
     ],
 )
 async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: str, named: str) -> None:
-    """The refusal is one sentence that says whose they are and what to do: the program may be older than they."""
+    """The error names their owner and what to do."""
     with closing(open_database(tmp_path / "kelvin.db")) as database:
         await KeyStore(database, FeedHub()).bootstrap(tmp_path, NOW_S)
         with database.engine.begin() as connection:
@@ -199,19 +198,19 @@ async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: s
 
 
 def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
-    """An empty file of an installation that never was ready is a new database."""
+    """An empty file of an installation that was never ready is a new database."""
     (tmp_path / "kelvin.db").touch()
     _open(tmp_path / "kelvin.db").close()
 
 
 @pytest.mark.virtual_time
 async def test_write_session_watch_survives_an_error() -> None:
-    """A defect in one round doesn't end the loop, or a session that is cut later would stay without the lock. It is
-    counted under the loop's name; a database that is away is no error.
+    """An error in one round must not end the loop, or a session that is cut later would stay without the lock. The
+    error is counted under the loop's name. An unavailable database is not counted.
     """
 
     class Scripted:
-        """Each write ends as scripted; later ones succeed."""
+        """Writes end as scripted. Later ones succeed."""
 
         def __init__(self) -> None:
             self.ends: list[Exception] = [KeyError("a defect"), Refused(Unavailable("the database"))]

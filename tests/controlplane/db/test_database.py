@@ -1,4 +1,4 @@
-"""A commit that returned survives, readers see whole transactions, writers never collide."""
+"""SQLite as the database: commits are durable, readers see whole transactions, and writers never collide."""
 
 import asyncio
 import sqlite3
@@ -42,7 +42,7 @@ def _tenants(connection: Connection) -> set[str]:
 
 
 async def test_database_is_durable_and_private(path: Path, database: Database) -> None:
-    """WAL with synchronous=FULL on every connection, and nobody else reads the file or its log."""
+    """Every connection uses WAL with synchronous=FULL. Only the owner can read the files."""
 
     def pragmas(connection: Connection) -> tuple[str, int, int]:
         def ask(name: str) -> int | str:
@@ -59,7 +59,6 @@ async def test_database_is_durable_and_private(path: Path, database: Database) -
 
 
 async def test_written_rows_survive_reopening(path: Path) -> None:
-    """Durable on return."""
     database = Database(sqlite_engine(path))
     await database.write(lambda connection: _add(connection, "t"))
     database.close()
@@ -69,8 +68,6 @@ async def test_written_rows_survive_reopening(path: Path) -> None:
 
 
 async def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
-    """Whole or not at all."""
-
     def breaks(connection: Connection) -> None:
         _add(connection, "half")
         raise RuntimeError("no")
@@ -81,7 +78,7 @@ async def test_a_transaction_that_raises_leaves_nothing(database: Database) -> N
 
 
 async def test_many_writers_and_readers_at_once(database: Database) -> None:
-    """Two hundred writes that read first, beside as many reads: none is refused, none is lost."""
+    """Two hundred writes that read first run beside as many reads. None is refused or lost."""
 
     def read_then_add(connection: Connection, name: str) -> None:
         assert name not in _tenants(connection)
@@ -95,7 +92,7 @@ async def test_many_writers_and_readers_at_once(database: Database) -> None:
 
 
 async def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
-    """A long transaction shows nothing of itself and holds nobody up."""
+    """A reader sees nothing of a long transaction, and does not wait for it."""
     inside, leave = threading.Event(), threading.Event()
 
     def slow(connection: Connection) -> None:
@@ -113,7 +110,7 @@ async def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
 
 
 async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
-    """Whoever asked is told to ask again, and nothing of its transaction is there; other errors stay what they are."""
+    """The call is refused as retryable, and its transaction is rolled back. Other errors stay unchanged."""
     database = Database(sqlite_engine(path, busy_ms=1))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -130,7 +127,7 @@ async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> Non
 
 
 async def test_damaged_text_is_reported(path: Path, database: Database) -> None:
-    """It is no passing state, and the driver's own words are kept."""
+    """It is not retryable, and the driver's message is kept."""
     await database.write(lambda connection: _add(connection, "t"))
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
@@ -139,7 +136,7 @@ async def test_damaged_text_is_reported(path: Path, database: Database) -> None:
 
 
 def _overwrite(path: Path) -> None:
-    """Every page is wrong; nothing else of the file is."""
+    """Overwrite everything behind the file header."""
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with path.open("r+b") as file:
@@ -149,7 +146,7 @@ def _overwrite(path: Path) -> None:
 
 
 def _cut(path: Path) -> None:
-    """As a disk that ends: what lies behind the first page is gone."""
+    """Cut the file after its first page."""
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with path.open("r+b") as file:
@@ -158,7 +155,7 @@ def _cut(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [pytest.param(_overwrite, id="corrupt"), pytest.param(_cut, id="cut")])
 async def test_damaged_file_is_refused_by_name(path: Path, database: Database, spoil: Callable[[Path], None]) -> None:
-    """It is neither a defect of the program nor a passing state that is asked for each second."""
+    """It is neither a defect nor a state that clients should poll each second."""
     spoil(path)
     for call in (database.read, database.write):
         with pytest.raises(Refused) as refused:
@@ -167,7 +164,7 @@ async def test_damaged_file_is_refused_by_name(path: Path, database: Database, s
 
 
 async def test_read_only_file_is_refused(database: Database) -> None:
-    """As on a disk that was mounted so after an error. What is there can be read."""
+    """A disk may become read-only after an error. Existing data can still be read."""
 
     def adds_nothing(connection: Connection) -> None:
         connection.execute(text("PRAGMA query_only=ON"))
@@ -184,8 +181,8 @@ async def test_read_only_file_is_refused(database: Database) -> None:
 
 
 async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Database) -> None:
-    """A key that there is no room for is refused by name. It is not published, not listed, and its audit entry is not
-    there either. What was there is read on.
+    """A key that does not fit is refused, not published and not listed, and has no audit entry. Existing data can be
+    read.
     """
 
     def fill(connection: Connection) -> None:

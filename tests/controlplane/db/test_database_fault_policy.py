@@ -1,4 +1,4 @@
-"""Each code of a database is retryable, unknown, full, refused, damaged or our defect."""
+"""Each error code of a database is classified: retryable, unknown, full, refused, damaged or a defect."""
 
 import sqlite3
 
@@ -67,13 +67,13 @@ RESULTS = {
 
 @pytest.mark.parametrize(("error", "fault"), [pytest.param(*each, id=each[0].__name__) for each in SQLSTATES.items()])
 def test_sqlstate_has_its_fault(error: type[errors.Error], fault: DatabaseFault) -> None:
-    """By its longest named prefix."""
+    """The longest prefix in the table decides."""
     assert error.sqlstate is not None
     assert fault_of_sqlstate(error.sqlstate) is fault
 
 
 def test_codes_of_other_servers_are_classified() -> None:
-    """A code that PostgreSQL 17 added goes by the table, and one of an unnamed class is a defect."""
+    """A code that PostgreSQL 17 added follows the table. A code of an unknown class is a defect."""
     assert fault_of_sqlstate("25P04") is DatabaseFault.RETRYABLE  # transaction_timeout
     assert fault_of_sqlstate("57XXX") is DatabaseFault.RETRYABLE
     assert fault_of_sqlstate("P0001") is DatabaseFault.DEFECT
@@ -82,5 +82,5 @@ def test_codes_of_other_servers_are_classified() -> None:
 
 @pytest.mark.parametrize(("code", "fault"), RESULTS.items())
 def test_result_code_has_its_fault(code: int, fault: DatabaseFault) -> None:
-    """Extended codes go by their low byte, unless the table has them."""
+    """An extended code that is not in the table follows its low byte."""
     assert fault_of_result(code) is fault

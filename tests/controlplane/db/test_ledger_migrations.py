@@ -1,4 +1,6 @@
-"""A ledger of any released schema opens, is chained and summed up, and bills as it did; the steps make the tables."""
+"""A ledger of any released schema opens, gets chains and totals, and bills as before. The migrations create
+the tables.
+"""
 
 import re
 import sqlite3
@@ -17,14 +19,13 @@ from tests.controlplane.billing_fixture import GOLDEN, enter, report
 from tests.controlplane.database_backends import SQLITE, DatabaseBackend
 from tests.controlplane.usage_records import lifetime_record, request_record
 
-# Made by the program that had schema 2: a closed month with a conflict and a late correction,
-# two more months of one tenant.
+# Written by a program with schema 2: a closed month with a conflict and a late correction, two more months.
 CHAINED = GOLDEN.with_name("ledger_2.sql")
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Iterator[Engine]:
-    """A database as schema 1 left it."""
+    """A database that schema 1 left."""
     path = tmp_path / "kelvin.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(GOLDEN.read_text())
@@ -36,14 +37,14 @@ def old(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def fresh(backend: DatabaseBackend, tmp_path: Path) -> Engine:
-    """A new one."""
+    """A new ledger."""
     made = backend.engine(tmp_path / "fresh")
     ensure_ledger(made)
     return made
 
 
 def _columns(engine: Engine, table: str) -> dict[str, tuple[str, bool]]:
-    """In SQLite the length of a text means nothing, and is what it was when its table was made."""
+    """Return type and nullability by column. SQLite ignores the length of a text, so it is left out there."""
     length = r"\(\d+\)" if engine.dialect.name == SQLITE else "$^"
     columns = inspect(engine).get_columns(table)
     return {each["name"]: (re.sub(length, "", str(each["type"])), each["nullable"]) for each in columns}
@@ -53,7 +54,7 @@ def _columns(engine: Engine, table: str) -> dict[str, tuple[str, bool]]:
 def test_migrations_produce_the_ledger_tables(
     backend: DatabaseBackend, fresh: Engine, tmp_path: Path, table: str
 ) -> None:
-    """Columns, keys and indices, as the code's tables have them."""
+    """Columns, keys and indices equal those of the code's tables."""
     declared = backend.engine(tmp_path / "declared")
     metadata.create_all(declared)
     ensure_c_collation(declared, metadata.tables)
@@ -66,7 +67,7 @@ def test_migrations_produce_the_ledger_tables(
 
 
 def test_an_old_ledger_is_chained_and_bills_as_before(old: Engine) -> None:
-    """Nothing of it is lost; it is sound, and takes what comes next."""
+    """Nothing is lost, the chains are sound, and new records are stored."""
     ensure_ledger(old)
     ensure_ledger(old)
     found = report(old)
@@ -86,7 +87,7 @@ def test_an_old_ledger_is_chained_and_bills_as_before(old: Engine) -> None:
 
 
 def test_an_old_ledger_whose_rows_were_lost_would_bill_less(old: Engine) -> None:
-    """The control: the bill above is made of the rows that were there."""
+    """Negative control: the bill above comes from the old rows."""
     with old.begin() as connection:
         connection.execute(text("DELETE FROM ledger_requests WHERE request_id = 'req-2'"))
     ensure_ledger(old)
@@ -94,7 +95,9 @@ def test_an_old_ledger_whose_rows_were_lost_would_bill_less(old: Engine) -> None
 
 
 def test_the_digests_of_a_chained_ledger_stay_what_they_were(tmp_path: Path) -> None:
-    """Records without a `once` are digested as by the program that wrote them, and so are those that come next."""
+    """Records without an idempotency key keep the digests of the program that wrote them. Later records follow the same
+    rule.
+    """
     path = tmp_path / "kelvin.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(CHAINED.read_text())
@@ -118,7 +121,7 @@ def test_the_digests_of_a_chained_ledger_stay_what_they_were(tmp_path: Path) -> 
 
 
 def test_a_step_that_fails_leaves_the_old_ledger(old: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is whole or not at all: the next start tries again."""
+    """The next start tries again."""
     monkeypatch.setattr("controlplane.db.ledger_migrations.month_of", lambda at_us: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ensure_ledger(old)
@@ -131,7 +134,6 @@ def test_a_step_that_fails_leaves_the_old_ledger(old: Engine, monkeypatch: pytes
 
 
 def test_a_newer_ledger_is_refused(fresh: Engine) -> None:
-    """An older program does not touch what it does not know."""
     with fresh.begin() as connection:
         connection.execute(text("INSERT INTO ledger_schema VALUES (:number)"), {"number": len(STEPS) + 1})
     with pytest.raises(NewerLedger, match=f"has schema {len(STEPS) + 1}"):

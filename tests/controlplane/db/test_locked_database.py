@@ -1,4 +1,4 @@
-"""A database that another process keeps locked: what is known serves and wakes, what is to be written waits for it."""
+"""While another process locks the database, known models serve and wake, and writes are refused."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ BATCH = encode(RequestBatch(records=(request_record(1),)))
 
 @contextmanager
 def locked(data: Path) -> Iterator[None]:
-    """By somebody who writes and does not come to an end."""
+    """Lock the database like a writer that does not finish."""
     with closing(sqlite3.connect(data / "kelvin.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -30,8 +30,8 @@ def locked(data: Path) -> Iterator[None]:
 
 
 async def test_locked_database_wakes_models_and_refuses_records(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version at zero is woken by what is known of it; records are refused as a passing state, and taken once after
-    that; a change is refused likewise. Negative control: each is taken before.
+    """A version at zero starts. Records are refused as retryable and are stored once afterwards; a change is refused,
+    too. Negative control: after the lock, records are stored.
     """
     monkeypatch.setattr(store, "sqlite_engine", partial(store.sqlite_engine, busy_ms=BUSY_MS))
     async with opened(data) as door:

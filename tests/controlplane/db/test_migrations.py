@@ -1,6 +1,6 @@
-"""A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema.
+"""Migrations run once, in order and atomically, and produce the schema. A newer database is refused.
 
-A file of the first program, brought forward, and a fresh PostgreSQL have the same tables.
+A migrated file of the first program and a new PostgreSQL have the same tables.
 """
 
 import re
@@ -58,13 +58,13 @@ def _expected(table: str, backend: DatabaseBackend, path: Path) -> dict[str, Any
 
 @pytest.mark.parametrize("table", sorted(schema.metadata.tables))
 def test_migrations_produce_the_schema(backend: DatabaseBackend, engine: Engine, tmp_path: Path, table: str) -> None:
-    """What the frozen DDL makes is what the code's tables say, column for column."""
+    """The tables equal those of the code, column by column."""
     migrate(engine)
     assert _shape(engine, table) == _expected(table, backend, tmp_path / "fresh")
 
 
-def test_a_forgotten_step_is_noticed(backend: DatabaseBackend, engine: Engine, tmp_path: Path) -> None:
-    """Negative control: with a column that no step makes, the comparison above goes red."""
+def test_a_missing_column_is_noticed(backend: DatabaseBackend, engine: Engine, tmp_path: Path) -> None:
+    """Negative control: without one column, the comparison above fails."""
     migrate(engine)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE models DROP COLUMN scale"))
@@ -72,7 +72,7 @@ def test_a_forgotten_step_is_noticed(backend: DatabaseBackend, engine: Engine, t
 
 
 def test_each_step_runs_once(engine: Engine) -> None:
-    """A second start finds nothing to do."""
+    """A second start runs no migration."""
     ran: list[int] = []
     steps = [Migration(1, "one", lambda _: ran.append(1)), Migration(2, "two", lambda _: ran.append(2))]
     migrate(engine, steps[:1])
@@ -82,7 +82,7 @@ def test_each_step_runs_once(engine: Engine) -> None:
 
 
 def test_a_step_that_fails_leaves_nothing(engine: Engine) -> None:
-    """DDL is inside the transaction: half a step is no step, and the next start tries it again."""
+    """DDL runs inside the transaction. The next start tries the step again."""
 
     def breaks(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE half (x INTEGER)"))
@@ -96,7 +96,6 @@ def test_a_step_that_fails_leaves_nothing(engine: Engine) -> None:
 
 
 def test_a_newer_database_is_refused(engine: Engine) -> None:
-    """An older program does not touch what it does not know."""
     migrate(engine, [*STEPS, Migration(len(STEPS) + 1, "future", lambda _: None)])
     with pytest.raises(NewerDatabase, match=f"at schema {len(STEPS) + 1}"):
         migrate(engine)
@@ -118,7 +117,7 @@ _BEFORE_SETTINGS = (
 
 
 async def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
-    """Limits, scales, splits and ladders are what they were, those that were not set, too; no old column is left."""
+    """Limits, scale settings, splits and degradation steps keep their values, set or not. No old column remains."""
     migrate(engine, STEPS[:18])
     split = {"a" * 64: 9, "b" * 64: 1}
     steps = (CapOutput(tokens=8), Fallback(model="small", wait_s=2.5))
@@ -161,7 +160,7 @@ _REFERRING = (
 
 
 def test_sqlite_that_cannot_drop_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leads to the same tables. Every row is kept, and what refers to tenants and models still does."""
+    """The result has the same tables and rows, and foreign keys still hold."""
     new, old = sqlite_engine(tmp_path / "new.db"), sqlite_engine(tmp_path / "old.db")
     for engine in (new, old):
         migrate(engine, STEPS[:18])
@@ -190,7 +189,7 @@ def test_sqlite_that_cannot_drop_columns(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
-    """Both keys stay good under names of their own; the one that administered becomes the operators' first."""
+    """Both keys stay valid and get names. The admin key becomes the first operator key."""
     migrate(engine, STEPS[:1])
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO tenants VALUES ('default', 5)"))
@@ -200,7 +199,7 @@ async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> Non
     database = Database(engine)
     feed = FeedHub()
     tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
-    await keys.bootstrap(Path("/nowhere"), 7)  # makes no key: there are two
+    await keys.bootstrap(Path("/nowhere"), 7)  # creates no key: there are two
     await tenants.load(7)
     assert [(key.name, key.scopes) for key in await keys.of_tenant("default", 7)] == [
         ("admin", (Scope.ADMIN, Scope.OPERATOR)),
@@ -215,11 +214,11 @@ async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> Non
 
 
 TABLES = sorted({*schema.metadata.tables, *ledger_schema.metadata.tables})
-_KINDS = {"DOUBLE PRECISION": "FLOAT", "DOUBLE_PRECISION": "FLOAT"}  # what each calls the same kind of column
+_KINDS = {"DOUBLE PRECISION": "FLOAT", "DOUBLE_PRECISION": "FLOAT"}  # different names of the same type
 
 
 def shape_in_both(engine: Engine, table: str) -> dict[str, Any]:
-    """With indices. A length is a remark in SQLite."""
+    """Return columns, keys and indices. SQLite ignores lengths, so they are left out."""
     found = _shape(engine, table)
     kinds = {
         name: (re.sub(r"\(\d+\)| COLLATE .*", "", kind), nullable)
@@ -234,7 +233,7 @@ def shape_in_both(engine: Engine, table: str) -> dict[str, Any]:
 
 
 def brought_forward(path: Path) -> Engine:
-    """As an old program left it, with rows in it."""
+    """Return the migrated ledger of an old program, with rows."""
     with closing(sqlite3.connect(path)) as old:
         old.executescript(GOLDEN.read_text())
     engine = sqlite_engine(path)
@@ -244,10 +243,12 @@ def brought_forward(path: Path) -> Engine:
 
 
 def test_sqlite_and_postgres_have_the_same_tables(place: PostgresUrl, tmp_path: Path) -> None:
-    """By name; columns, what may be empty, keys and indices. Control: a column less is noticed."""
+    """Names, columns, nullability, keys and indices are the same. Negative control: a changed column is noticed."""
     postgres = Postgres(place, 1)
     with closing(postgres), disposing(brought_forward(tmp_path / "kelvin.db")) as old:
-        there = {*inspect(postgres.writing).get_table_names()} - {"writers"}  # PostgreSQL's alone: who writes
+        there = {*inspect(postgres.writing).get_table_names()} - {
+            "writers"
+        }  # only PostgreSQL has it: the writers' numbers
         assert there == {*inspect(old).get_table_names()} == {*TABLES, "schema_version", "ledger_schema"}
         for table in TABLES:
             assert shape_in_both(postgres.writing, table) == shape_in_both(old, table), table
@@ -258,13 +259,13 @@ def test_sqlite_and_postgres_have_the_same_tables(place: PostgresUrl, tmp_path: 
 
 @pytest.mark.parametrize("table", ["ledger_requests", "ledger_request_totals"])
 def test_a_column_that_was_too_short_is_widened(place: PostgresUrl, table: str) -> None:
-    """In PostgreSQL, where it matters: a granted model is OWNER/M."""
+    """This concerns PostgreSQL, which enforces lengths. A granted model is OWNER/MODEL."""
     postgres = Postgres(place, 1)
     with closing(postgres):
         with postgres.writing.begin() as connection:
             connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(63)"))
             connection.execute(text("DELETE FROM ledger_schema WHERE number > 6"))
-            connection.execute(text("DROP TABLE ledger_step_totals"))  # of a later step
+            connection.execute(text("DROP TABLE ledger_step_totals"))  # from a later step
         ensure_ledger(postgres.writing)
         kinds = {column["name"]: column["type"] for column in inspect(postgres.writing).get_columns(table)}
         assert str(kinds["model"]).startswith("VARCHAR(127)")

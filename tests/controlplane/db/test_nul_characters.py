@@ -1,4 +1,4 @@
-"""A NUL character in what a caller sends is refused, by every route and on both databases."""
+"""A NUL character in a request is refused by every route, on both databases."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ BODIES: list[tuple[str, str, Any]] = [
 
 
 async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> None:
-    """Each route of the admin API, with a NUL in each name of its path, and in a query; internal ones likewise."""
+    """Each name in a path of an admin route is tested, and queries and internal routes, too."""
 
     async with opened(data) as door:
         await push(door)
@@ -48,7 +48,7 @@ async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> N
 
 
 async def test_nul_in_a_body(backend: DatabaseBackend, data: Path) -> None:
-    """Names of all kinds, by people and by processes. A usage record is no caller's to correct: it is kept aside."""
+    """Bodies with a NUL are refused. A usage record's sender cannot correct it, so the record is set aside."""
 
     async with opened(data) as door:
         await push(door)
@@ -74,7 +74,7 @@ async def test_nul_in_a_body(backend: DatabaseBackend, data: Path) -> None:
     ],
 )
 def test_json_with_a_nul_is_refused(raw: bytes, has_nul: bool) -> None:
-    """Only a NUL itself, not the text that looks like one."""
+    """Only a NUL itself is refused, not a text that looks like one."""
     if not has_nul:
         check_json(raw)
         return

@@ -1,4 +1,4 @@
-"""PostgreSQL as the database: one control plane writes, and what it was not answered is known."""
+"""PostgreSQL as the database: one control plane writes, and unanswered commits are resolved. On a real server."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ def add(connection: Connection, tenant: str) -> None:
 
 
 def cut(place: PostgresUrl) -> str:
-    """Ends every session of it; returns once they have ended."""
+    """Return the statement that ends all sessions of the database and waits for their end."""
     return f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database_name(place)}'"
 
 
@@ -51,7 +51,7 @@ def _read_only(connection: Connection) -> None:
 
 
 class FastClock(SystemClock):
-    """Sleeps little."""
+    """A clock whose sleeps are short."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0.005)
@@ -59,36 +59,36 @@ class FastClock(SystemClock):
 
 @pytest.fixture
 def database(place: PostgresUrl) -> Iterator[Database]:
-    """Open, migrated and empty."""
+    """An open, migrated database without rows."""
     with closing(open_database(place)) as opened:
         yield opened
 
 
 @pytest.fixture
 def short_lock_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finds the lock taken does not wait for it."""
+    """A session does not wait for a lock that is taken."""
     monkeypatch.setattr(subject, "_SESSION", session_with_lock_timeout("20ms"))
 
 
 async def test_postgres_session_settings(place: PostgresUrl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durable commits, one state per transaction, bounded waits; one that reads can't write."""
+    """Commits are durable, a transaction sees one state, waits are bounded, and reading sessions cannot write."""
     monkeypatch.setattr(subject, "_SESSION", PRODUCT_SESSION)
     bounds = {
         "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "3s",
         "statement_timeout": "30s",
     }  # fmt: skip
 
-    def told(connection: Connection) -> dict[str, str]:
+    def session_settings(connection: Connection) -> dict[str, str]:
         names = (*bounds, "transaction_read_only")
         return {name: str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names}
 
     with closing(open_database(place)) as database:
-        assert await database.write(told) == {**bounds, "transaction_read_only": "off"}
-        assert await database.read(told) == {**bounds, "transaction_read_only": "on"}
+        assert await database.write(session_settings) == {**bounds, "transaction_read_only": "off"}
+        assert await database.read(session_settings) == {**bounds, "transaction_read_only": "on"}
 
 
 def test_names_sort_by_their_bytes(place: PostgresUrl) -> None:
-    """In every locale: each text of ours has the collation C, and a new column gets it at the next start."""
+    """Each text column has the collation C in any locale. A new column gets it at the next start."""
     otherwise = text(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> "
         "'schema_version' AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C'"
@@ -105,7 +105,7 @@ def test_names_sort_by_their_bytes(place: PostgresUrl) -> None:
 
 
 async def test_one_control_plane_writes(place: PostgresUrl, short_lock_timeout: None) -> None:
-    """A second one waits until the first has ended; it may read meanwhile."""
+    """A second one waits until the first has ended. Reads are possible meanwhile."""
     first = open_database(place)
     with pytest.raises(OperationalError, match="another control plane writes to this database"):
         open_database(place)
@@ -125,11 +125,11 @@ async def test_one_control_plane_writes(place: PostgresUrl, short_lock_timeout: 
     second.close()
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["who wrote before begins anew", "who begins counts on"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["an earlier writer is fenced", "a new writer counts on"])
 async def test_next_lock_holder_sees_the_last_writes(
     postgres: PostgresServer, place: PostgresUrl, is_known: bool
 ) -> None:
-    """By another one, which then ends: it is seen by whoever has the lock next, however soon that stood in line."""
+    """Another process wrote and then ended. The next holder of the lock sees that, even if it was waiting already."""
     first, ended = open_database(place) if is_known else None, asyncio.Event()
     if first is not None:
         first.on_fenced = ended.set
@@ -151,9 +151,9 @@ async def test_next_lock_holder_sees_the_last_writes(
     first.close()
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["while it waits for the lock", "as it is open"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["while it waits for the lock", "once it is open"])
 def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: PostgresUrl, is_open: bool) -> None:
-    """As where the lead is lost: whatever the thread comes to have open holds the lock from nobody."""
+    """This happens when the lead is lost. A session that the thread still opens must release the lock."""
 
     async def main(thread: ThreadPoolExecutor) -> None:
         asyncio.get_running_loop().set_default_executor(thread)
@@ -161,7 +161,7 @@ def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: Postg
         opening = asyncio.create_task(open_when_available(place, asyncio.Event()))
         if first is None:
             await asyncio.sleep(0)
-            thread.submit(int).result(60)  # it is over there, and this loop hasn't heard of it
+            thread.submit(int).result(60)  # the work there has ended, but this loop does not know yet
         else:
             await eventually(lambda: postgres.ask(WAITS, database_name(place)) == [(1,)], "it waits for the lock")
         opening.cancel()
@@ -171,7 +171,7 @@ def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: Postg
             first.close()
         open_database(place).close()
 
-    gc.disable()  # which would close it some time
+    gc.disable()  # otherwise a collection could close the session
     try:
         with ThreadPoolExecutor(1) as thread:
             asyncio.run(main(thread))
@@ -179,8 +179,8 @@ def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: Postg
         gc.enable()
 
 
-async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresUrl, database: Database) -> None:
-    """However much is asked at once: three, by the docs' own query, as the docs say."""
+async def test_there_are_three_sessions(postgres: PostgresServer, place: PostgresUrl, database: Database) -> None:
+    """There are three under any load, by the query in the docs."""
     docs = Path(__file__).parents[3].joinpath("docs", "operations", "postgresql.md").read_text()
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database_name(place)}'"
     assert "*Size.* Three sessions" in docs
@@ -202,8 +202,8 @@ async def test_how_many_sessions_there_are(postgres: PostgresServer, place: Post
 async def test_fenced_writer_ends(
     postgres: PostgresServer, place: PostgresUrl, short_lock_timeout: None, replaced: bool
 ) -> None:
-    """Its sessions were cut, and another one began: it writes nothing more, and is told to end. Control: where none
-    did, it goes on in a session of its own.
+    """Its sessions were cut and another control plane began, so it writes nothing more and is told to end. Control:
+    without another one it continues in a new session.
     """
     first, ended = open_database(place), asyncio.Event()
     first.on_fenced = ended.set
@@ -226,7 +226,9 @@ async def test_fenced_writer_ends(
 async def test_idle_writer_keeps_the_lock(
     postgres: PostgresServer, place: PostgresUrl, short_lock_timeout: None, replaced: bool
 ) -> None:
-    """A session that was cut is made anew without anything to write; and who was replaced meanwhile is told to end."""
+    """A session that was cut is opened again without a write. A control plane that was replaced meanwhile is told to
+    end.
+    """
     first, ended = open_database(place), asyncio.Event()
     first.on_fenced = ended.set
     postgres.ask(cut(place))
@@ -250,7 +252,9 @@ async def test_idle_writer_keeps_the_lock(
 async def test_commit_with_lost_reply_is_applied_once(
     postgres: PostgresServer, place: PostgresUrl, lost: LostMessage
 ) -> None:
-    """What was done is done, once, and known as such; control: what was not done is a passing failure."""
+    """A transaction that was committed counts once and as successful. Control: one that was not committed is refused as
+    retryable.
+    """
     with (
         PostgresProxy(postgres.directory) as wire,
         closing(open_database(wire.place(database_name(place)))) as database,
@@ -268,8 +272,8 @@ async def test_commit_with_lost_reply_is_applied_once(
 
 @pytest.mark.parametrize("repeated", [True, False])
 async def test_unanswered_commit_during_an_outage(postgres: PostgresServer, place: PostgresUrl, repeated: bool) -> None:
-    """And the database is away: records are posted again, and are there once. Of anything else memory may be behind,
-    so the control plane has to begin anew.
+    """The database is unreachable after the COMMIT. Usage records are posted again and stored once. For any other
+    write, memory may be stale, so the control plane restarts.
     """
     with (
         PostgresProxy(postgres.directory) as wire,
@@ -304,7 +308,7 @@ async def test_unanswered_commit_during_an_outage(postgres: PostgresServer, plac
 
 
 async def test_killed_server_is_unavailable(postgres: PostgresServer, database: Database) -> None:
-    """SIGKILL, in the middle of a transaction too: refused as passing, and again there as soon as it is."""
+    """The server is killed inside a transaction. Calls are refused as retryable until the server is back."""
     await database.write(lambda connection: add(connection, "t"))
 
     def killed(connection: Connection) -> None:
@@ -326,8 +330,8 @@ async def test_killed_server_is_unavailable(postgres: PostgresServer, database: 
 async def test_stalled_server_refuses_each_call_in_time(
     postgres: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that keeps its connections and says nothing is away after the limit, also for calls that wait behind
-    others, and for a commit. Once it answers again, so do calls. Control: nothing is cut while it answers.
+    """Calls fail after the limit, also calls that wait behind others, and a commit. Once the server answers, calls
+    succeed again.
     """
     limit_s = server_silence.LIMIT_S
 
@@ -345,13 +349,13 @@ async def test_stalled_server_refuses_each_call_in_time(
         postgres.stall()
 
     monkeypatch.setattr(server_silence, "LIMIT_S", 0.5)
-    async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
+    async with asyncio.timeout(30):  # 41 calls of 5 s each would take minutes
         calls = [outcome(database.write(stalls))]
         calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
         found = await asyncio.gather(*calls)
     postgres.stall(resumed=True)
     monkeypatch.setattr(server_silence, "LIMIT_S", limit_s)
-    # Readers may have been quicker than the stall.
+    # Some reads may have finished before the stall.
     assert found[:21] == [AWAY] * 21
     assert all(each in (AWAY, ["t"]) for each in found[21:])
     assert await database.read(tenants) == ["t"]
@@ -362,7 +366,7 @@ async def test_stalled_server_refuses_each_call_in_time(
 async def test_slow_statement_is_cancelled_at_the_server(
     postgres: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session is dropped and holds the lock no longer, so that the next call is served."""
+    """Its session ends and releases the lock, so the next call is served."""
     active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
     limit_s = server_silence.LIMIT_S
 
@@ -376,7 +380,7 @@ async def test_slow_statement_is_cancelled_at_the_server(
 
 
 async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresUrl) -> None:
-    """What was answered is gone from the database, and still in memory. The writer is superseded, and says why."""
+    """Acknowledged data is missing in the database but still in memory. The writer is fenced."""
     with closing(open_database(place)) as database:
         ended = asyncio.Event()
         database.on_fenced = ended.set
@@ -393,7 +397,7 @@ async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer,
 
 
 async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresServer) -> None:
-    """The server has lost the control plane's own row, and another one took its number meanwhile."""
+    """The server lost the control plane's own row, and another control plane took its number."""
     place = postgres.database()
     try:
         postgres.keep_copy()
@@ -411,7 +415,7 @@ async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresSer
 
 
 async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, database: Database) -> None:
-    """A standby that had everything is promoted: a new timeline, and the same control plane."""
+    """A standby with all commits is promoted. The timeline is new, and the control plane continues."""
     ended = asyncio.Event()
     database.on_fenced = ended.set
     await database.write(lambda connection: add(connection, "t"))
@@ -430,8 +434,8 @@ async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, dat
 async def test_commit_without_an_answer_and_a_failover(
     postgres: PostgresServer, place: PostgresUrl, is_lost: bool
 ) -> None:
-    """The server that takes its place may know nothing of the transaction. It is a passing failure all the same, and
-    what follows is served; where the server lost earlier commits with it, the control plane begins anew.
+    """The new server may not know the transaction. The call is refused as retryable, and later calls are served. If the
+    server lost earlier commits, too, the control plane restarts.
     """
     with (
         PostgresProxy(postgres.directory) as wire,
@@ -445,7 +449,7 @@ async def test_commit_without_an_answer_and_a_failover(
         else:
             await database.write(lambda connection: add(connection, "s"))
             postgres.keep_copy()
-            await database.write(_read_only)  # a session anew
+            await database.write(_read_only)  # opens a new session
         wire.lose_next, wire.refuses_connections = LostMessage.ANSWER, True
         with pytest.raises(Refused) as refused:
             await database.write(lambda connection: add(connection, "t"))
@@ -463,7 +467,7 @@ async def test_commit_without_an_answer_and_a_failover(
 
 @pytest.mark.parametrize("ending", ["idle_in_transaction_session_timeout", "statement_timeout"])
 async def test_session_that_the_server_ends_is_a_passing_failure(database: Database, ending: str) -> None:
-    """A transaction of which nothing is heard is ended by the server, and so is a statement: neither is a defect."""
+    """The server ends an idle transaction and a slow statement. Neither is a defect."""
 
     def late(connection: Connection) -> None:
         add(connection, "t")
@@ -471,7 +475,7 @@ async def test_session_that_the_server_ends_is_a_passing_failure(database: Datab
         if ending.startswith("idle"):
             driver = connection.connection.driver_connection
             assert driver is not None
-            select_module.select([driver.fileno()], [], [], 60)  # the server has ended it
+            select_module.select([driver.fileno()], [], [], 60)  # until the server has ended the session
         connection.execute(text("SELECT pg_sleep(60)"))
 
     with pytest.raises(Refused) as refused:
@@ -482,23 +486,23 @@ async def test_session_that_the_server_ends_is_a_passing_failure(database: Datab
 
 
 async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresUrl) -> None:
-    """A start on a read-only standby says in readiness what it waits for, and goes on once that takes writes."""
-    said: list[str] = []
+    """A start on a read-only standby names it in the readiness text, and continues once the server takes writes."""
+    waits_for: list[str] = []
 
     postgres.become_standby()
-    opening = asyncio.create_task(open_when_available(place, asyncio.Event(), said.append))
-    await eventually(lambda: opening.done() or len(said) > 1, "it says so")
+    opening = asyncio.create_task(open_when_available(place, asyncio.Event(), waits_for.append))
+    await eventually(lambda: opening.done() or len(waits_for) > 1, "it says so")
     assert not opening.done()
     postgres.promote()
     opened = await asyncio.wait_for(opening, 60)
     assert opened is not None
     opened.close()
-    assert said[0] == "the database"
-    assert "the database: its server is read-only, as a standby is" in said
+    assert waits_for[0] == "the database"
+    assert "the database: its server is read-only, as a standby is" in waits_for
 
 
 def test_postgres_backup_is_refused(database: Database, tmp_path: Path) -> None:
-    """A backup says what makes one."""
+    """The error names pg_dump."""
     with pytest.raises(Refused) as refused:
         database.copy(tmp_path / "copy")
     assert isinstance(refused.value.failure, Conflict)

@@ -1,4 +1,4 @@
-"""PostgreSQL is killed below a control plane, a process of its own, and comes back: nothing is lost or restarted."""
+"""PostgreSQL is killed under a running control plane and comes back. Nothing is lost or restarted. Real processes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ SOURCE = "activator-1"
 
 
 def shipping(door: ControlPlaneClient, spool: Spool) -> Shipper:
-    """As an activator hands its records over: again until they are taken."""
+    """Return a shipper that repeats each batch until it is accepted, as an activator's does."""
 
     async def post(records: Sequence[bytes]) -> None:
         batch = b'{"records":[' + b",".join(records) + b"]}"
@@ -43,13 +43,13 @@ def shipping(door: ControlPlaneClient, spool: Spool) -> Shipper:
 
 
 async def served(spool: Spool, *numbers: int) -> None:
-    """Requests that ended; each record is durable."""
+    """Append the records of finished requests to the spool."""
     for number in numbers:
         await spool.append(lambda sequence, number=number: encode(request_record(number, sequence=sequence)))  # type: ignore[misc]
 
 
 async def refused(door: ControlPlaneClient, method: str, path: str, body: object) -> None:
-    """For a second, by the failure that everybody knows."""
+    """Check that the call is refused as retryable for a second."""
     async with door.session.request(method, f"http://control/admin/v1{path}", json=body, headers=ADMIN) as answer:
         problem = await answer.json()
         assert (answer.status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
@@ -60,8 +60,8 @@ async def refused(door: ControlPlaneClient, method: str, path: str, body: object
 async def test_control_plane_survives_a_killed_postgres(
     postgres: PostgresServer, place: PostgresUrl, data: Path
 ) -> None:
-    """A model at zero wakes by what is known, the feed stands, changes are refused as passing, records wait in their
-    spool; then all of it goes on, each record once, in the same process. Control: before, each is taken.
+    """A model at zero starts, the feed stays connected, changes are refused, and records wait in their spool.
+    Afterwards the same process stores each record once. Control: before the kill, each is accepted.
     """
     with program(data, database=place.url) as process:
         await ready(data)
@@ -87,7 +87,7 @@ async def test_control_plane_survives_a_killed_postgres(
             assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 3}))[0] == 200
             assert (await door.admin("GET", "/models/m"))[1]["scale"]["grace_s"] == 3
             while not any(row.model == "m" for row in (await reader.line()).models):
-                pass  # its connection held all the while
+                pass  # the connection lasted all the time
         assert process.poll() is None
         database = database_name(place)
         found = postgres.ask("SELECT request_id FROM ledger_requests ORDER BY request_id", database)
@@ -99,7 +99,7 @@ async def test_control_plane_survives_a_killed_postgres(
 async def test_next_control_plane_takes_over_the_database(
     postgres: PostgresServer, place: PostgresUrl, data: Path
 ) -> None:
-    """Of a control plane that is killed nothing holds the lock, and all that it answered is there."""
+    """A killed control plane leaves no lock, and all its acknowledged data is there."""
     with program(data, database=place.url):
         await ready(data)
         async with connect_client(data) as door:
@@ -112,7 +112,7 @@ async def test_next_control_plane_takes_over_the_database(
 
 
 async def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresUrl, data: Path) -> None:
-    """The control plane ends, and says why. The next one tells activators of no key that can't be revoked any more."""
+    """The control plane ends with a log message. The next one publishes no key that could not be revoked."""
     log = data.parent / "controlplane.log"
     with program(data, database=place.url) as process:
         await ready(data)
@@ -132,18 +132,18 @@ async def test_failover_that_loses_a_key(postgres: PostgresServer, place: Postgr
             known = [row.key_id for row in (await reader.line()).keys]
             _, listed = await door.admin("GET", "/keys")
             assert "lost" not in str(listed)
-            assert len(known) == 2  # those of every installation
+            assert len(known) == 2  # the keys of every installation
 
 
 async def test_control_plane_waits_for_postgres(postgres: PostgresServer, place: PostgresUrl, data: Path) -> None:
-    """A control plane that finds none waits, and serves once it is there; told to end meanwhile, it ends."""
+    """It serves once the server is there. SIGTERM ends it while it waits."""
     postgres.kill()
     log = data.parent / "controlplane.log"
     with program(data, database=place.url) as process:
-        await eventually(lambda: "the database can't be opened" in log.read_text(), "it says so")
+        await eventually(lambda: "the database can't be opened" in log.read_text(), "the log says so")
         process.terminate()
         assert process.wait(60) == 0
     with program(data, database=place.url):
-        await eventually(lambda: log.read_text().count("the database can't be opened") == 2, "it says so")
+        await eventually(lambda: log.read_text().count("the database can't be opened") == 2, "the log says so")
         postgres.start()
         await ready(data)

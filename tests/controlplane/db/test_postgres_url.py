@@ -1,4 +1,4 @@
-"""Where a PostgreSQL is: what a URL may say, TLS as libpq has it, and a password that nobody sees."""
+"""The URL of a PostgreSQL: what it may contain, libpq's TLS modes, and a password that is never shown."""
 
 import asyncio
 import ssl
@@ -19,7 +19,7 @@ from tests.kelvin.crypto.pki import Authority
 
 
 def uses_tls(place: PostgresUrl) -> bool:
-    """Whether a session of it is encrypted."""
+    """Return whether a session is encrypted."""
     with disposing(reading_engine(place)) as engine, engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
@@ -29,16 +29,16 @@ def uses_tls(place: PostgresUrl) -> bool:
 @pytest.mark.parametrize(
     ("mode", "trusted", "answers"),
     [
-        pytest.param("verify-full", "one", True, id="by a name that is its own"),
-        pytest.param("require", None, True, id="whoever it is"),
-        pytest.param("verify-full", "other", False, id="signed by another"),
-        pytest.param("verify-full", None, False, id="signed by nobody who is known"),
+        pytest.param("verify-full", "one", True, id="verified by name"),
+        pytest.param("require", None, True, id="not verified"),
+        pytest.param("verify-full", "other", False, id="signed by another authority"),
+        pytest.param("verify-full", None, False, id="no trusted authority"),
     ],
 )
 def test_postgres_tls_modes(
     postgres: PostgresServer, place: PostgresUrl, tmp_path: Path, mode: str, trusted: str | None, answers: bool
 ) -> None:
-    """libpq's modes, as its URL has them; without TLS at the other end nothing but `disable` and `prefer` connects."""
+    """The modes are libpq's. If the server has no TLS, only `disable` and `prefer` connect."""
     one, other = Authority(), Authority("other")
     pair = one.sign(name="localhost")
     (tmp_path / "pair.pem").write_bytes(pair.certificate + pair.key)
@@ -46,7 +46,7 @@ def test_postgres_tls_modes(
     (tmp_path / "other.pem").write_bytes(other.pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pair.pem")
-    roots = tmp_path / f"{trusted}.pem"  # one that is not there, where nobody is trusted
+    roots = tmp_path / f"{trusted}.pem"  # a missing file if no authority is trusted
     more = f"&sslmode={mode}&sslrootcert={roots if mode != 'require' else '/none'}"
     with PostgresProxy(postgres.directory, context) as wire:
         if answers:
@@ -66,7 +66,7 @@ SECRET = "hunter2"
 async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
     postgres: PostgresServer, place: PostgresUrl, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Read anew for each session; not in errors, logs, names of objects, or what other processes are told."""
+    """The file is read for each session. The password is in no error, log, `repr` or argument of another process."""
     file = tmp_path / "password"
     kept = PostgresUrl(place.url, file)
 
@@ -94,26 +94,26 @@ async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
     ("url", "rule"),
     [
         pytest.param(f"postgresql://u:{SECRET}@h/d", "must hold no password", id="a password"),
-        pytest.param(f"postgresql://u@h/d?password={SECRET}", "must hold no password", id="a password behind it"),
-        pytest.param("postgresql://u@h:port/d", "a number for its port", id="no port"),
-        pytest.param("postgresql://u@[h/d", "a URL that libpq accepts", id="no URL"),
-        pytest.param(f"postgresql://u@h/d?hunter={SECRET}", "a URL that libpq accepts", id="no parameter"),
+        pytest.param(f"postgresql://u@h/d?password={SECRET}", "must hold no password", id="a password parameter"),
+        pytest.param("postgresql://u@h:port/d", "a number for its port", id="a bad port"),
+        pytest.param("postgresql://u@[h/d", "a URL that libpq accepts", id="not a URL"),
+        pytest.param(f"postgresql://u@h/d?hunter={SECRET}", "a URL that libpq accepts", id="an unknown parameter"),
         pytest.param("postgresql://h/d", "must name its user", id="no user"),
         pytest.param("postgresql://u@h", "must name its dbname", id="no database"),
-        pytest.param("postgresql://u@h/d?options=-c", "must not set options", id="what is set here"),
-        pytest.param(f"mysql://u:{SECRET}@h/d", "must be postgresql://", id="another one"),
+        pytest.param("postgresql://u@h/d?options=-c", "must not set options", id="options"),
+        pytest.param(f"mysql://u:{SECRET}@h/d", "must be postgresql://", id="another database"),
         pytest.param("/data/kelvin.db", "must be postgresql://", id="a file"),
     ],
 )
 def test_invalid_postgres_url_is_refused(url: str, rule: str) -> None:
-    """Refused by its rule, and nothing of it is shown but its scheme."""
+    """The error names the rule, and shows only the scheme of the URL."""
     with pytest.raises(BadSetting, match=f"^KELVIN_DATABASE=.*: .*{rule}") as refused:
         load({"KELVIN_DATA": "/d", "KELVIN_DATABASE": url})
     assert SECRET not in str(refused.value)
 
 
 def test_postgres_settings() -> None:
-    """Unset it is a file; backups are of that file alone."""
+    """Without a URL the database is a file. Scheduled backups need that file."""
     url = f"postgresql://{USER}@h:5433/d?sslmode=verify-full"
     assert load({"KELVIN_DATA": "/d"}).database == load({"KELVIN_DATA": "/d", "KELVIN_DATABASE": ""}).database
     with_file = {"KELVIN_DATA": "/d", "KELVIN_DATABASE": url, "KELVIN_DATABASE_PASSWORD_FILE": "/secrets/p"}
@@ -126,7 +126,7 @@ def test_postgres_settings() -> None:
 
 @pytest.mark.parametrize("content", [None, b"k\xffy"], ids=["missing", "no UTF-8"])
 def test_password_file_that_holds_none_is_a_fault_of_the_database(tmp_path: Path, content: bytes | None) -> None:
-    """Calls are refused until it is right again, rather than failing in a way of ours."""
+    """Calls are refused until the file is right."""
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)

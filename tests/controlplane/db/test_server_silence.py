@@ -1,4 +1,4 @@
-"""A thread waits for a silent server once, not once for each call that stands in line for it."""
+"""A thread waits for a silent server once, not once for each queued call."""
 
 import time
 
@@ -11,13 +11,13 @@ SHIPPED_LIMIT_S = server_silence.LIMIT_S
 
 
 def test_limit_and_cancellation_fit_the_promise() -> None:
-    """The two together are what the table of dependencies promises."""
+    """The two add up to the timeout in the table of dependencies."""
     assert DATABASE.timeout_s == SHIPPED_LIMIT_S + server_silence.CANCEL_S
 
 
 def test_calls_in_line_wait_once_for_a_silent_server() -> None:
-    """While it is silent, the time of each counts from when it was made. An answer gives all of it again, and what a
-    thread does between two waits is not the server's silence.
+    """While the server is silent, a call's time counts from when it was queued. An answer resets that, and work between
+    two waits is no silence.
     """
     now_s = time.monotonic()
     with server_silence.limit_silence(4.0, queued_at_s=now_s - 50):
@@ -33,7 +33,7 @@ def test_calls_in_line_wait_once_for_a_silent_server() -> None:
 
 
 def test_lower_limit_that_holds_already_stays() -> None:
-    """What is done within a call has no more time than the call, and without a call there is no limit."""
+    """A nested limit cannot extend the call's limit. Without a call there is no limit."""
     assert server_silence.remaining_s() == float("inf")
     with server_silence.limit_silence(2.0, queued_at_s=time.monotonic()), server_silence.limit_silence(4.0):
         server_silence.start_silence()

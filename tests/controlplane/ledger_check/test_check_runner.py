@@ -1,4 +1,4 @@
-"""Whoever asks for a reading of the ledger gets it, or how far it is; nobody asks: its process ends."""
+"""Each ledger check runs in a process of its own. A caller gets the report or its progress; an unclaimed check ends."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ from tests.controlplane.builders import World
 from tests.controlplane.usage_records import END_US
 from tests.eventually import eventually
 
-# Says that it has read as many rows as its process id, and never ends.
+# Reports its process id as the number of rows read, and never ends.
 SAYS = """
 import os, time
 print('{"type":"read","rows":%d,"of":9}' % os.getpid(), flush=True)
@@ -35,7 +35,7 @@ CUT = (sys.executable, "-c", """print('{"type":"report","answ', end="")""")
 
 
 def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) -> CheckRequest:
-    """What the route makes of a call."""
+    """Return the request that the route builds."""
     return msgspec.convert(
         {"kind": kind, "tenant": tenant, "month": month, "live": [], "now_us": END_US,
          "book": msgspec.to_builtins(BOOK)}, CheckRequest,
@@ -44,7 +44,7 @@ def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) 
 
 @asynccontextmanager
 async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[CheckRunner]:
-    """Over a good month."""
+    """Yield a runner over a ledger with a good month."""
     with closing(World(path)) as world:
         enter(world.database.engine, good_month())
         it = CheckRunner(path / "kelvin.db", path / "spool", program)
@@ -55,7 +55,7 @@ async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> A
 
 
 def is_alive(pid: int) -> bool:
-    """A process that ended is reaped at once: it is our child."""
+    """Return whether the process exists. It is a child of this process, and reaped as soon as it ends."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -64,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def pid_of(it: CheckRunner, what: CheckRequest) -> int:
-    """Of the endless program, once it said so."""
+    """Return the process id of the endless program once it has reported it."""
     found: list[int] = []
     while not found or not found[0]:
         seen = await it.answer(what)
@@ -75,7 +75,7 @@ async def pid_of(it: CheckRunner, what: CheckRequest) -> int:
 
 @pytest.mark.deep
 async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as here; and whoever is not patient is told to ask again."""
+    """They equal the reports of this process. A caller with a short wait gets the progress and asks again."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     async with examining(tmp_path) as it:
         raw = await it.answer(order())
@@ -83,15 +83,15 @@ async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, mon
         with snapshot(sqlite_engine(tmp_path / "kelvin.db")) as connection:
             assert msgspec.json.decode(raw, type=VerifyReport) == verify_ledger(connection, "acme", None)
         monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.01)
-        asked = 0
+        polls = 0
         while isinstance(raw := await it.answer(order("reconcile")), Examining):
-            asked += 1
-        assert asked > 0
+            polls += 1
+        assert polls > 0
         assert msgspec.json.decode(raw, type=ReconcileReport).agrees
 
 
 async def test_damaged_database_is_said_as_by_every_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no defect of the process that reads it."""
+    """A damaged database is not reported as a failure of the checking process."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     (tmp_path / "kelvin.db").write_bytes(b"no database " * 1000)
     with pytest.raises(Refused) as refused:
@@ -101,7 +101,7 @@ async def test_damaged_database_is_said_as_by_every_route(tmp_path: Path, monkey
 
 
 async def test_unclaimed_check_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process, too; as does what runs at the end."""
+    """Its process ends. A check that runs when the runner closes ends, too."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.05)
     async with examining(tmp_path, ENDLESS) as it:
         monkeypatch.setattr(subject, "UNCLAIMED_LIMIT_S", 60.0)
@@ -114,7 +114,7 @@ async def test_unclaimed_check_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_same_check_is_joined_and_others_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third one of the tenant is refused for a while. Another tenant has its own all the same."""
+    """A third check of the tenant is refused for a while. Another tenant can still start one."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.01)
     async with examining(tmp_path, ENDLESS) as it:
         for month in ("2026-10", "2026-11"):
@@ -130,7 +130,7 @@ async def test_same_check_is_joined_and_others_are_limited(tmp_path: Path, monke
 
 @pytest.mark.parametrize("program", [BROKEN, CUT], ids=["at once", "in the middle of it"])
 async def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path, program: tuple[str, ...]) -> None:
-    """And the next one who asks starts another."""
+    """The next call starts a new process."""
     async with examining(tmp_path, program) as it:
         for _ in range(2):
             with pytest.raises(Refused) as refused:

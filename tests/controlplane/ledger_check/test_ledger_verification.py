@@ -1,4 +1,6 @@
-"""Whatever is changed in the ledger by hand is found, and named; what the product does is always sound."""
+"""Verification finds and names every manual change of the ledger, and reports none in a ledger that the
+product wrote.
+"""
 
 import sqlite3
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, 
 
 @pytest.fixture
 def engine(engine: Engine) -> Engine:
-    """A month with an orphan's record that stands, a conflict, and another month; closed, with a late correction."""
+    """A closed month with a charged orphan record, a conflict and a late correction, and another month."""
     month = [record for record in good_month() if record != good_month()[3]]
     enter(engine, [*month, request_record(2, status=500, sequence=4), request_record(6, ended_at_us=END_US + HOUR_US)])
     close(engine)
@@ -41,7 +43,7 @@ def engine(engine: Engine) -> Engine:
 
 
 def test_written_ledger_verifies(engine: Engine) -> None:
-    """Both months of the tenant, the platform's own, and those of whoever has none."""
+    """Both months of the tenant verify, and so do the platform's own records and a tenant without any."""
     found = verify(engine)
     assert (found.sound, [(each.month, each.closed, each.differences) for each in found.months]) == (
         True,
@@ -53,7 +55,7 @@ def test_written_ledger_verifies(engine: Engine) -> None:
     assert verify(engine, month="2026-12").months == found.months[1:]
 
 
-# What somebody does in SQLite, and the month and subject that it is found at.
+# Manual SQL statements, and the subject that verification must name.
 TAMPERINGS = [
     pytest.param("UPDATE ledger_requests SET completion_tokens = 0 WHERE request_id = 'req-1'", "request req-1",
                  id="a figure of a request"),
@@ -82,7 +84,7 @@ TAMPERINGS = [
     pytest.param("UPDATE ledger_requests SET link = -1 WHERE request_id = 'req-1'; "
                  "UPDATE ledger_requests SET link = 1 WHERE request_id = 'req-2'; "
                  "UPDATE ledger_requests SET link = 2 WHERE request_id = 'req-1'", "request req-2",
-                 id="two requests in each other's place"),
+                 id="two requests swapped"),
     pytest.param("UPDATE ledger_requests SET month = '2026-12', link = 4 WHERE request_id = 'req-1'", "request req-2",
                  id="a request moved to another month"),
     pytest.param("UPDATE ledger_requests SET chain = lower(hex(zeroblob(32))) WHERE request_id = 'req-1'",
@@ -107,7 +109,7 @@ TAMPERINGS = [
     pytest.param("DELETE FROM ledger_runtime_totals WHERE runtime_id = 'rt-2'", "replica rt-2",
                  id="a replica's total removed"),
     pytest.param("INSERT INTO ledger_device_totals VALUES ('acme', '2026-11', 1, 'm', 'cpu-9', 0, 0, 0, 0)",
-                 "total of day 1, m, cpu-9", id="a total of nothing"),
+                 "total of day 1, m, cpu-9", id="a total without rows"),
     pytest.param("UPDATE ledger_closings SET report = replace(report, '\"completion_tokens\":78', "
                  "'\"completion_tokens\":77')", "closing 2026-11", id="the bill of a closed month"),
     pytest.param("UPDATE ledger_closings SET prices = replace(prices, '3000', '2000')", "closing 2026-11",
@@ -119,8 +121,8 @@ TAMPERINGS = [
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize(("statements", "subject"), TAMPERINGS)
 def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject: str) -> None:
-    """The first difference of a month is named; the other months are still looked at. A month's digest is that of its
-    last link that holds.
+    """The first difference of a month is named, and other months are still checked. A month's digest is that of its
+    last valid link.
     """
     raw = engine.raw_connection().driver_connection
     assert isinstance(raw, sqlite3.Connection)
@@ -143,14 +145,14 @@ def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject:
 @pytest.mark.parametrize(
     "statement",
     [
-        pytest.param("UPDATE ledger_requests SET origin = 'x' WHERE month > '2026-11'", id="an origin that is none"),
-        pytest.param("UPDATE ledger_requests SET timeline = '[' WHERE month > '2026-11'", id="a timeline that is none"),
+        pytest.param("UPDATE ledger_requests SET origin = 'x' WHERE month > '2026-11'", id="an unknown origin"),
+        pytest.param("UPDATE ledger_requests SET timeline = '[' WHERE month > '2026-11'", id="an invalid timeline"),
         pytest.param("UPDATE ledger_requests SET link = 'x' WHERE request_id = 'req-1'", id="a text for a link"),
-        pytest.param("UPDATE ledger_requests SET model = CAST(X'ff' AS TEXT)", id="bytes that are no text"),
+        pytest.param("UPDATE ledger_requests SET model = CAST(X'ff' AS TEXT)", id="bytes that are not text"),
     ],
 )
 def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -> None:
-    """Also where one is read before its own link is looked at: the late correction is, for the orphan's record."""
+    """Such a row may be read before its own link is checked: the late correction reads the orphan record."""
     with engine.begin() as connection:
         connection.execute(text(statement))
     found = verify(engine)
@@ -160,7 +162,7 @@ def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
-    """SQLite returns no row of a fetch that contains the unreadable one."""
+    """SQLite returns no row of a fetch that contains an unreadable one."""
     with engine.begin() as connection:
         before = connection.execute(text("SELECT link, chain FROM ledger_requests WHERE request_id = 'req-1'")).one()
         connection.execute(text("UPDATE ledger_requests SET source = CAST(X'ff' AS TEXT) WHERE request_id = 'req-2'"))
@@ -174,12 +176,14 @@ def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
     ("month", "name"),
     [
         pytest.param("X'ff'", r"\xff", id="bytes"),
-        pytest.param("CAST(X'32ff' AS TEXT)", r"2\xff", id="bytes that are no text"),
-        pytest.param("'2026-13'", "2026-13", id="no month of a year"),
+        pytest.param("CAST(X'32ff' AS TEXT)", r"2\xff", id="bytes that are not text"),
+        pytest.param("'2026-13'", "2026-13", id="month 13"),
     ],
 )
 def test_malformed_month_of_a_row_is_named(engine: Engine, month: str, name: str) -> None:
-    """Also where no text of ours could be read of it; the month that it was taken from has a gap, and is told."""
+    """The name is readable even if the stored bytes are not text. The month that lost the row has a gap,
+    and is named.
+    """
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE ledger_requests SET month = {month} WHERE request_id = 'req-1'"))
     found = verify(engine)
@@ -195,7 +199,7 @@ def test_malformed_month_of_a_row_is_named(engine: Engine, month: str, name: str
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
 def test_chain_without_tenant_does_not_hide_others(engine: Engine, tenant: str) -> None:
-    """Whoever has its rows is told that its end is not there, when all are read for a restore as well."""
+    """The tenant with the rows is told that the end of its chain is missing, in the check of a restore, too."""
     with engine.begin() as connection:
         connection.execute(
             text(f"UPDATE ledger_chains SET tenant = {tenant} WHERE tenant = 'acme' AND month = '2026-11'")
@@ -205,7 +209,7 @@ def test_chain_without_tenant_does_not_hide_others(engine: Engine, tenant: str) 
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 def test_total_of_a_replica_that_cannot_be_read_is_found(engine: Engine) -> None:
-    """The months are sound."""
+    """The months are still sound."""
     with engine.begin() as connection:
         connection.execute(
             text("UPDATE ledger_runtime_totals SET runtime_id = CAST(X'ff' AS TEXT) WHERE runtime_id = 'rt-1'")
@@ -217,7 +221,9 @@ def test_total_of_a_replica_that_cannot_be_read_is_found(engine: Engine) -> None
 
 
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
-    """Who owns the database can make a sound chain of other rows: only a digest noted elsewhere tells."""
+    """The owner of the database can build a valid chain of other rows. Only a digest that was noted
+    elsewhere shows it.
+    """
     before = verify(engine, month="2026-12").months[0]
     forged = memory_ledger_engine()
     enter(forged, [request_record(6, ended_at_us=END_US + HOUR_US, completion_tokens=1)])
@@ -228,7 +234,9 @@ def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
 
 
 def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
-    """The next month takes a cancelled request back, then another late one of the same figures is booked there."""
+    """A correction in the next month takes back a cancelled request. A later one with the same figures is
+    booked there.
+    """
     engine = memory_ledger_engine()
 
     def cancelled(number: int) -> UsageRecord:
@@ -248,7 +256,7 @@ def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
 
 
 def test_empty_totals_of_an_older_program_are_removed() -> None:
-    """They had been left by sums that returned to zero."""
+    """Older programs left rows of sums that had returned to zero."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     ensure_ledger(engine, STEPS[:8])
     enter(engine, [request_record(1)])
@@ -277,7 +285,7 @@ EVERYTHING: Sequence[UsageRecord] = [
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_history_is_sound(data: st.DataObject) -> None:
-    """Records in any order and batches, with repeats, and months closed in between: chain, totals and bills hold."""
+    """Chains, totals and bills hold for records in any order, with repeats and months closed in between."""
     order = data.draw(st.permutations([*EVERYTHING, *data.draw(st.lists(st.sampled_from(EVERYTHING), max_size=6))]))
     engine = memory_ledger_engine()
     for record in order:
@@ -290,7 +298,7 @@ def test_any_history_is_sound(data: st.DataObject) -> None:
         charged = connection.execute(
             text("SELECT SUM(requests), SUM(completion_tokens) FROM ledger_request_totals WHERE billable")
         ).one()
-    # Whenever months were closed, and whichever record came first: the totals of all months are what stands at last.
+    # In any order, the totals of all months equal those of a ledger in which no month was closed.
     plain = memory_ledger_engine()
     enter(plain, order)
     with plain.connect() as connection:

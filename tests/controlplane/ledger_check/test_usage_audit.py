@@ -1,4 +1,4 @@
-"""Every difference between two accounts is named once, with its size; where there is none, none is."""
+"""The usage audit names each difference between two accounts once, with its size, and none where they agree."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_re
 
 
 def test_a_good_month_agrees(engine: Engine) -> None:
-    """Nothing is named, and it is said what was compared."""
+    """Nothing is named, and the report says what was compared."""
     enter(engine, good_month())
     for month in (None, MONTH):
         report = run_usage_audit(engine, month)
@@ -48,7 +48,7 @@ def test_a_good_month_agrees(engine: Engine) -> None:
 
 @dataclass(frozen=True)
 class PlantedDifference:
-    """What somebody or something did, and what has to be said of it."""
+    """A change of records or rows, and the difference that the audit must report."""
 
     records: Callable[[list[UsageRecord]], list[UsageRecord]] = lambda good: good
     statement: str = "SELECT 1"
@@ -73,21 +73,21 @@ PLANTED_DIFFERENCES = [
             kind="requests_missing", subject="rt-1", size=(2, 2 * POSITIONS, 100_000, 2 * 3_000 + 2 * 5),
             ids=("req-1", "req-2"),
         ),
-        id="requests that nobody recorded",
+        id="requests without records",
     ),
     pytest.param(
         PlantedDifference(
             lambda good: [*good, request_record(6, runtime_id="rt-1")], kind="requests_extra", subject="rt-1",
             size=(1, None, 1_901_000, None), ids=("req-1", "req-2", "req-6"),
         ),
-        id="one answer too many",
+        id="one answered request too many",
     ),
     pytest.param(
         PlantedDifference(
             lambda good: [*good, lifetime_record(3, requests=0, total_us=20_000_000)], kind="time_unaccounted",
             subject="rt-3", size=(0, 0, 10_000_000, 400),
         ),
-        id="half a life that is not accounted for",
+        id="half a lifetime unaccounted for",
     ),
     pytest.param(
         PlantedDifference(
@@ -101,7 +101,7 @@ PLANTED_DIFFERENCES = [
             lambda good: [*good, request_record(6, runtime_id="rt-9")], kind="lifetime_missing", subject="rt-9",
             size=(1, 0, None, None), ids=("req-6",),
         ),
-        id="a replica whose life nobody wrote",
+        id="a replica without a lifetime record",
     ),
     pytest.param(
         PlantedDifference(
@@ -131,7 +131,7 @@ PLANTED_DIFFERENCES = [
             "DELETE FROM ledger_request_totals WHERE outcome = 'overloaded'", kind="total_wrong",
             subject="2026-11: 2026-11-01, m, overloaded, free", size=(1, 0, 0, 0),
         ),
-        id="a total of free requests that is gone",
+        id="a missing total of free requests",
     ),
     pytest.param(
         PlantedDifference(
@@ -152,14 +152,14 @@ PLANTED_DIFFERENCES = [
             statement="INSERT INTO ledger_device_totals VALUES ('acme', '2026-11', 1, 'm', 'cpu-9', 1, 0, 0, 0)",
             kind="total_wrong", subject="2026-11: 1970-01-02, m, cpu-9", month=MONTH,
         ),
-        id="a total of nothing",
+        id="a total without rows",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("planted", PLANTED_DIFFERENCES)
 def test_a_planted_difference_is_named_with_its_size(engine: Engine, planted: PlantedDifference) -> None:
-    """That one alone; and it is no agreement."""
+    """It is the only difference, and the audit fails."""
     enter(engine, planted.records(good_month()))
     with engine.begin() as connection:
         for statement in planted.statement.split(";"):
@@ -177,7 +177,9 @@ def _size(difference: Difference) -> tuple[int | None, int | None, int | None, i
 
 
 def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: Engine) -> None:
-    """It may be short by what is between two of them. Known, and no failure; the activator's record ends it."""
+    """It may be short by the tokens since that acknowledgement. The audit does not fail, and the activator's record
+    ends it.
+    """
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     report = run_usage_audit(engine)
     (difference,) = report.differences
@@ -190,8 +192,8 @@ def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kept: bool) -> None:
-    """The first one said that its weights were damaged, and wrote what it had counted when it ended; the second one
-    answered. Control: without that record the first one's count is named.
+    """The first replica found damaged weights and recorded its count when it ended, and the second one answered.
+    Negative control: without that record, the first replica's count is reported.
     """
     first = request_record(
         1, origin=RecordOrigin.ORPHAN, source="rt-7", sequence=1, runtime_id="rt-7", completion_tokens=0
@@ -214,7 +216,7 @@ def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kep
 
 
 def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine) -> None:
-    """One request of it is in no record: what it may have cost at most, and how the replica ended."""
+    """One request is in no record. The difference has its largest cost and how the replica ended."""
     enter(engine, [request_record(1), _killed(lifetime_record(1, requests=2))])
     (difference,) = run_usage_audit(engine).differences
     assert (difference.kind, difference.cause) == ("requests_missing", "the replica was killed by SIGKILL")
@@ -222,7 +224,7 @@ def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine)
 
 
 def test_impact_is_unknown_for_unregistered_version(engine: Engine) -> None:
-    """Not none."""
+    """The unknown amounts are None, not zero."""
     enter(engine, [lifetime_record(1, model="gone")])
     (difference,) = run_usage_audit(engine).differences
     assert _size(difference) == (1, None, 2_000_000, None)
@@ -233,7 +235,7 @@ def _killed(life: Any) -> Any:
 
 
 def test_unshipped_records_are_reported(engine: Engine) -> None:
-    """It is no failure; and of a gap it says whether the source's spool is there."""
+    """They do not fail the audit. The cause of a gap says whether the source's spool exists."""
     enter(engine, [*good_month(), request_record(7, runtime_id=None)])
     report = run_usage_audit(engine, spools={"activator-1": SpoolPosition(7, 9), "activator-2": SpoolPosition(5, 5)})
     assert [(each.kind, each.subject, each.requests, each.fails) for each in report.differences] == [
@@ -245,19 +247,19 @@ def test_unshipped_records_are_reported(engine: Engine) -> None:
 
 
 def test_closed_months_and_adjustments_agree(engine: Engine) -> None:
-    """A correction that takes back what a closed month charged is in the totals of both."""
+    """A correction that takes back a closed month's charge is in the totals of both months."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     close(engine)
     enter(engine, [request_record(2, sequence=2, completion_tokens=100), request_record(3, ended_at_us=END_US + 5)])
     enter(engine, [lifetime_record(2, died_at_us=END_US + HOUR_US, runtime_id="rt-9", requests=0)])
     report = run_usage_audit(engine)
     assert [each.kind for each in report.differences if each.fails] == ["requests_extra"]
-    # rt-1 said 2 requests, and a third one of December names it; nothing else differs.
+    # rt-1 counted two requests, and a third one names it in December. Nothing else differs.
     assert report.months == (MONTH, "2026-12")
 
 
 def test_a_source_and_a_replica_of_two_months_are_named_once(engine: Engine) -> None:
-    """Whatever months they recorded in."""
+    """This holds for records in two months."""
     enter(engine, [request_record(2, runtime_id="rt-9"), request_record(4, runtime_id="rt-9", ended_at_us=END_US + 5)])
     report = run_usage_audit(engine, now_us=END_US + HOUR_US)
     assert [(each.kind, each.subject) for each in report.differences] == [
@@ -267,7 +269,7 @@ def test_a_source_and_a_replica_of_two_months_are_named_once(engine: Engine) -> 
 
 
 def test_listed_differences_are_bounded(engine: Engine) -> None:
-    """The rest is counted; of a replica a few requests are named."""
+    """Further differences are counted. At most MAX_IDS requests of a replica are named."""
     count = MAX_DIFFERENCES + 7
     enter(engine, [request_record(number, source=f"s-{number}", sequence=2) for number in range(count)])
     enter(engine, [lifetime_record(1, requests=count + 1, active_us=count * 1000)])
@@ -300,7 +302,7 @@ COLUMNS = [
 @pytest.mark.deep
 @pytest.mark.parametrize("column", COLUMNS)
 def test_no_changed_value_makes_a_reader_fail(column: Column[Any]) -> None:
-    """Verify and reconcile give a report that can be decoded. The bill does too, or is a Conflict."""
+    """Both reports can be decoded for any changed value. The bill can be decoded, too, or is refused as a Conflict."""
     engine = ledger_and_registry_engine()
     enter(engine, [*good_month()[:3], request_record(2, status=500, sequence=4), *good_month()[4:]])
     close(engine)
@@ -326,7 +328,7 @@ def test_no_changed_value_makes_a_reader_fail(column: Column[Any]) -> None:
     [
         pytest.param("UPDATE ledger_lifetimes SET total_us = 'x'", "total_us is 'x'", id="a text for a number"),
         pytest.param("UPDATE ledger_received SET last = 1.5", "last is 1.5", id="a fraction"),
-        pytest.param("UPDATE ledger_conflicts SET reason = CAST(X'ff' AS TEXT)", "UTF-8", id="bytes that are no text"),
+        pytest.param("UPDATE ledger_conflicts SET reason = CAST(X'ff' AS TEXT)", "UTF-8", id="bytes that are not text"),
     ],
 )
 def test_row_that_cannot_be_read_is_named(statement: str, says: str) -> None:
@@ -355,7 +357,7 @@ EVERYTHING: Sequence[UsageRecord] = [
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_history_agrees(data: st.DataObject) -> None:
-    """In any order and batches, with repeats, and the month closed in between: totals are what the rows make."""
+    """Totals equal the rows, for records in any order with repeats, and the month closed in between."""
     engine = ledger_and_registry_engine()
     for record in data.draw(st.permutations(EVERYTHING)):
         enter(engine, [record])

@@ -1,5 +1,5 @@
-"""Whether everybody was told of a change: no change returns before, and who has left for a moment was not told, until
-it is there again.
+"""A change returns only after every feed reader has it. A reader that just left counts as undelivered until
+it returns.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ NAME = "activator-1"
 
 
 async def read_line(reader: Subscription) -> None:
-    """All that is queued."""
+    """Read all queued lines."""
     while reader._lines:
         await reader.take()
         reader.sent()
 
 
 def reader_left(hub: FeedHub, name: str = NAME) -> int:
-    """A reader leaves, and then something changes; the revision of that."""
+    """Let a reader leave, then publish a change. Return the change's revision."""
     with hub.subscribe(name):
         pass
     return hub.publish(Feed(removed_keys=("k",)))
 
 
 def test_reader_is_remembered_longer_than_a_reconnect() -> None:
-    """One pause, and as long again to get there."""
+    """A reader pauses once before it reconnects, and connecting may take as long again."""
     assert RECONNECT_S >= 2 * LAST_BACKOFF_S
 
 
@@ -52,14 +52,14 @@ def test_reader_is_remembered_longer_than_a_reconnect() -> None:
 )
 @pytest.mark.virtual_time
 async def test_departed_reader_counts_as_undelivered(name: str, told: bool) -> None:
-    """Though nobody who is there lags. The control: one without a name can't be expected back."""
+    """A reader with a name may come back. Control: one without a name is not waited for."""
     hub = FeedHub()
     assert await hub.wait_until_delivered(reader_left(hub, name), TELL_S) is told
 
 
 @pytest.mark.virtual_time
 async def test_returned_reader_counts_as_delivered() -> None:
-    """And was sent the snapshot; being there is not enough, nor is another's name."""
+    """The reader must also read the snapshot. Another reader's name does not count."""
     hub = FeedHub()
     settling = asyncio.create_task(hub.wait_until_delivered(reader_left(hub), TELL_S))
     with hub.subscribe("activator-2") as other:
@@ -75,7 +75,7 @@ async def test_returned_reader_counts_as_delivered() -> None:
 
 @pytest.mark.virtual_time
 async def test_absent_reader_is_forgotten() -> None:
-    """After so long, also while somebody waits; nothing of it is kept."""
+    """It is forgotten after RECONNECT_S, even during a wait, and nothing of it is kept."""
     hub = FeedHub()
     revision = reader_left(hub)
     began_s = asyncio.get_running_loop().time()
@@ -87,7 +87,7 @@ async def test_absent_reader_is_forgotten() -> None:
 
 @pytest.mark.virtual_time
 async def test_readers_that_stay_away_are_not_counted() -> None:
-    """Pools divide what they want by this count, so one reader too many would end pods that have a version."""
+    """Standby pools divide their size by this count. One reader too many would end pods that have a version."""
     hub = FeedHub()
     with hub.subscribe("activator-2"):
         reader_left(hub)
@@ -98,7 +98,7 @@ async def test_readers_that_stay_away_are_not_counted() -> None:
 
 @pytest.mark.virtual_time
 async def test_second_connection_of_a_reader_keeps_it_present() -> None:
-    """The old connection's end comes after the new one's begin."""
+    """The old connection ends after the new one has begun."""
     hub = FeedHub()
     old = hub.subscribe(NAME)
     old.__enter__()
@@ -110,7 +110,7 @@ async def test_second_connection_of_a_reader_keeps_it_present() -> None:
 
 @pytest.mark.virtual_time
 async def test_cut_reader_counts_as_undelivered() -> None:
-    """It falls behind, and has not noticed yet that it has to begin anew."""
+    """It fell behind and must reconnect, but has not noticed yet."""
     hub = FeedHub(max_lines=1)
     with hub.subscribe(NAME) as reader:
         revision = hub.publish(Feed(removed_keys=("k",)))
@@ -120,7 +120,7 @@ async def test_cut_reader_counts_as_undelivered() -> None:
 
 @pytest.mark.virtual_time
 async def test_ended_feed_waits_for_no_reader() -> None:
-    """Who leaves then is not coming back to this one."""
+    """A reader that leaves then does not come back to this process."""
     hub = FeedHub()
     with hub.subscribe(NAME) as reader:
         hub.end()
@@ -129,13 +129,13 @@ async def test_ended_feed_waits_for_no_reader() -> None:
 
 
 async def test_revocation_reports_an_absent_activator(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real client of the feed whose connection ends, and that comes back: not told, and then told."""
+    """A real feed client connects, disconnects and reconnects: the answer says whether the revocation was delivered."""
     monkeypatch.setattr(feed_hub, "RECONNECT_S", 3600.0)
 
     async def revoked(door: ControlPlaneClient, key_id: str, *, told: bool) -> None:
         async with asyncio.timeout(60):
             while (await door.admin("POST", f"/keys/{key_id}/revoke"))[1]["told"] is not told:
-                pass  # its connection's end, or begin, has not been noticed yet
+                pass  # the server has not noticed the change of the connection yet
 
     async with opened(data) as door:
         with closing(SocketDirectory(data / "run")) as directory:
@@ -160,7 +160,7 @@ LIMIT_S = 30.0
 Change = Callable[[Registry], Coroutine[Any, Any, object]]
 
 
-def free(_: object) -> bool:
+def is_in_use(_: object) -> bool:
     return False
 
 
@@ -170,13 +170,13 @@ CHANGES: dict[str, Change] = {
     "split": lambda registry: registry.split(BY, TENANT, "m", {"a" * 12: 1, "b" * 12: 1}, NOW_S),
     "ladder": lambda registry: registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S),
     "scale": lambda registry: registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S),
-    "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, free),
-    "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, free, force=True),
+    "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, is_in_use),
+    "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, is_in_use, force=True),
 }
 
 
 async def changed(path: Path, change: Change, reads: bool) -> bool:
-    """Whether it was over while a reader lagged. It `reads` then."""
+    """Return whether the change returned while a reader lagged. If `reads`, the reader reads afterwards."""
     hub = FeedHub()
     async with opened_registry(path, hub) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -198,11 +198,11 @@ async def changed(path: Path, change: Change, reads: bool) -> bool:
 
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_change_waits_for_its_readers(tmp_path: Path, name: str) -> None:
-    """And no longer."""
+    """The change waits no longer than that."""
     assert not await changed(tmp_path, CHANGES[name], reads=True)
 
 
 async def test_stalled_reader_delays_a_change_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a second, here less, it is a change all the same."""
+    """After the limit, the change returns anyway."""
     monkeypatch.setattr(subject, "DELIVERY_LIMIT_S", 0.05)
     assert not await changed(tmp_path, CHANGES["deploy"], reads=False)

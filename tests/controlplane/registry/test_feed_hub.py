@@ -1,4 +1,4 @@
-"""The feed: snapshot and deltas always add up to the state, a slow reader is cut and starts anew, silence is filled."""
+"""The feed: snapshot and changes always add up to the state, a slow reader is cut, and heartbeats fill silence."""
 
 import asyncio
 from contextlib import ExitStack
@@ -44,7 +44,7 @@ def failure(number: int) -> RestoreFailure:
 
 
 class Reader:
-    """An activator as far as the feed goes: applies lines, insists on order, takes nothing before a snapshot."""
+    """A feed reader that applies lines. It checks their order, and that a snapshot comes first."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, object], object] = {}
@@ -179,7 +179,7 @@ async def _play(steps: list[tuple[str, int]]) -> None:
 
 @given(STEPS)
 def test_snapshot_and_changes_add_up(steps: list[tuple[str, int]]) -> None:
-    """Whenever a reader came and however often it was cut, having read all it knows exactly what the hub does."""
+    """This holds for readers that join at any time and are cut any number of times."""
     asyncio.run(_play(steps))
 
 
@@ -197,7 +197,7 @@ async def test_a_lost_change_is_noticed() -> None:
 
 
 def test_a_start_is_over_once_a_replica_takes_requests() -> None:
-    """A pod that nobody has heard yet ends none, nor does one that is going."""
+    """A replica that is unproven or draining does not end the start."""
     hub = FeedHub()
     start = StartRow(tenant="t", model="m", version="v", start_ms=3000)
     hub.publish(Feed(starts=(start,)))
@@ -208,7 +208,7 @@ def test_a_start_is_over_once_a_replica_takes_requests() -> None:
 
 
 async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
-    """Its queue never grows over the bound; it hears that it fell behind, and a new subscription has everything."""
+    """Its queue stays within the limit, its next read raises FellBehind, and a new subscription has everything."""
 
     hub = FeedHub(max_lines=10)
     with hub.subscribe() as slow, hub.subscribe() as quick:
@@ -229,7 +229,7 @@ async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
 
 
 async def test_silence_is_filled_with_heartbeats() -> None:
-    """A line that changes nothing says that we live."""
+    """A heartbeat changes no row and no revision."""
 
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
@@ -240,7 +240,7 @@ async def test_silence_is_filled_with_heartbeats() -> None:
 
 
 async def test_settled_waits_for_every_present_reader() -> None:
-    """A drain begins once all were told: those who left or were cut are not waited for, those who lag are."""
+    """A reader that lags is waited for. A reader that left or was cut is not."""
 
     hub = FeedHub()
     with hub.subscribe() as one:
@@ -254,16 +254,16 @@ async def test_settled_waits_for_every_present_reader() -> None:
         await asyncio.sleep(0)
         assert not settling.done()
         await two.take()
-        two.sent()  # the snapshot only: it was made before the publication
+        two.sent()  # only the snapshot from before the publication
         await asyncio.sleep(0)
         assert not settling.done()
         two_block.__exit__(None, None, None)
         assert await settling
-        assert not await hub.wait_until_delivered(revision + 1, 0.01), "nobody was told of what was not published"
+        assert not await hub.wait_until_delivered(revision + 1, 0.01), "an unpublished revision was delivered"
 
 
 async def test_an_end_comes_after_the_last_line() -> None:
-    """What was published before the end is taken first; then the reader hears that nothing follows."""
+    """Lines from before the end are delivered first."""
 
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
@@ -278,7 +278,7 @@ async def test_an_end_comes_after_the_last_line() -> None:
 
 
 async def test_reader_that_comes_after_the_end_is_ended() -> None:
-    """With the snapshot alone: a reader that waited for more would hold up the end of the process."""
+    """It gets only the snapshot. A reader that waited for more would delay the end of the process."""
 
     hub = FeedHub()
     hub.publish(Feed(replicas=(replica(1),)))

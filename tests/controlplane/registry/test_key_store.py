@@ -1,4 +1,6 @@
-"""Keys are made once, kept as digests, written whole and private, and mended after a crash between file and row."""
+"""Keys are created once, stored as digests and written atomically. A crash between the key file and its row is
+repaired.
+"""
 
 import hashlib
 import os
@@ -20,14 +22,14 @@ from tests.controlplane.builders import NOW_S, World
 
 
 async def _start(data: Path) -> tuple[KeyRow, ...]:
-    """A control plane's first acts; the keys that it tells of."""
+    """Run a control plane's first steps. Return the keys that it publishes."""
     with closing(World(data)) as world:
         await world.load()
         return world.feed.snapshot().keys
 
 
 async def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
-    """One key infers, the other administers and operates, neither does both; files are 0600, digests are stored."""
+    """One key can infer, the other administer and operate. Files have mode 0600, and the database has only digests."""
     rows = await _start(tmp_path)
     assert {row.scopes for row in rows} == {(Scope.ADMIN, Scope.OPERATOR), (Scope.INFER,)}
     for name, scope in (("admin.key", Scope.ADMIN), ("default.key", Scope.INFER)):
@@ -41,7 +43,7 @@ async def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
 
 
 async def test_second_start_makes_no_keys(tmp_path: Path) -> None:
-    """Files and rows stay as they are, even where a file was taken away for safe keeping."""
+    """Files and rows stay as they are, even if a key file was moved away."""
     before = await _start(tmp_path)
     (tmp_path / "admin.key").unlink()
     assert set(await _start(tmp_path)) == set(before)
@@ -49,7 +51,7 @@ async def test_second_start_makes_no_keys(tmp_path: Path) -> None:
 
 
 async def test_a_crash_between_file_and_database_is_mended(tmp_path: Path) -> None:
-    """The key in the file becomes valid at the next start: what a user may have read is never replaced."""
+    """The key in the file becomes valid at the next start. A user may have read it, so it is never replaced."""
     text = ensure_key_file(tmp_path / "admin.key")
     rows = await _start(tmp_path)
     assert (tmp_path / "admin.key").read_text().strip() == text
@@ -57,7 +59,7 @@ async def test_a_crash_between_file_and_database_is_mended(tmp_path: Path) -> No
 
 
 async def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
-    """Something else under the name stops the start, with the name in the message."""
+    """The start fails, and the message names the file."""
     (tmp_path / "admin.key").write_text("dear diary")
     with pytest.raises(BadKeyFile, match=r"admin\.key: it does not hold a key"):
         await _start(tmp_path)
@@ -68,7 +70,7 @@ async def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
 async def test_damaged_key_file_is_named_in_the_log(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the first start its key is good whatever became of its file, and no other is made in its place."""
+    """The key stays valid whatever happens to its file, and no new key is created."""
     await _start(tmp_path)
     (tmp_path / "admin.key").write_bytes(content)
     before = await _start(tmp_path)
@@ -78,7 +80,7 @@ async def test_damaged_key_file_is_named_in_the_log(
 
 
 def test_no_reader_sees_half_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash while the key is written leaves no file of that name."""
+    """A crash during the write leaves no file of that name."""
 
     def crash(*_: object) -> None:
         raise OSError("power cut")
@@ -92,7 +94,7 @@ def test_no_reader_sees_half_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_keys_have_the_promised_form() -> None:
-    """`kv-<12>-<43>`, never twice the same; anything else is no key."""
+    """Keys have the form `kv-<12>-<43>` and are unique. Any other text is refused."""
     texts = {new_key_text() for _ in range(100)}
     assert len(texts) == 100
     for text in texts:
@@ -104,8 +106,8 @@ def test_keys_have_the_promised_form() -> None:
 
 
 async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
-    """A tenant may have ended any number of keys. Changes run on the one thread that writes for all tenants, so they
-    read no row of these, and a list reads only those that it shows.
+    """A tenant may have any number of ended keys. Changes run on the one writer thread, so they must not read those
+    rows. A list reads only the rows that it shows.
     """
     by = Actor(key_id="k", tenant=DEFAULT_TENANT, scopes=(Scope.ADMIN, Scope.OPERATOR))
     ended = [
@@ -116,7 +118,7 @@ async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
     rows = list[object]()
 
     async def read(store: KeyStore) -> list[int]:
-        """How many rows each call reads."""
+        """Return how many rows each call reads."""
         counts, before = list[int](), 0
         grant = KeySpec("ci", (Scope.INFER,))
         key, _ = await store.create(by, "acme", grant, None, NOW_S)

@@ -1,4 +1,4 @@
-"""The registry: the first push makes `prod`, a deploy moves it, a restart forgets nothing, repeats change nothing."""
+"""The registry of models and versions: aliases, scale settings, faults, deletion and stops. Runs on both backends."""
 
 import asyncio
 from pathlib import Path
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 def checked(pushed: VersionRegistration) -> VersionRegistration:
-    """What the snapshotter says once it has read all chunks."""
+    """Return the registration that the snapshotter sends after reading all chunks."""
     return structs.replace(pushed, checked=True)
 
 
 async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
-    """`prod` names the first version until a deploy says otherwise."""
+    """`prod` names the first version until a deploy."""
     async with opened_registry(tmp_path) as registry:
         for letter in "ab":
             assert await registry.register(registration(letter=letter), NOW_S) == RegistrationResult(is_new=True)
@@ -42,7 +42,7 @@ async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Pat
 
 
 async def test_repeated_registration_changes_nothing(tmp_path: Path) -> None:
-    """The snapshotter may tell of a version as often as it likes."""
+    """The snapshotter may register a version any number of times."""
     async with opened_registry(tmp_path) as registry:
         assert (await registry.register(registration(), NOW_S)).is_new
         before = registry.model(TENANT, "m")
@@ -51,7 +51,7 @@ async def test_repeated_registration_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
-    """What was answered is on disk: models, aliases, scale settings, faults."""
+    """Models, aliases, scale settings and faults are on disk."""
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S + 1)
@@ -71,7 +71,7 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
 
 
 async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
-    """Each way of saying no is a fact with the value in it, and changes nothing."""
+    """Each refusal has the value in it, and nothing changes."""
     async with opened_registry(tmp_path) as registry:
         twins = ("c" * 63 + "1", "c" * 63 + "2")
         for version in (digest("a"), *twins):
@@ -98,7 +98,7 @@ async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
 
 
 async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
-    """A deploy of known-broken bytes is refused; a restore that works, or another push, lifts it."""
+    """A deploy of a faulty version is refused. A successful restore or a checked push ends the fault."""
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
@@ -113,8 +113,8 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
 
 
 async def test_unchecked_push_leaves_a_version_faulty(tmp_path: Path) -> None:
-    """A faulty version stays faulty, and the snapshotter is told why, also after its deletion and under another
-    model. A sound one is as it was.
+    """A faulty version stays faulty after an unchecked push, and the snapshotter gets the fault, also after a deletion
+    and under another model. A sound version is unchanged.
     """
     async with opened_registry(tmp_path) as registry:
         again = registration(letter="a")
@@ -136,7 +136,7 @@ async def test_unchecked_push_leaves_a_version_faulty(tmp_path: Path) -> None:
 
 
 async def test_a_deleted_version_whose_known_answers_failed_comes_back(tmp_path: Path) -> None:
-    """Chunks say nothing of them, and nobody can ask for a deleted version: a push is the only way back."""
+    """Its chunks are sound, and no request can reach a deleted version, so only a push can bring it back."""
     async with opened_registry(tmp_path) as registry:
         for letter, fault in (("a", "probe_failed"), ("b", "attestation_invalid")):
             await registry.register(registration("n", letter), NOW_S)
@@ -151,7 +151,7 @@ async def test_a_deleted_version_whose_known_answers_failed_comes_back(tmp_path:
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
-    """What is not given stays; a target can be taken back."""
+    """A setting that is not given stays. A target can be removed."""
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         assert await registry.rescale(BY, TENANT, "m", {}, NOW_S) == ScaleSettings()
@@ -161,7 +161,7 @@ async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
 
 
 async def test_change_is_durable_before_it_is_published(tmp_path: Path) -> None:
-    """Each change is on disk when the feed hears of it; negative control: the same look before the commit sees none."""
+    """Each change is on disk when the feed publishes it. Negative control: before the commit it is not."""
     seen: list[tuple[int, int]] = []
 
     class Looking(FeedHub):
@@ -179,13 +179,15 @@ async def test_change_is_durable_before_it_is_published(tmp_path: Path) -> None:
 
 
 def _versions_on_disk(data: Path) -> int:
-    """As another process sees it."""
+    """Return the number of versions that another process would see."""
     with disposing(reading_engine(database_backends.place(data))) as engine, engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(schema.versions)).scalar_one()
 
 
 async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
-    """Fifty pushes and deploys at once: every version is there once, and memory is what a reload gives."""
+    """After many concurrent pushes, scale changes and a deploy, each version exists once, and a reload gives the same
+    state.
+    """
     letters = "abcdef"
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -200,7 +202,7 @@ async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
 
 
 async def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
-    """A snapshot after a restart names every model with its aliases, and every version."""
+    """After a restart, the snapshot has each model with its aliases, and each version."""
 
     async def main() -> Feed:
         async with opened_registry(tmp_path) as registry:
@@ -216,7 +218,7 @@ async def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
 
 
 async def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
-    """Where the disk refuses, memory and feed stay as they were."""
+    """If the disk refuses the write, memory and feed stay unchanged."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -244,7 +246,7 @@ async def _forbid_inserts(registry: Registry) -> None:
 
 
 def test_scale_defaults_are_the_policys() -> None:
-    """A model scales from zero to one replica, over Knative's window and grace, until told otherwise."""
+    """By default a model has zero to one replica, and Knative's window and grace period."""
     assert ScaleSettings() == ScaleSettings(
         min=0,
         max=1,
@@ -259,7 +261,7 @@ def test_scale_defaults_are_the_policys() -> None:
 
 
 async def test_feed_has_only_scale_settings_of_activators(tmp_path: Path) -> None:
-    """By how much tokens count, also after a restart; of what only the decider needs, nothing."""
+    """Only `backlog_s` is published, also after a restart. Other settings are for the autoscaler alone."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -275,7 +277,9 @@ async def test_feed_has_only_scale_settings_of_activators(tmp_path: Path) -> Non
 
 
 async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
-    """No alias may name it and no process run it; then readers forget it, also after a restart, until it is pushed."""
+    """A version with an alias or a running replica is not deleted. A deleted one leaves the feed until it is pushed
+    again.
+    """
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -299,7 +303,7 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
             ("n", digest("b")),
         }
         assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
-        await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
+        await registry.note(key(letter="b"), VersionEvent.RESTORED)  # an event that arrives too late
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
@@ -313,7 +317,7 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
 
 
 async def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
-    """It is read again by the next control plane; a request, a deploy, a split or a minimum ends it, nothing else."""
+    """The next control plane still knows the stop. A request, a deploy, a split or a minimum ends it."""
 
     def stopped(registry: Registry) -> list[bool]:
         return [version.stopped_at_s is not None for version in registry.model(TENANT, "m").versions]
@@ -341,13 +345,13 @@ async def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
 
 
 async def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
-    """A request after the first stop ends that stop alone, also where both stops are of one second."""
+    """A request that came after the first stop ends only that stop, even if both stops are in the same second."""
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         await registry.stop(BY, TENANT, "m", NOW_S)
         first = registry.model(TENANT, "m").versions[0].stopped_at_s
         assert first is not None
-        second = registry.stop(BY, TENANT, "m", NOW_S)  # is first in the queue for the registry's lock
+        second = registry.stop(BY, TENANT, "m", NOW_S)  # it is first in the queue for the registry's lock
         await asyncio.gather(second, registry.resume(key(), first))
     async with opened_registry(tmp_path) as registry:
         (version,) = registry.model(TENANT, "m").versions
@@ -357,7 +361,7 @@ async def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> Non
 
 
 async def test_stop_after_a_deploy_outlasts_the_request_before_both(tmp_path: Path) -> None:
-    """Also where all of it happened in one second, or the clock has stepped back."""
+    """This holds within one second, and if the clock steps back."""
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         await registry.stop(BY, TENANT, "m", NOW_S)

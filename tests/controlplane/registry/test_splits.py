@@ -1,4 +1,4 @@
-"""A split of a model: what may share its requests, for how long, and who is told."""
+"""Traffic splits of a model: valid weights, how long a split lasts, and the feed row."""
 
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,14 @@ async def _pushed(registry: Registry, *letters: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 async def test_split_is_published_stored_and_ended(tmp_path: Path) -> None:
-    """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
+    """The split has whole digests in the feed and after a restart. An empty split or a deploy ends it."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await _pushed(registry, "a", "b", "c")
         named: list[VersionKey] = []
         registry.on_alias_moved = named.append
         assert await registry.split(BY, TENANT, "m", {B: 10, A: 90}, NOW_S) == {digest("a"): 90, digest("b"): 10}
-        assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
+        assert sorted(named) == [key(letter="a"), key(letter="b")], "the versions of the split are prefetched"
         assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
         assert feed.snapshot().models[0].split == {digest("a"): 90, digest("b"): 10}
         before = registry.model(TENANT, "m")
@@ -49,7 +49,7 @@ async def test_split_is_published_stored_and_ended(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("backend")
 async def test_invalid_split_is_refused(tmp_path: Path) -> None:
-    """Each refusal names the value; nothing changes."""
+    """Each refusal names the value, and nothing changes."""
     async with opened_registry(tmp_path) as registry:
         await _pushed(registry, "a", "b", "c")
         embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
@@ -78,17 +78,17 @@ async def test_invalid_split_is_refused(tmp_path: Path) -> None:
     ("weights", "status"),
     [
         pytest.param({A: 3, B: 1}, 200, id="two versions"),
-        pytest.param({}, 200, id="none"),
-        pytest.param({A: 0, B: 1}, 400, id="a weight of nothing"),
-        pytest.param({A: 1001, B: 1}, 400, id="too large a weight"),
+        pytest.param({}, 200, id="no versions"),
+        pytest.param({A: 0, B: 1}, 400, id="a weight of zero"),
+        pytest.param({A: 1001, B: 1}, 400, id="a weight that is too large"),
         pytest.param({A: 1.5, B: 1}, 400, id="half a weight"),
         pytest.param({letter * 12: 1 for letter in "0123456789abcdefg"}, 400, id="too many versions"),
         pytest.param({A: 1}, 400, id="a single version"),
-        pytest.param({A: 1, C: 1}, 404, id="a version that there is not"),
+        pytest.param({A: 1, C: 1}, 404, id="an unknown version"),
     ],
 )
 async def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
-    """What was taken is answered, and shown with the model."""
+    """An accepted split is returned, and shown in the model."""
     async with opened(tmp_path) as door:
         for letter in "ab":
             await push(door, letter=letter)

@@ -1,4 +1,4 @@
-"""What is said to follow an idle level is what the autoscaler does."""
+"""The status says what follows an idle level, and the autoscaler does that. In virtual time."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, r
 
 
 def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
-    """Return what is said to follow of a version that has one warm replica."""
+    """Return the level that the status announces for a version with one warm replica."""
     table = ReplicaTable(8)
     table.add(Replica("r", ReplicaState.READY, 0, key=which))
     economy = WarmthCost(default_price_book(), RestoreHistory(), w.clock, kv_bytes=0, memory_price=1.0)
@@ -27,7 +27,7 @@ def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
 @pytest.mark.parametrize("idle", ["zero", "sleep", "sleep2", "warm", "auto"])
 @pytest.mark.parametrize("least", [0, 1])
 async def test_version_without_a_name_goes_to_zero(idle: str, least: int) -> None:
-    """Whatever the model's setting and its minimum, which are for versions that an alias or a split names."""
+    """A model's idle setting and minimum apply only to versions with an alias or a split."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle=idle, min=least))
         await wake_version(w, which)
@@ -38,7 +38,9 @@ async def test_version_without_a_name_goes_to_zero(idle: str, least: int) -> Non
 
 
 async def test_minimum_that_does_not_hold_keeps_nothing() -> None:
-    """An operator stopped the version: its minimum holds again once it is asked for. The control is before the stop."""
+    """An operator stopped the version, so its minimum does not hold until the next request. Control: before the stop it
+    does.
+    """
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         await wake_version(w, which)

@@ -1,4 +1,4 @@
-"""Who may give which key to whom, and when one is good, as tables."""
+"""Permissions to create keys, and the validity of keys, as tables."""
 
 import pytest
 
@@ -27,15 +27,14 @@ INFER, PUSH, BILLING, ADMINS, OPERATES = Scope.INFER, Scope.PUSH, Scope.BILLING_
 @pytest.mark.parametrize(
     ("expires_at_s", "revoked_at_s", "want"),
     [
-        pytest.param(None, None, KeyState.ACTIVE, id="for ever"),
-        pytest.param(101, None, KeyState.ACTIVE, id="a second before"),
-        pytest.param(100, None, KeyState.EXPIRED, id="in the second of its end"),
+        pytest.param(None, None, KeyState.ACTIVE, id="without an expiry"),
+        pytest.param(101, None, KeyState.ACTIVE, id="a second before its expiry"),
+        pytest.param(100, None, KeyState.EXPIRED, id="in the second of its expiry"),
         pytest.param(None, 50, KeyState.REVOKED, id="revoked"),
-        pytest.param(60, 50, KeyState.REVOKED, id="revoked weighs more"),
+        pytest.param(60, 50, KeyState.REVOKED, id="revoked and expired"),
     ],
 )
 def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: KeyState) -> None:
-    """At second 100."""
     assert key_state(expires_at_s, revoked_at_s, 100) is want
 
 
@@ -49,17 +48,18 @@ def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: Key
             ADMIN, "acme", KeySpec("app", (INFER,), ("llama", "other/llama")), id="for another tenant's model"
         ),
         pytest.param(ADMIN, "acme", KeySpec("books", (BILLING,)), id="for the bill"),
-        pytest.param(OPERATOR, "acme", KeySpec("first", (ADMINS,)), id="an operator makes a tenant's first"),
-        pytest.param(OPERATOR, "default", KeySpec("second", (ADMINS, OPERATES)), id="and another operator"),
+        pytest.param(OPERATOR, "acme", KeySpec("first", (ADMINS,)), id="an operator creates a tenant's first admin"),
+        pytest.param(
+            OPERATOR, "default", KeySpec("second", (ADMINS, OPERATES)), id="an operator creates another operator"
+        ),
     ],
 )
 def test_valid_key_spec_is_accepted(by: Principal, tenant: str, grant: KeySpec) -> None:
-    """As it was asked for."""
     assert check_key_spec(by, tenant, grant) == grant
 
 
 def test_key_spec_is_normalized() -> None:
-    """The same key, however it was asked for."""
+    """Scopes and models are sorted and unique."""
     assert check_key_spec(ADMIN, "acme", KeySpec("x", (ADMINS, INFER, ADMINS))).scopes == (INFER, ADMINS)
     assert check_key_spec(ADMIN, "acme", KeySpec("x", (INFER,), ("b", "a", "b"))).models == ("a", "b")
 
@@ -72,18 +72,34 @@ def test_key_spec_is_normalized() -> None:
         pytest.param(ADMIN, "acme", KeySpec("x" * 64, (INFER,)), InvalidRequest, "1-63", id="a long name"),
         pytest.param(ADMIN, "acme", KeySpec(SECRET, (INFER,)), InvalidRequest, "hold no key", id="a key for a name"),
         pytest.param(ADMIN, "acme", KeySpec("x", ()), InvalidRequest, "infer, push", id="no scope"),
-        pytest.param(ADMIN, "acme", KeySpec("x", (INFER,), ("No",)), InvalidRequest, "DNS label", id="no model's name"),
-        pytest.param(ADMIN, "acme", KeySpec("x", (ADMINS,), ("m",)), InvalidRequest, "alone", id="an admin of a model"),
-        pytest.param(ADMIN, "acme", KeySpec("x", (INFER, PUSH), ("m",)), InvalidRequest, "alone", id="half of each"),
-        pytest.param(ADMIN, "acme", KeySpec("x", (OPERATES,)), Forbidden, "operator", id="an admin makes no operator"),
-        pytest.param(OPERATOR, "acme", KeySpec("x", (OPERATES,)), InvalidRequest, "'default'", id="elsewhere"),
         pytest.param(
-            ADMIN, "acme", KeySpec("x", (INFER,), tuple(f"m{n}" for n in range(65))), InvalidRequest, "64", id="many"
+            ADMIN, "acme", KeySpec("x", (INFER,), ("No",)), InvalidRequest, "DNS label", id="a bad model name"
+        ),
+        pytest.param(ADMIN, "acme", KeySpec("x", (ADMINS,), ("m",)), InvalidRequest, "alone", id="an admin of a model"),
+        pytest.param(
+            ADMIN, "acme", KeySpec("x", (INFER, PUSH), ("m",)), InvalidRequest, "alone", id="one model and two scopes"
+        ),
+        pytest.param(ADMIN, "acme", KeySpec("x", (OPERATES,)), Forbidden, "operator", id="an admin makes no operator"),
+        pytest.param(
+            OPERATOR,
+            "acme",
+            KeySpec("x", (OPERATES,)),
+            InvalidRequest,
+            "'default'",
+            id="an operator key of another tenant",
+        ),
+        pytest.param(
+            ADMIN,
+            "acme",
+            KeySpec("x", (INFER,), tuple(f"m{n}" for n in range(65))),
+            InvalidRequest,
+            "64",
+            id="too many models",
         ),
     ],
 )
 def test_invalid_key_spec_is_refused(by: Principal, tenant: str, grant: KeySpec, kind: type, says: str) -> None:
-    """The value and the rule are named; a secret is not."""
+    """The error names the value and the rule. It never shows a secret."""
     with pytest.raises(Refused, match=says) as caught:
         check_key_spec(by, tenant, grant)
     assert isinstance(caught.value.failure, kind)
@@ -92,18 +108,17 @@ def test_invalid_key_spec_is_refused(by: Principal, tenant: str, grant: KeySpec,
 @pytest.mark.parametrize(
     ("by", "tenant", "want"),
     [
-        pytest.param(ADMIN, None, "acme", id="the own one"),
-        pytest.param(ADMIN, "acme", "acme", id="by its name"),
+        pytest.param(ADMIN, None, "acme", id="its own tenant by default"),
+        pytest.param(ADMIN, "acme", "acme", id="its own tenant by name"),
         pytest.param(OPERATOR, "acme", "acme", id="an operator names any"),
     ],
 )
 def test_target_tenant(by: Principal, tenant: str | None, want: str) -> None:
-    """Whose keys are spoken of."""
     assert target_tenant(by, tenant) == want
 
 
 def test_foreign_tenant_is_not_found() -> None:
-    """To an admin who is no operator."""
+    """This holds for an admin who is no operator."""
     with pytest.raises(Refused) as caught:
         target_tenant(ADMIN, "other")
     assert caught.value.failure == NotFound("tenant", "other")
@@ -114,16 +129,15 @@ def test_foreign_tenant_is_not_found() -> None:
     [
         pytest.param(None, 60, 160, id="after the overlap"),
         pytest.param(150, 60, 150, id="not later than it would have ended"),
-        pytest.param(None, 0, 100, id="at once"),
+        pytest.param(None, 0, 100, id="without an overlap"),
     ],
 )
 def test_rotated_key_expiry(expires_at_s: int | None, overlap_s: int, want: int) -> None:
-    """At second 100."""
     assert rotated_key_expiry_s(expires_at_s, 100, overlap_s) == want
 
 
 def test_successor_key_has_the_same_lifetime() -> None:
-    """As the first was made for, from now on; for ever where that was."""
+    """The lifetime counts from now. A successor of a key without an expiry has none."""
     assert successor_expiry_s(40, 90, 100) == 150
     assert successor_expiry_s(40, None, 100) is None
 
@@ -132,15 +146,15 @@ def test_successor_key_has_the_same_lifetime() -> None:
     ("key_id", "scopes", "lasting", "refused"),
     [
         pytest.param("a", (OPERATES,), ("a",), True, id="the last one stays"),
-        pytest.param("a", (OPERATES,), ("a", "b"), False, id="of two one may go"),
-        pytest.param("a", (OPERATES,), (), True, id="one that expires, without another"),
-        pytest.param("a", (ADMINS,), ("b",), False, id="no operator's"),
+        pytest.param("a", (OPERATES,), ("a", "b"), False, id="one of two can be revoked"),
+        pytest.param("a", (OPERATES,), (), True, id="a temporary key when no permanent one exists"),
+        pytest.param("a", (ADMINS,), ("b",), False, id="not an operator key"),
     ],
 )
 def test_last_permanent_operator_key_stays(
     key_id: str, scopes: tuple[Scope, ...], lasting: tuple[str, ...], refused: bool
 ) -> None:
-    """Nobody is locked out."""
+    """An installation always keeps an operator key that does not expire."""
     if not refused:
         return check_not_last(key_id, scopes, lasting)
     with pytest.raises(Refused, match="last key of an operator"):
@@ -149,7 +163,7 @@ def test_last_permanent_operator_key_stays(
 
 
 def test_operator_tenant_is_never_suspended() -> None:
-    """Neither suspended nor deleted; every other may be."""
+    """It is not deleted either. Other tenants can be both."""
     for state in (TenantState.SUSPENDED, TenantState.DELETED):
         with pytest.raises(Refused, match="stays active"):
             check_state_change("default", state)
@@ -158,7 +172,7 @@ def test_operator_tenant_is_never_suspended() -> None:
 
 
 def test_non_empty_tenant_names_models_and_keys() -> None:
-    """Models and keys, a few of many."""
+    """The error lists models and keys, and only the first of many."""
     check_empty("acme", [], [])
     with pytest.raises(Refused) as caught:
         check_empty("acme", [f"m{n}" for n in range(10)], ["k1"])

@@ -1,4 +1,4 @@
-"""A model's ladder: what it may name, for how long it is kept, and who is told."""
+"""Degradation steps of a model: valid steps, how long they are stored, and the feed row."""
 
 from pathlib import Path
 from typing import Any
@@ -43,24 +43,24 @@ KNOWN = {
 @pytest.mark.parametrize(
     ("steps", "want"),
     [
-        pytest.param((), None, id="none"),
+        pytest.param((), None, id="no steps"),
         pytest.param((CAP, SMALL), None, id="in order"),
-        pytest.param((Fallback(model="other/lent"),), None, id="another tenant's, which is granted"),
-        pytest.param((Fallback(model="other/theirs"),), ModelNotFound, id="one that is not"),
-        pytest.param((Fallback(model="nope"),), ModelNotFound, id="none of that name"),
+        pytest.param((Fallback(model="other/lent"),), None, id="another tenant's granted model"),
+        pytest.param((Fallback(model="other/theirs"),), ModelNotFound, id="another tenant's model"),
+        pytest.param((Fallback(model="nope"),), ModelNotFound, id="an unknown model"),
         pytest.param((Fallback(model="m"),), InvalidRequest, id="itself"),
-        pytest.param((Fallback(model=f"{TENANT}/m"),), InvalidRequest, id="itself, by its whole name"),
-        pytest.param((Fallback(model="No!"),), InvalidRequest, id="no name"),
-        pytest.param((Fallback(model="vectors"),), Conflict, id="one of another kind"),
-        pytest.param((SMALL, CAP), InvalidRequest, id="refusals before waits"),
+        pytest.param((Fallback(model=f"{TENANT}/m"),), InvalidRequest, id="itself, by its full name"),
+        pytest.param((Fallback(model="No!"),), InvalidRequest, id="a bad name"),
+        pytest.param((Fallback(model="vectors"),), Conflict, id="a model of another kind"),
+        pytest.param((SMALL, CAP), InvalidRequest, id="a step without a wait before one with a wait"),
         pytest.param((CAP, CapOutput(tokens=9, wait_s=1)), InvalidRequest, id="a longer wait before a shorter one"),
         pytest.param((CAP, CAP), InvalidRequest, id="a step twice"),
-        pytest.param((CapOutput(tokens=MAX_LIMIT),), None, id="as many tokens as a limit may say"),
-        pytest.param((CapOutput(tokens=MAX_LIMIT + 1),), InvalidRequest, id="more tokens than that"),
+        pytest.param((CapOutput(tokens=MAX_LIMIT),), None, id="the largest number of tokens"),
+        pytest.param((CapOutput(tokens=MAX_LIMIT + 1),), InvalidRequest, id="too many tokens"),
     ],
 )
 def test_degradation_step_names_callable_models_only(steps: tuple[Any, ...], want: type[Exception] | None) -> None:
-    """In the order of waits, and only what its owner may call itself."""
+    """Steps are in the order of their waits, and name only models that the owner may call."""
     if want is None:
         check_degradation(KNOWN[TENANT, "m"], Ladder(steps=steps, plans={"free": steps}), KNOWN.get)
         return
@@ -71,14 +71,14 @@ def test_degradation_step_names_callable_models_only(steps: tuple[Any, ...], wan
 
 
 def test_repeated_step_is_refused_with_the_rule() -> None:
-    """The error says what must hold, not what was wrong."""
+    """The error says what must hold."""
     with pytest.raises(Refused) as refused:
         check_degradation(KNOWN[TENANT, "m"], Ladder(steps=(CAP, CAP)), KNOWN.get)
     assert refused.value.failure == InvalidRequest("steps", "(2)", "must name each step once")
 
 
 def test_degradation_requires_a_generating_model() -> None:
-    """Another model's vectors are in another space."""
+    """Vectors of another model are in another space."""
     with pytest.raises(Refused) as refused:
         check_degradation(KNOWN[TENANT, "vectors"], Ladder(steps=(SMALL,)), KNOWN.get)
     assert isinstance(refused.value.failure, Conflict)
@@ -86,15 +86,15 @@ def test_degradation_requires_a_generating_model() -> None:
 
 @pytest.mark.usefixtures("backend")
 async def test_degradation_is_published_stored_and_removed(tmp_path: Path) -> None:
-    """To activators, and after a restart."""
+    """They are in the feed and survive a restart and a deploy."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         for name in ("m", "small"):
             await registry.register(registration(name), NOW_S)
         ladder = Ladder(steps=(CAP, SMALL), plans={"free": (SMALL,), "pro": ()})
         assert await registry.set_ladder(BY, TENANT, "m", ladder, NOW_S) == ladder
-        told = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
-        assert told == {"m": (ladder.steps, ladder.plans), "small": ((), {})}
+        published = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
+        assert published == {"m": (ladder.steps, ladder.plans), "small": ((), {})}
         before = registry.model(TENANT, "m")
         await registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)
         assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
@@ -111,21 +111,21 @@ async def test_degradation_is_published_stored_and_removed(tmp_path: Path) -> No
     ("steps", "status"),
     [
         pytest.param(STEPS, 200, id="two steps"),
-        pytest.param([], 200, id="none"),
-        pytest.param([{"step": "cached", "age_s": 3600, "wait_s": None}], 200, id="an old answer"),
-        pytest.param([{"step": "cached", "age_s": 86_401}], 400, id="too old a one"),
-        pytest.param([{"step": "pray"}], 400, id="no step"),
-        pytest.param([{"step": "cap-output", "tokens": 0}], 400, id="an answer of nothing"),
-        pytest.param([{"step": "cap-output", "tokens": 1, "model": "small"}], 400, id="what is another step's"),
-        pytest.param([{"step": "fallback", "model": "small", "wait_s": 0}], 400, id="a wait of nothing"),
-        pytest.param([{"step": "fallback", "model": "small", "wait_s": 601}], 400, id="too long a wait"),
+        pytest.param([], 200, id="no steps"),
+        pytest.param([{"step": "cached", "age_s": 3600, "wait_s": None}], 200, id="a cached answer"),
+        pytest.param([{"step": "cached", "age_s": 86_401}], 400, id="a cached answer that is too old"),
+        pytest.param([{"step": "pray"}], 400, id="an unknown step"),
+        pytest.param([{"step": "cap-output", "tokens": 0}], 400, id="an answer of zero tokens"),
+        pytest.param([{"step": "cap-output", "tokens": 1, "model": "small"}], 400, id="a field of another step"),
+        pytest.param([{"step": "fallback", "model": "small", "wait_s": 0}], 400, id="a wait of zero"),
+        pytest.param([{"step": "fallback", "model": "small", "wait_s": 601}], 400, id="a wait that is too long"),
         pytest.param([{"step": "cap-output", "tokens": at + 1} for at in range(9)], 400, id="too many"),
-        pytest.param([{"step": "fallback", "model": "nope"}], 404, id="a model that there is not"),
+        pytest.param([{"step": "fallback", "model": "nope"}], 404, id="an unknown model"),
         pytest.param(list(reversed(STEPS)), 400, id="out of order"),
     ],
 )
 async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
-    """What was taken is answered, and shown with the model."""
+    """Accepted steps are returned, and shown in the model."""
     async with opened(tmp_path) as door:
         for name in ("m", "small"):
             await push(door, name)
@@ -141,15 +141,15 @@ async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status:
     ("plans", "status"),
     [
         pytest.param({"free": STEPS, "pro": []}, 200, id="two plans"),
-        pytest.param({"Free": STEPS}, 400, id="no name"),
-        pytest.param({"free\n": STEPS}, 400, id="a name and a line"),
-        pytest.param({"a" * 64: STEPS}, 400, id="too long a name"),
+        pytest.param({"Free": STEPS}, 400, id="a bad name"),
+        pytest.param({"free\n": STEPS}, 400, id="a name with a line break"),
+        pytest.param({"a" * 64: STEPS}, 400, id="a name that is too long"),
         pytest.param({"free": list(reversed(STEPS))}, 400, id="out of order"),
         pytest.param({f"p{at}": [] for at in range(17)}, 400, id="too many"),
     ],
 )
 async def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
-    """Beside the steps of all; an error names the plan."""
+    """Plans are stored beside the steps for all tenants. An error names the plan."""
     async with opened(tmp_path) as door:
         for name in ("m", "small"):
             await push(door, name)
