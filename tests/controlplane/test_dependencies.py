@@ -60,7 +60,7 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
         await gone_and_another(it, "busy")
 
 
-async def test_replica_that_does_not_answer_sleep_is_ended(run: RunDirectory) -> None:
+async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory) -> None:
     """It is unknown what memory it holds."""
     async with local(run, term_s=0.1) as it:
         await stopped(it, "m")
