@@ -1,6 +1,6 @@
-"""A deterministic simulation of the product's own modules on virtual time.
+"""Deterministic simulation of the product's modules in virtual time.
 
-`history.py` draws operations and faults from a seed, `history_player.py` plays them on a world, checks its invariants
-after each step and shrinks a history that breaks one. The worlds put real modules together with a fake network, disk
-and processes. `docs/simulation.md` says how to run it and how to extend it.
+`core/history.py` draws operations and faults from a seed. `core/history_player.py` plays them in a world, checks its
+invariants after each step, and shrinks a failing history. A world combines real modules with a fake network, disk and
+processes. `docs/simulation.md` says how to run and extend the simulation.
 """

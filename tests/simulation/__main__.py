@@ -1,4 +1,4 @@
-"""Play histories by hand: `python -m tests.simulation --help`."""
+"""Play histories on the command line: `python -m tests.simulation --help`."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from tests.simulation.worlds import WORLDS
 
 
 def main() -> int:
-    """Play a seed, a file, or many seeds; 1 where an invariant breaks."""
+    """Play one seed, a file, or many seeds. Exit with 1 if an invariant breaks."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=main.__doc__)
     parser.add_argument("world", choices=sorted(WORLDS))
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")

@@ -1,8 +1,8 @@
-"""World: the weight cache of one machine, between a store and those who lease versions from it.
+"""World: the weight cache of one machine, between a store and processes that lease versions.
 
-Everything from `open_cache` down is the product's: residents, loader, fetcher, both indexes, files, examination,
-mending, prefetches. Slabs are plain memory. Chunks are damaged, disks fill, the store is slow or says something else,
-threads are late, leases are cancelled at any point, and the cache starts again on what its disk has.
+Everything below `open_cache` is the product's: residents, loader, fetcher, indexes, files, examination, repair and
+prefetch. Slabs are ordinary memory. Faults: chunks are damaged, disks fill up, the store is slow or returns wrong
+bytes, threads are late, leases are cancelled at any point, and the cache restarts with its disk.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from weightcache.nvme.chunk_files import ChunkFiles
 
 TENANTS: Final = ("ann", "bob")
 VERSIONS: Final = 4
-CHUNKS: Final = 14  # that all versions are made of
+CHUNKS: Final = 14  # of which all versions are made
 SLAB_PAGES: Final = 4
 CALM_S: Final = 120
 SLACK_S: Final = 1.0
-# What a lease may be refused with while something is wrong, or the tiers are full.
+# A lease may be refused with these codes during a fault, or while the tiers are full.
 EXCUSED: Final = frozenset({
     "overloaded", "unavailable", "capacity_exceeded", "chunk_corrupt", "chunk_missing", "deadline_exceeded",
     "manifest_corrupt", "pack_corrupt", "not_found",
@@ -43,7 +43,7 @@ EXCUSED: Final = frozenset({
 
 
 class PlainSlab:
-    """In the place of sealed shared memory."""
+    """A slab in ordinary memory instead of sealed shared memory."""
 
     huge = False
     fd = -1
@@ -62,11 +62,11 @@ class PlainSlab:
         self.tenant = None
 
     def close(self) -> None:
-        """Nothing is mapped."""
+        """Nothing to close: no memory is mapped."""
 
 
 class SlowStore:
-    """A store that takes time, and fails or lies at times."""
+    """A store that takes time, and sometimes fails or returns wrong bytes."""
 
     def __init__(self, random: Random) -> None:
         self.inner = MemoryStore()
@@ -107,13 +107,13 @@ class SlowStore:
 
 
 class CacheWorld(World):
-    """Two tenants with the same versions, which share chunks. Room for some of them."""
+    """Two tenants have the same versions, which share chunks. The cache has room for some of them."""
 
     name = "cache"
     steps_max = 30
 
     async def start(self) -> None:
-        """A fresh cache, and a store with all versions."""
+        """Create a fresh cache, and a store with all versions."""
         random = self.random
         self.store = SlowStore(Random(random.random()))
         self.delays = Random(random.random())
@@ -165,7 +165,7 @@ class CacheWorld(World):
     # Leases.
 
     async def _lease(self, tenant: str, version: Version, timeout_s: float, hold_s: float) -> None:
-        """Lease it, look at all of its bytes, and hold it."""
+        """Lease the version, check all its bytes, and hold it."""
         begun_s = self.loop.time()
         try:
             async with self.cache.version_loader.pinned(tenant, version.id, timeout_s) as arrival:
@@ -197,7 +197,7 @@ class CacheWorld(World):
 
     @operation(10)
     async def lease(self, random: Random) -> None:
-        """One or some leases, of one version or of several."""
+        """Start some leases of one or several versions."""
         for _ in range(random.choice((1, 1, 2, 5))):
             tenant, version = random.choice(TENANTS), random.choice(self.versions)
             timeout_s, hold_s = random.choice((0.05, 5.0, 30.0)), random.choice((0.0, 0.1, 3.0, 40.0))
@@ -207,14 +207,14 @@ class CacheWorld(World):
 
     @operation(5)
     async def cancel(self, random: Random) -> None:
-        """Some of those who wait or hold leave."""
+        """Cancel some waiting or held leases."""
         leases = sorted(self.leases, key=lambda task: task.get_name())
         for task in random.sample(leases, min(len(leases), random.randint(1, 3))):
             task.cancel()
 
     @operation(3)
     async def prefetch(self, random: Random) -> None:
-        """A version is brought for nobody yet."""
+        """Prefetch a version that has no lease."""
         tenant, version, is_urgent = random.choice(TENANTS), random.choice(self.versions), random.random() < 0.5
 
         async def bring() -> None:
@@ -227,7 +227,7 @@ class CacheWorld(World):
 
     @operation(4)
     async def evict(self, random: Random) -> None:
-        """An operator drops what a tier has: of a version, of a tenant, or all."""
+        """Evict a tier's content: of one version, of one tenant, or all."""
         tier: Any = random.choice(("host", "nvme"))
         tenant = random.choice((None, *TENANTS))
         version = random.choice((None, *self.versions)) if tenant is not None else None
@@ -240,11 +240,11 @@ class CacheWorld(World):
 
         self._begin(drop(), self.tasks)
 
-    # Damage, and who looks for it.
+    # Damage, and its detection.
 
     @operation(5)
     async def damage_memory(self, random: Random) -> None:
-        """A bit of a kept chunk flips in memory."""
+        """Flip a bit of a chunk in memory."""
         index = self.cache.arena.index
         ready = sorted(key for key, _ in index.ready_chunks())
         if ready:
@@ -256,7 +256,7 @@ class CacheWorld(World):
 
     @operation(3)
     async def damage_file(self, random: Random) -> None:
-        """A kept file is changed, cut, empty, or gone."""
+        """Change, cut, empty or delete a file of the cache."""
         files = sorted(path for path in self.settings.cache.rglob("*") if path.is_file() and len(path.name) == 64)
         if not files:
             return
@@ -275,7 +275,7 @@ class CacheWorld(World):
 
     @operation(5)
     async def examine(self, random: Random) -> None:
-        """Some chunks are looked at, several times at once."""
+        """Examine some chunks, each several times at once."""
         kept = sorted(self.cache.examiner.stored_chunks())
         wrong = [(tier, key, size) for tier, key, size in kept if tier == "host" and key in self.wrong_in_memory]
         for tier, key, _ in random.sample(wrong or kept, min(len(wrong or kept), 2)):
@@ -290,7 +290,7 @@ class CacheWorld(World):
 
     @operation(2)
     async def check_all(self, random: Random) -> None:
-        """An operator checks all that is kept."""
+        """Check the whole cache, as an operator does."""
         self._begin(self._check_all(), self.tasks)
 
     async def _check_all(self) -> None:
@@ -309,12 +309,12 @@ class CacheWorld(World):
 
     @operation(2)
     async def fill_disk(self, random: Random) -> None:
-        """Nothing can be written for a while."""
+        """Let every write fail for a while."""
         self._for_a_while(random, self, "disk_is_full", True, False)
 
     @operation(3)
     async def break_store(self, random: Random) -> None:
-        """The store fails, lies, stalls or is slow for a while."""
+        """Let the store fail, return wrong bytes, stall or be slow for a while."""
         match random.randrange(4):
             case 0:
                 self._for_a_while(random, self.store, "fails", 0.5, 0.0)
@@ -327,7 +327,7 @@ class CacheWorld(World):
 
     @operation(2)
     async def restart(self, random: Random) -> None:
-        """The cache ends, with what is in memory, and starts again on its disk."""
+        """Restart the cache. Its memory is lost, its disk stays."""
         await self._end()
         await self._open()
 
@@ -341,7 +341,7 @@ class CacheWorld(World):
     # Rest.
 
     async def calm(self) -> None:
-        """Nothing fails any more, nobody holds anything; then each version is leased once more."""
+        """End all faults and leases, then lease each version once more."""
         self.disk_is_full, self.store.fails, self.store.lies = False, 0.0, 0.0
         self.store.is_stalled, self.store.slowest_s = False, 0.02
         await asyncio.sleep(25.0)
@@ -361,7 +361,7 @@ class CacheWorld(World):
         self.at_rest_busy = max(self.at_rest_busy, await self._busy())
 
     async def _busy(self) -> int:
-        """Slabs in use; one that a scrub has in use is free a moment later."""
+        """Return the number of slabs in use. A slab that is being scrubbed becomes free a moment later."""
         index = self.cache.arena.index
         for _ in range(50):
             if not index.busy_count:
@@ -379,13 +379,13 @@ class CacheWorld(World):
                 self.not_leased.append(f"{version.id[:8]}: {refused.failure.code}")
 
     async def stop(self) -> None:
-        """As an agent ends."""
+        """End the cache like an agent."""
         await self._end()
         await self.keeping.aclose()
 
 
 def _bytes_of(cache: Cache, resident: Any) -> bytes:
-    """The version's bytes, as a lease would map them now."""
+    """Return the version's bytes as a lease would map them now."""
     layout = json.loads(os.pread(resident.papers.fd, 1 << 20, resident.manifest_bytes))
     slabs = [cache.arena.slab(number) for number in resident.slabs]
     return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in layout["extents"])
@@ -412,7 +412,7 @@ def leases_end_within_their_time(world: CacheWorld) -> None:
 
 
 def leases_have_what_was_asked_for(world: CacheWorld) -> None:
-    """Each byte is right, but where a bit flipped that nobody has looked at; refusals say what is wrong."""
+    """Each byte is right, unless a flipped bit was not examined yet. Each refusal has an expected code."""
     assert not world.bad, world.bad[0]
 
 
@@ -421,7 +421,7 @@ def checks_find_no_contradiction(world: CacheWorld) -> None:
 
 
 def nothing_is_pinned_at_rest(world: CacheWorld) -> None:
-    """Once nobody holds or waits, no slab is in use."""
+    """Without leases and waiters, no slab is in use."""
     assert not world.at_rest_busy, f"{world.at_rest_busy} slabs are in use at rest"
 
 

@@ -1,4 +1,4 @@
-"""Tell in the summary how many histories were played, from which seeds."""
+"""Report in the test summary how many histories were played, and with which seeds."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ PLAYED = "simulation"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each run of histories, also where workers played them."""
+    """Print one line for each run of histories, also for runs in worker processes."""
     for reports in terminalreporter.stats.values():
         for report in (each for each in reports if getattr(each, "when", "") == "call"):
             for name, value in getattr(report, "user_properties", ()):

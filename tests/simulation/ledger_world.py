@@ -1,7 +1,7 @@
-"""World: usage records on their way from spools to the ledger, its journal and its backups, and back from these.
+"""World: usage records travel from spools to the ledger, its journal and its backups, and are restored.
 
-Spools, shippers, recovery, ledger, totals, journal, closings, backups and restore are the product's, over files in
-memory. Processes die between any two steps; clocks step; the disk is full for a moment.
+Spools, shippers, recovery, ledger, totals, journal, closings, backups and restore are the product's, with files in
+memory. Processes die between any two steps, clocks step, and the disk is full for a moment.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def _book() -> PriceBook:
 
 
 class Source:
-    """One process that writes records, alive or dead."""
+    """A process that writes usage records."""
 
     def __init__(self, spool: Spool, shipper: Shipper, task: "asyncio.Task[None]", *, writes_lives: bool) -> None:
         self.spool = spool
@@ -72,13 +72,13 @@ class Source:
 
 
 class LedgerWorld(World):
-    """Some sources, one control plane, one place for backups."""
+    """Some sources, one control plane, and one backup directory."""
 
     name = "ledger"
     steps_max = 30
 
     async def start(self) -> None:
-        """A data directory as a first start leaves it, and a place for its backups."""
+        """Create a data directory as after a first start, and a directory for its backups."""
         self.data, self.place = self.directory / "data", self.directory / "place"
         self.data.mkdir()
         for name in FILES:
@@ -91,7 +91,7 @@ class LedgerWorld(World):
         self.sources: list[Source] = []
         self.acknowledged: dict[tuple[str, int], RequestRecord | LifetimeRecord] = {}
         self.withheld: list[RequestRecord] = []
-        # In a small world records meet: one balances what another one took back.
+        # In a small world, records share rows of totals and can cancel each other out.
         is_small = self.random.random() < 0.5
         self.tenants, self.months = TENANTS[: 1 if is_small else 2], MONTHS[1:2] if is_small else MONTHS
         self.models, self.tokens = MODELS[: 1 if is_small else 2], TOKENS[: 1 if is_small else 3]
@@ -127,7 +127,7 @@ class LedgerWorld(World):
         self.is_up = True
 
     def _die(self) -> None:
-        """Its process is killed: what was not committed is gone, and it opens again soon."""
+        """Kill the control plane: uncommitted data is lost. It opens again soon."""
         if not self.is_up:
             return
         self.note("the control plane dies")
@@ -151,7 +151,7 @@ class LedgerWorld(World):
             raise OperationalError("COMMIT", {}, OSError(28, "database or disk is full"))
 
     async def _post(self, payloads: Sequence[bytes], writes_lives: bool) -> None:
-        """As the ledger's route takes a batch."""
+        """Store a batch as the ledger's route does."""
         await asyncio.sleep(self.random.uniform(0.001, 0.02))
         if not self.is_up:
             raise Refused(Unavailable("the control plane"))
@@ -211,7 +211,7 @@ class LedgerWorld(World):
 
     @operation(12)
     async def serve(self, random: Random) -> None:
-        """Some requests end, and their records are appended; some are also told of by their runtime."""
+        """Finish some requests and append their records. Some have an orphan record, too."""
         source = self._source(random, writes_lives=False)
         for _ in range(random.choice((1, 1, 3, 12))):
             record = self._request(random)
@@ -228,7 +228,7 @@ class LedgerWorld(World):
 
     @operation(4)
     async def tell_late(self, random: Random) -> None:
-        """An activator that was lost is back with its records."""
+        """Append the late records of a lost activator."""
         source, withheld = self._source(random, writes_lives=False), self.withheld
         self.withheld = withheld[(count := random.randint(1, 4)) :]
         for record in withheld[:count]:
@@ -263,9 +263,9 @@ class LedgerWorld(World):
 
     @operation(4)
     async def end_replica(self, random: Random) -> None:
-        """A replica's life is recorded; of some there was a word before."""
+        """Record the life of a replica. Some replicas report it while running."""
         life = self._life(random)
-        if random.random() < 0.3:  # a pod that is lost with all that it had to tell
+        if random.random() < 0.3:  # a pod that is lost together with its final record
             await self._tell_lives(life)
         else:
             self._start(self._append(self._source(random, writes_lives=True), life))
@@ -295,7 +295,7 @@ class LedgerWorld(World):
         )
 
     async def _tell_lives(self, life: LifetimeRecord) -> None:
-        """A pod says how it has lived so far."""
+        """Report the life of a running pod."""
         if self.is_up:
             word = msgspec.structs.replace(life, source="pod-1", sequence=1)
             try:
@@ -307,7 +307,7 @@ class LedgerWorld(World):
 
     @operation(2)
     async def record_lost_replicas(self, random: Random) -> None:
-        """Lives of which nothing was heard for long are recorded by their last word."""
+        """Record replicas that have not reported for long, by their last report."""
         if self.is_up:
             try:
                 await self.ledger.record_lost_replicas(int((self.clocks.wall() - random.choice((0.0, 3600.0))) * 1e6))
@@ -320,13 +320,13 @@ class LedgerWorld(World):
 
     @operation(4)
     async def kill_source(self, random: Random) -> None:
-        """A process that writes records is killed; what it wrote last may be torn."""
+        """Kill a source. Its last write may be torn."""
         if self.sources:
             self._kill(random.choice(self.sources), random)
 
     @operation(1)
     async def kill_at_birth(self, random: Random) -> None:
-        """Likewise, before its first record."""
+        """Kill a new source before its first record."""
         self._kill(self._begin_source(writes_lives=random.random() < 0.5), random)
 
     def _kill(self, source: Source, random: Random) -> None:
@@ -337,7 +337,7 @@ class LedgerWorld(World):
         source.spool._wakes.step = None  # type: ignore[attr-defined]
         close_files(directory)
         match random.randrange(6):
-            case 0 if firsts := segments(directory):  # a write that nobody was told of
+            case 0 if firsts := segments(directory):  # a write that was not acknowledged
                 with (directory / segment_name(firsts[-1])).open("ab") as segment:
                     segment.write(random.randbytes(random.randrange(1, 200)))
             case 1:
@@ -349,12 +349,12 @@ class LedgerWorld(World):
 
     @operation(3)
     async def recover(self, random: Random) -> None:
-        """What dead processes left is shipped."""
+        """Ship the records that dead processes left."""
         await self._recover()
 
     @operation(2)
     async def start_again(self, random: Random) -> None:
-        """A supervisor starts, and reads which lives are told of already."""
+        """Read the leftover lifetime records, as a starting supervisor does."""
         for record in leftover_records(self.data / "spool", lambda source: source.startswith("supervisor")):
             decode(record, LifetimeRecord)
 
@@ -366,7 +366,7 @@ class LedgerWorld(World):
 
     @operation(1)
     async def leave_foreign_entries(self, random: Random) -> None:
-        """What file systems and people leave in directories."""
+        """Create entries in the directories, as file systems and people do."""
         spools = self.data / "spool"
         spools.mkdir(exist_ok=True)
         (spools / "lost+found").mkdir(exist_ok=True)
@@ -374,11 +374,11 @@ class LedgerWorld(World):
         (self.place / "lost+found").mkdir(exist_ok=True)
         (self.place / "notes.txt").write_text("x")
 
-    # The control plane's life.
+    # The life of the control plane.
 
     @operation(4)
     async def die(self, random: Random) -> None:
-        """The control plane is killed, now or at some point of the next batch."""
+        """Kill the control plane, now or during the next batch."""
         if random.random() < 0.3:
             self._die()
         else:
@@ -386,25 +386,25 @@ class LedgerWorld(World):
 
     @operation(2)
     async def fail_commit(self, random: Random) -> None:
-        """The next commit fails, or its answer is lost."""
+        """Let the next commit fail, or lose its answer."""
         self.commit_fails = random.random() < 0.7
         self.loses_answer = not self.commit_fails
 
     @operation(1)
     async def fill_disk(self, random: Random) -> None:
-        """The disk of the journal is full for a moment."""
+        """Let the journal's disk be full for a moment."""
         disk = self.journal_disk
         disk.is_full = True
         self.loop.call_later(random.uniform(0.1, 5.0), setattr, disk, "is_full", False)
 
     @operation(2)
     async def step_clock(self, random: Random) -> None:
-        """The wall clock is set."""
+        """Step the wall clock."""
         self.clocks.ahead_s += random.choice(STEPS_S) if self.clocks.ahead_s == 0 else -self.clocks.ahead_s
 
     @operation(4)
     async def close_a_month(self, random: Random) -> None:
-        """A tenant closes a month that is over."""
+        """Close a tenant's month that is over."""
         if not self.is_up:
             return
         tenant, month, now_us = random.choice(self.tenants), random.choice(self.months), int(self.clocks.wall() * 1e6)
@@ -417,7 +417,7 @@ class LedgerWorld(World):
 
     @operation(4)
     async def back_up(self, random: Random) -> None:
-        """A backup is made."""
+        """Make a backup."""
         if self.is_up:
             try:
                 await self.schedule.make_backup()
@@ -426,7 +426,7 @@ class LedgerWorld(World):
 
     @operation(1)
     async def damage_a_backup(self, random: Random) -> None:
-        """The newest backup is cut, where an older one is whole."""
+        """Truncate the newest backup if an older one is intact."""
         whole = [path for _, path in list_backups(self.place) if path not in self.damaged]
         if len(whole) > 1:
             newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
@@ -435,11 +435,11 @@ class LedgerWorld(World):
 
     @operation(2)
     async def restore(self, random: Random) -> None:
-        """Everything is restored somewhere else, and compared."""
+        """Restore everything to another directory, and compare."""
         self.check((a_restored_ledger_is_the_same,))
 
     def check_restored(self, *, is_last: bool) -> None:
-        """Where the control plane is up and there is a backup."""
+        """Restore and compare, if the control plane runs and there is an intact backup."""
         if not self.is_up or not any(path not in self.damaged for _, path in list_backups(self.place)):
             return
         self.restored += 1
@@ -469,7 +469,7 @@ class LedgerWorld(World):
     # Rest.
 
     async def calm(self) -> None:
-        """Nothing fails any more; all that was acknowledged reaches the ledger."""
+        """End all faults. Every acknowledged record reaches the ledger."""
         self.dies_at, self.commit_fails, self.loses_answer = None, False, False
         self.clocks.ahead_s = 0.0
         await asyncio.sleep(6.0)
@@ -483,7 +483,7 @@ class LedgerWorld(World):
         self.is_at_rest = True
 
     async def stop(self) -> None:
-        """As processes end."""
+        """End all processes in order."""
         await self.end_loops()
         for task in list(self.tasks):
             task.cancel()
@@ -496,7 +496,7 @@ class LedgerWorld(World):
 
 
 class Contents:
-    """What a ledger says, without the order in which it came."""
+    """The content of a ledger, without the order of its arrival."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -518,7 +518,7 @@ class Contents:
             self.aside = [reason for (reason,) in connection.execute(f"SELECT reason FROM {conflicts.name}")]
 
     def bills(self, book: PriceBook) -> dict[tuple[str, str], int]:
-        """What each tenant's months cost."""
+        """Return the cost of each tenant's months."""
         with closing(opened(self._path)) as database, database.engine.connect() as connection:
             return {
                 (tenant, month): spent_micros(connection, book, tenant, month) for tenant in TENANTS for month in MONTHS
@@ -533,7 +533,7 @@ def _by_name(connection: sqlite3.Connection, columns: str, table: str) -> dict[t
 
 
 def everything_acknowledged_is_in_the_ledger(world: LedgerWorld) -> None:
-    """Each record that a spool took is there, once, as it was written; nothing is kept aside."""
+    """Each acknowledged record is in the ledger once, as it was written. No record is set aside."""
     contents = Contents(world.data / "kelvin.db")
     assert not contents.aside, f"kept aside: {contents.aside[0][0]}"
     for key, record in world.acknowledged.items():
@@ -544,7 +544,7 @@ def everything_acknowledged_is_in_the_ledger(world: LedgerWorld) -> None:
             and name == "lifetime"
             and record.runtime_id in {each[0] for each in contents.rows[name].values()}
         ):
-            continue  # its last word was recorded before
+            continue  # its last report was recorded before
         assert row is not None, f"{name} {key} was acknowledged and is not in the ledger"
         assert row[0] == (record.request_id if isinstance(record, RequestRecord) else record.runtime_id), (
             f"{key} differs"
@@ -552,19 +552,19 @@ def everything_acknowledged_is_in_the_ledger(world: LedgerWorld) -> None:
 
 
 def the_ledger_is_sound(world: LedgerWorld) -> None:
-    """Chains, totals and closed bills are what its rows make."""
+    """Chains, totals and closed bills match the rows."""
     with world.database.engine.connect() as connection:
         fault = verify_all_chains(connection).fault
     assert fault is None, fault
 
 
 def is_kept(name: str) -> bool:
-    """Whether a recovery leaves that file: it is a stranger's, or has bytes that can't be read."""
+    """Return whether recovery keeps that file: it is foreign, or has unreadable bytes."""
     return name == "stray" or name.endswith(DAMAGED)
 
 
 def nothing_is_left_in_spools(world: LedgerWorld) -> None:
-    """All was shipped, and what dead processes left is gone."""
+    """All records were shipped, and the spools of dead processes are gone."""
     alive = {source.spool.source for source in world.sources}
     left = [path for path in (world.data / "spool").glob("*-*") if path.name not in alive]
     left = [path for path in left if any(not is_kept(each.name) for each in path.iterdir())]
@@ -572,7 +572,7 @@ def nothing_is_left_in_spools(world: LedgerWorld) -> None:
 
 
 def a_restored_ledger_is_the_same(world: LedgerWorld) -> None:
-    """Sound, with all that was acknowledged, the same closed months and the same bill."""
+    """A restored ledger is sound, with all acknowledged records, the same closed months and the same bill."""
     world.check_restored(is_last=world.is_at_rest)
 
 

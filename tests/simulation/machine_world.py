@@ -1,8 +1,8 @@
 """World: the control plane of one machine, over processes that start, restore, sleep, hang and die.
 
-Registry, tenants, autoscaler, actuator, pool, fleet, adoption, feed, ledger and budgets are put together by the
-product's own `open_services` and `one_machine`; the database is a file in memory. The control plane ends and starts
-again among processes that live on.
+Registry, tenants, autoscaler, actuator, pool, fleet, adoption, feed, ledger and budgets are assembled by the product's
+own `open_services` and `one_machine`. The database is a file in memory. The control plane restarts while the other
+processes live on.
 """
 
 import asyncio
@@ -52,24 +52,24 @@ BY: Final = Actor(key_id="k", tenant="default", scopes=(), request_id="req_1")
 TENANTS: Final = ("ann", "bob")
 MODELS: Final = (("ann", "small"), ("ann", "large"), ("bob", "own"))
 REPORT_S: Final = 1.0
-SILENT_S: Final = 4.0  # for which an activator may be silent after a control plane has begun
-SAFE_S: Final = 5.5  # for which a new control plane takes nothing away: less than the shortest stable window
+SILENT_S: Final = 4.0  # how long an activator may be silent after a control plane has started
+SAFE_S: Final = 5.5  # how long a new control plane removes nothing: less than the shortest stable window
 LOOK_S: Final = 2.0
-NAMED_S: Final = 45.0  # within which a version that a name leads to has its minimum, where nothing fails
-WHOLE_S: Final = 150.0  # the same where no room is made (for further replicas, or of other tenants' idle ones)
-GONE_S: Final = 60.0  # within which nothing runs any more of what may not
+NAMED_S: Final = 45.0  # within which a version with a name has its minimum, without faults
+WHOLE_S: Final = 150.0  # the same if no room is made (for further replicas, or from other tenants' idle ones)
+GONE_S: Final = 60.0  # within which everything that may not run has ended
 LOOPS: Final = (
     "standbys", "adopter", "autoscaler", "damages", "spending", "audit", "lives without an end",
 )  # fmt: skip
-FAULT_S: Final = 90.0  # for which a fault excuses what is not there
+FAULT_S: Final = 90.0  # how long a fault excuses missing replicas
 
 
 class _DiskError(Injected, sqlite3.OperationalError):
-    """What SQLite says, and no lock that another one holds."""
+    """An error of SQLite that is not a lock conflict."""
 
 
 class _Peers:
-    """The other processes of the installation: nothing is wrong with them, and nothing is known of the cache."""
+    """The other processes of the installation. They are healthy, and the cache's state is unknown."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         return
@@ -91,7 +91,7 @@ class _Peers:
 
 
 class _Zygote:
-    """Where standbys come from."""
+    """The source of standbys."""
 
     pid = None
     machine: FakeMachine
@@ -102,8 +102,7 @@ class _Zygote:
 
 @dataclass(frozen=True)
 class AdoptedReplicas:
-    """Replicas in use when a control plane began, and until when nothing of them may be taken away: nobody has done
-    anything since."""
+    """The replicas in use when a control plane started, and until when it must keep them. A later step ends this."""
 
     ready: dict[VersionKey, int]
     until_s: float
@@ -112,7 +111,7 @@ class AdoptedReplicas:
 
 @dataclass
 class RunningControlPlane:
-    """A control plane that runs."""
+    """A running control plane."""
 
     stack: AsyncExitStack
     services: ControlPlaneServices
@@ -124,14 +123,14 @@ class RunningControlPlane:
 
 
 class MachineWorld(World):
-    """Two tenants, up to three models, few device slots, one activator that reports what is asked."""
+    """Two tenants, up to three models, few device slots, and two activators that report load."""
 
     name = "machine"
     steps_max = 26
 
     async def start(self) -> None:
-        """A first start."""
-        is_small = self.random.random() < 0.4  # one model on one device slot: versions take each other's place
+        """Start an installation for the first time."""
+        is_small = self.random.random() < 0.4  # one model on one device slot: its versions replace each other
         self.models = MODELS[: 1 if is_small else len(MODELS)]
         (self.directory / "run").mkdir(mode=0o700)
         (self.directory / "kelvin.db").write_bytes(migrated())
@@ -144,20 +143,20 @@ class MachineWorld(World):
         )  # fmt: skip
         self.machine.drain_s = self.settings.drain_s
         self.book = read_price_book(self.settings.price_book)
-        self.load: dict[VersionKey, float] = {}  # requests at once that callers have
-        self.silent_s = 0.0  # until when the second activator is not back
-        self.fault_s = self.loop.time()  # until when something may be missing because of a fault
+        self.load: dict[VersionKey, float] = {}  # concurrent requests of callers
+        self.silent_s = 0.0  # until when the second activator has not returned
+        self.fault_s = self.loop.time()  # until when replicas may be missing because of a fault
         self.missing_since_s: dict[tuple[VersionKey, bool], float] = {}  # and whether room is made for it
-        self.running_since_s: dict[str, float] = {}  # tenants that are suspended, and run something
+        self.running_since_s: dict[str, float] = {}  # suspended tenants that still run something
         self.broken: list[str] = []  # minimums that were missing for too long
-        self.billed: list[str] = []  # what ran for too long of suspended tenants
+        self.billed: list[str] = []  # suspended tenants that ran something for too long
         self.suspended: set[str] = set()
-        self.serving: set[VersionKey] = set()  # versions in use that nothing competes with, and that serve
-        self.lost: list[VersionKey] = []  # of those, what serves no more
-        self.kept: dict[VersionKey, int] = {}  # minimums that are there
+        self.serving: set[VersionKey] = set()  # undisputed versions in use that have a replica
+        self.lost: list[VersionKey] = []  # such versions that have lost it
+        self.kept: dict[VersionKey, int] = {}  # minimums that are met
         self.taken_over: AdoptedReplicas | None = None
-        self.released: list[VersionKey] = []  # replicas in use that a new control plane took away
-        self.below: list[VersionKey] = []  # of those, what has fewer replicas now
+        self.released: list[VersionKey] = []  # versions whose replicas in use a new control plane removed
+        self.below: list[VersionKey] = []  # versions that fell below a met minimum
         self.broken_s = self.loop.time()  # until when processes may be missing because of a fault
         self.letters = 0
         self.commit_fails = 0
@@ -168,7 +167,7 @@ class MachineWorld(World):
         self.keeping.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
         self.keeping.enter_context(mock.patch.object(composition, "SiblingProcesses", _Peers))
         self.made: dict[str, Any] = {}
-        self.keeping.enter_context(mock.patch.object(machine_api, "router"))  # making them takes long
+        self.keeping.enter_context(mock.patch.object(machine_api, "router"))  # creating the routes takes long
         for name, kind in (("Fleet", Fleet), ("StandbyPool", StandbyPool)):
             self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
         plane = await self._open()
@@ -191,10 +190,10 @@ class MachineWorld(World):
     def _now_s(self) -> int:
         return int(self.clocks.wall())
 
-    # The control plane's life.
+    # The life of the control plane.
 
     async def _open(self) -> RunningControlPlane:
-        """As `controlplane.app.app` puts it together."""
+        """Assemble the control plane as `controlplane.app.app` does."""
         stack = AsyncExitStack()
         database = stack.enter_context(closing(opened(self.directory / "kelvin.db")))
         event.listen(database.engine, "begin", self._beginning)
@@ -220,7 +219,7 @@ class MachineWorld(World):
         return plane
 
     async def _close(self) -> None:
-        """It ends; runtimes live on."""
+        """End the control plane. Runtimes live on."""
         plane, self.plane = self.plane, None
         if plane is not None:
             plane.reader.cancel()
@@ -234,7 +233,7 @@ class MachineWorld(World):
             raise OperationalError("BEGIN", {}, fault)
 
     async def _read(self, services: ControlPlaneServices) -> None:
-        """The activators' feeds."""
+        """Read the activators' feeds."""
         await asyncio.gather(self._follow(services, "activator-1"), self._follow(services, "activator-2"))
 
     async def _follow(self, services: ControlPlaneServices, name: str) -> None:
@@ -249,7 +248,7 @@ class MachineWorld(World):
     # The activator.
 
     async def _report(self) -> None:
-        """What callers ask for, each second. Replicas that serve are as busy as that."""
+        """Report the callers' load each second, and make serving replicas as busy."""
         told: set[VersionKey] = set()
         while True:
             await asyncio.sleep(REPORT_S)
@@ -268,11 +267,11 @@ class MachineWorld(World):
             told = set(now)
             if self.plane is not None:
                 self.plane.running.decider.observe(Stats(activator="activator-1", stats=_part(stats, 0.2)))
-            if self.plane is not None and self.loop.time() >= self.silent_s:  # else it is on its way back
+            if self.plane is not None and self.loop.time() >= self.silent_s:  # otherwise it is still reconnecting
                 self.plane.running.decider.observe(Stats(activator="activator-2", stats=_part(stats, 0.8)))
 
     async def _look(self) -> None:
-        """Note since when something is missing, or runs that may not."""
+        """Note since when replicas are missing, or run although they must not."""
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self.loop.time()
@@ -307,9 +306,9 @@ class MachineWorld(World):
                 self.released += [key for key, count in over.ready.items() if ready(key) < count]
 
     def check(self, invariants: tuple[Invariant, ...]) -> None:
-        """Forget what a step has taken back before the invariants are checked.
+        """Before the invariants are checked, forget what a step has revoked.
 
-        A later step may give it again before the next look, which would see a stop and a deploy as no change at all.
+        A later step may grant it again before the next look, which would see no change at all.
         """
         if self.plane is not None:
             promised, minimums = self.promised(), self.minimums()
@@ -323,7 +322,7 @@ class MachineWorld(World):
         return self.plane is None or self.plane.running.replicas.ready(key) > 0
 
     def _wanted(self) -> set[VersionKey]:
-        """Versions that callers have requests at, of tenants and models in force."""
+        """Return the versions with requests, of active tenants and models."""
         assert self.plane is not None
         registry, found = self.plane.services.registry, set[VersionKey]()
         for key, load in self.load.items():
@@ -333,7 +332,7 @@ class MachineWorld(World):
         return found
 
     def _undisputed(self) -> set[VersionKey]:
-        """Those, where one slot for each of them and all minimums fit."""
+        """Return the wanted versions if one slot for each of them fits beside all minimums."""
         wanted = self._wanted()
         return wanted if self._needed(wanted) <= self.settings.device_slots else set()
 
@@ -347,13 +346,13 @@ class MachineWorld(World):
         return sum(least.values())
 
     def promised(self) -> dict[VersionKey, int]:
-        """Minimums that hold soon whatever was before: nobody asks for anything else."""
+        """Return the minimums that must hold soon in any case, because no other version has requests."""
         least = self.minimums()
         return least if all(key in least for key, load in self.load.items() if load > 0) else {}
 
     def minimums(self) -> dict[VersionKey, int]:
-        """Of versions that a name leads to, of models in force, where all of them fit beside each other and no other
-        tenant has anything to run.
+        """Return the minimums of named versions of active models, if all fit together and no other tenant
+        needs a slot.
         """
         assert self.plane is not None
         services, found = self.plane.services, dict[VersionKey, int]()
@@ -367,7 +366,7 @@ class MachineWorld(World):
         tenants = {key.tenant for key in (*found, *self._wanted())}
         return found if len(tenants) == 1 and sum(found.values()) <= self.settings.device_slots else {}
 
-    # What operators do.
+    # Actions of operators.
 
     async def _push(self, tenant: str, model: str) -> None:
         assert self.plane is not None
@@ -380,7 +379,7 @@ class MachineWorld(World):
         await self._try(self.plane.services.registry.register(registration, self._now_s()))
 
     async def _try(self, work: Any) -> bool:
-        """Whether it was done. What is refused is no defect; what a database error makes of it, neither."""
+        """Return whether the work was done. A refusal and a database error are expected."""
         try:
             await work
         except Refused as refused:
@@ -399,18 +398,18 @@ class MachineWorld(World):
 
     @operation(10)
     async def ask(self, random: Random) -> None:
-        """Callers ask for a version, more or less than before, or no more."""
+        """Change the load of a version."""
         if keys := self._keys():
             self.load[random.choice(keys)] = random.choice((0.0, 0.0, 1.0, 3.0, 10.0))
 
     @operation(2)
     async def stop_traffic(self, random: Random) -> None:
-        """Nobody asks for anything any more."""
+        """End all load."""
         self.load.clear()
 
     @operation(5)
     async def push(self, random: Random) -> None:
-        """A new version is registered, and deployed at times."""
+        """Register a new version, and sometimes deploy it."""
         if self.plane is not None:
             tenant, model = random.choice(self.models)
             await self._push(tenant, model)
@@ -419,7 +418,7 @@ class MachineWorld(World):
 
     @operation(4)
     async def deploy(self, random: Random) -> None:
-        """`prod` is moved to another version of its model."""
+        """Deploy another version of a model."""
         if keys := self._keys():
             key = random.choice(keys)
             assert self.plane is not None
@@ -427,7 +426,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def split(self, random: Random) -> None:
-        """Two versions share a model, or no more."""
+        """Split a model between two versions, or end its split."""
         if self.plane is None:
             return
         for tenant, model in random.sample(self.models, len(self.models)):
@@ -439,7 +438,7 @@ class MachineWorld(World):
 
     @operation(6)
     async def scale(self, random: Random) -> None:
-        """A model's bounds change."""
+        """Change the bounds of a model."""
         if self.plane is None:
             return
         tenant, model = random.choice(self.models)
@@ -452,7 +451,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def stop_model(self, random: Random) -> None:
-        """An operator stops a model."""
+        """Stop a model as an operator."""
         if self.plane is None:
             return
         tenant, model = random.choice(self.models)
@@ -466,7 +465,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def delete(self, random: Random) -> None:
-        """A version or a model is deleted."""
+        """Delete a version or a model."""
         if keys := self._keys():
             key, plane = random.choice(keys), self.plane
             assert plane is not None
@@ -478,17 +477,17 @@ class MachineWorld(World):
     async def _delete_version(self, plane: RunningControlPlane, key: VersionKey) -> None:
         in_use = plane.running.replicas.is_present
         await plane.services.registry.delete(BY, key.tenant, key.model, key.version, self._now_s(), in_use)
-        if in_use(key):  # asked for while the row was being written
+        if in_use(key):  # requested while the row was being written
             plane.running.decider.stop((key,))
 
     @operation(3)
     async def suspend(self, random: Random) -> None:
-        """A tenant is suspended, or in force again."""
+        """Suspend or resume a tenant."""
         if self.plane is not None:
             tenant = random.choice(TENANTS)
             is_suspended, changes = tenant in self.suspended, self.plane.changes
             self.serving = {key for key in self.serving if key.tenant != tenant}
-            self.suspended.add(tenant)  # its replicas may go from here on, and nothing is promised meanwhile
+            self.suspended.add(tenant)  # its replicas may end from here on, and no minimum holds meanwhile
             is_done = await self._try((changes.resume if is_suspended else changes.suspend)(BY, tenant))
             self.kept = {key: count for key, count in self.kept.items() if key.tenant != tenant}
             if is_done == is_suspended:
@@ -496,7 +495,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def budget(self, random: Random) -> None:
-        """A tenant gets a budget, and something is charged to it."""
+        """Set a tenant's budget, and charge a request to it."""
         if self.plane is None:
             return
         tenant = random.choice(TENANTS)
@@ -524,7 +523,7 @@ class MachineWorld(World):
     # Faults.
 
     def _excuse(self, for_s: float = 0.0, *, breaks: bool = True) -> None:
-        """From now on something may be missing. `breaks`: also a replica that serves."""
+        """Allow replicas to be missing from now on. With `breaks`, a serving replica may be missing, too."""
         self.fault_s = max(self.fault_s, self.loop.time() + for_s + FAULT_S)
         if breaks:
             self.broken_s = self.fault_s
@@ -533,14 +532,14 @@ class MachineWorld(World):
 
     @operation(4)
     async def kill(self, random: Random) -> None:
-        """Some process dies."""
+        """Kill a process."""
         if self.machine.processes:
             self._excuse()
             self.machine.kill(random.choice(list(self.machine.processes.values())))
 
     @operation(1)
     async def hang(self, random: Random) -> None:
-        """Some process answers nothing any more, and heeds no SIGTERM, for a while."""
+        """Let a process hang: it answers nothing and ignores SIGTERM for a while."""
         if self.machine.processes:
             process, for_s = random.choice(list(self.machine.processes.values())), random.uniform(1.0, 60.0)
             self._excuse(for_s)
@@ -550,7 +549,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def stall(self, random: Random) -> None:
-        """Some process is so busy that it answers nothing for a moment."""
+        """Let a process be too busy to answer for a moment."""
         if self.machine.processes:
             process, for_s = random.choice(list(self.machine.processes.values())), random.uniform(1.0, 10.0)
             self._excuse(for_s)
@@ -559,7 +558,7 @@ class MachineWorld(World):
 
     @operation(4)
     async def break_starts(self, random: Random) -> None:
-        """For a while restores fail, processes die in them, or none is borne."""
+        """Let restores fail, processes die in them, or forks fail, for a while."""
         machine, for_s = self.machine, random.uniform(1.0, 40.0)
         name = random.choice(("restores_fail", "restores_die", "births_fail"))
         setattr(machine, name, random.choice((0.5, 1.0)))
@@ -568,7 +567,7 @@ class MachineWorld(World):
 
     @operation(1)
     async def end_slowly(self, random: Random) -> None:
-        """For a while processes take long to end."""
+        """Let processes end slowly for a while."""
         for_s = random.uniform(1.0, 60.0)
         self.machine.ends_slowly = True
         self._excuse(for_s)
@@ -576,7 +575,7 @@ class MachineWorld(World):
 
     @operation(3)
     async def restart(self, random: Random) -> None:
-        """The control plane ends and starts again; what runs lives on."""
+        """Restart the control plane. The other processes live on."""
         if self.plane is not None:
             await self._restart(random.choice((0.0, 2.0, 40.0)))
 
@@ -593,21 +592,21 @@ class MachineWorld(World):
 
     @operation(2)
     async def fail_database(self, random: Random) -> None:
-        """The next transactions fail in the middle."""
+        """Let the next transactions fail."""
         self.commit_fails = random.choice((1, 3))
         self._excuse(40.0)
 
     @operation(1)
     async def step_clock(self, random: Random) -> None:
-        """The wall clock is set, into another month at times."""
+        """Step the wall clock, sometimes into another month."""
         self.clocks.ahead_s += random.choice((-3600.0, 3600.0, 40 * 86_400.0))
 
     # Rest.
 
     async def calm(self) -> None:
-        """Nobody asks, nothing fails; then the control plane starts once more."""
+        """End all load and faults, then restart the control plane once more."""
         self.load.clear()
-        self.taken_over = None  # what was in use at a restart is not any more
+        self.taken_over = None  # after this, replicas are not in use any more
         machine = self.machine
         machine.restores_fail = machine.restores_die = machine.births_fail = 0.0
         machine.ends_slowly, self.commit_fails = False, 0
@@ -630,7 +629,7 @@ class MachineWorld(World):
         return sorted(said)
 
     async def stop(self) -> None:
-        """As a machine is switched off."""
+        """Switch the machine off."""
         await self.end_loops()
         await self._close()
         self.machine.close()
@@ -638,7 +637,7 @@ class MachineWorld(World):
 
 
 def _part(stats: tuple[ConcurrencyStat, ...], share: float) -> tuple[ConcurrencyStat, ...]:
-    """What one of several activators says of all that is asked."""
+    """Return one activator's part of the load."""
     return tuple(msgspec.structs.replace(each, concurrency=each.concurrency * share) for each in stats)
 
 
@@ -652,7 +651,7 @@ def fleet_and_pool_are_sound(world: MachineWorld) -> None:
 
 
 def loops_live(world: MachineWorld) -> None:
-    """What the control plane began for ever goes on."""
+    """The endless loops of the control plane are still running."""
     if world.plane is not None:
         alive = {task.get_name() for task in asyncio.all_tasks()}
         ended = [name for name in LOOPS if name not in alive]
@@ -672,39 +671,39 @@ def no_more_slots_are_held_than_there_are(world: MachineWorld) -> None:
 
 
 def minimums_hold(world: MachineWorld) -> None:
-    """A version that a name leads to has its minimum soon, where all minimums fit and nothing fails."""
+    """A named version soon has its minimum if all minimums fit and nothing fails."""
     assert not world.broken, world.broken[0]
 
 
 def a_new_control_plane_takes_nothing_away(world: MachineWorld) -> None:
-    """Of what callers use, before it has heard of all of them."""
+    """A new control plane keeps replicas in use until it has heard from all activators."""
     assert not world.released, f"a replica of {world.released[0]} is in use, and was taken away by a new control plane"
 
 
 def minimums_are_kept(world: MachineWorld) -> None:
-    """What has its minimum does not lose it to others of its tenant, nor to a control plane that starts again."""
+    """A met minimum stays met: neither the tenant's other versions nor a restart takes it away."""
     assert not world.below, f"{world.below[0]} has lost its minimum without a fault"
 
 
 def nothing_runs_of_suspended_tenants(world: MachineWorld) -> None:
-    """Whatever their models' minimums are."""
+    """This holds for any minimum of their models."""
     assert not world.billed, world.billed[0]
 
 
 def what_is_in_use_goes_on(world: MachineWorld) -> None:
-    """No version loses its last replica while callers use it, nothing competes for its slot, and no process fails:
-    whether or not the control plane starts again.
+    """A version in use keeps its last replica if no other version competes for its slot and no process fails, also
+    across a restart of the control plane.
     """
     assert not world.lost, f"{world.lost[0]} is in use, and nothing of it serves any more"
 
 
 def streams_have_their_time(world: MachineWorld) -> None:
-    """A replica that has requests is not ended before its time to drain is over, however late it answers."""
+    """A replica with requests is not ended before its drain time is over, even if it answers late."""
     assert not world.machine.cut, f"{world.machine.cut[0]} has requests, and is ended before its time to drain"
 
 
 def a_full_machine_is_no_failed_restore(world: MachineWorld) -> None:
-    """What is wanted beyond the device slots is not told as a restore that failed."""
+    """A start that needs more device slots than there are is not reported as a failed restore."""
     if world.plane is not None:
         for key in world._keys():
             last_attempt = world.plane.running.outcomes.last_attempt(key)
@@ -717,7 +716,7 @@ def a_full_machine_is_no_failed_restore(world: MachineWorld) -> None:
 
 
 def minimums_hold_at_rest(world: MachineWorld) -> None:
-    """Once all faults are over, whatever happened before."""
+    """This holds once all faults are over."""
     assert world.plane is not None
     for key, least in world.promised().items():
         ready = world.plane.running.replicas.ready(key)
@@ -725,16 +724,16 @@ def minimums_hold_at_rest(world: MachineWorld) -> None:
 
 
 def a_restart_forgets_nothing(world: MachineWorld) -> None:
-    """Models, versions, aliases, splits and stops are what they were before the last restart."""
+    """Models, versions, aliases, splits and stops are the same after the last restart."""
     for before, after in zip_longest(world.before_restart, world.after_restart):
         assert before == after, f"{before} is {after} after a restart"
 
 
 def nothing_is_left_behind(world: MachineWorld) -> None:
-    """No start waits, no version that nobody wants runs, and each process is known."""
+    """No start waits, no unwanted version runs, and every process is known."""
     assert world.plane is not None
     table, registry = world.plane.fleet.table, world.plane.services.registry
-    for key in table.keys():  # noqa: SIM118 (a method of the table's)
+    for key in table.keys():  # noqa: SIM118 (a method of the table)
         assert not table.starts_of(key), f"a start of {key} waits at rest"
         found = registry.find(key)
         assert found is not None, f"{key} is deleted, and something of it runs"

@@ -1,4 +1,4 @@
-"""The simulation's own machinery: seeds reproduce histories exactly, and failures shrink to what they need."""
+"""The simulation itself: seeds reproduce histories exactly, and failing histories shrink to the necessary steps."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ SEEDS = (3, 25, 38)
 
 
 class _Counter(World):
-    """Adds up; breaks once it was pushed over twice and pulled once."""
+    """A world that breaks after two pushes and one pull."""
 
     name = "counter"
     steps_max = 60
@@ -56,7 +56,7 @@ _Counter.always = (few_are_pushed,)
 
 
 class _Careless(_Counter):
-    """Its background task fails."""
+    """A world whose background task fails."""
 
     name = "careless"
 
@@ -69,7 +69,7 @@ class _Careless(_Counter):
 
 
 class _Ending(_Counter):
-    """Its loop ends."""
+    """A world whose loop ends."""
 
     name = "ending"
 
@@ -79,7 +79,7 @@ class _Ending(_Counter):
 
 
 def test_failing_history_shrinks_to_the_steps_it_needs() -> None:
-    """Of up to sixty steps three are left, which happen when they did."""
+    """Three of up to sixty steps are left, at their original times."""
     found = search_seeds(_Counter, range(100))
     assert found is not None
     small = shrink_history(_Counter, found)
@@ -89,14 +89,14 @@ def test_failing_history_shrinks_to_the_steps_it_needs() -> None:
 
 
 def test_history_is_read_back_from_its_text() -> None:
-    """What a failure prints can be played again."""
+    """A printed failure can be played again."""
     history = draw_history("counter", {"push": 1, "pull": 2}, 7, 40)
     assert History.parse(str(history)) == history
 
 
 @pytest.fixture(scope="module")
 def traces_of_another_process() -> dict[str, list[str]]:
-    """The traces of SEEDS in each world, from one process for all worlds with another hash seed."""
+    """Return the traces of SEEDS in each world, from another process with another hash seed."""
     command = [sys.executable, "-m", "tests.simulation.test_core"]
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": "."}
     done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
@@ -105,28 +105,29 @@ def traces_of_another_process() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_seed_plays_the_same_history(world: str, traces_of_another_process: dict[str, list[str]]) -> None:
-    """Twice in this process, and in another one with another hash seed: the same trace, byte for byte."""
+    """Two plays in this process and one in another process with another hash seed give the same trace, byte
+    for byte.
+    """
     here = _traces(world)
     assert here == _traces(world)
     assert here == traces_of_another_process[world]
 
 
 def test_failed_task_is_reported() -> None:
-    """A task whose exception nobody asks for breaks the history that made it."""
+    """A task whose exception is never retrieved breaks its history."""
     outcome = play(_Careless, History("careless", 1, (Step(0, "fail", 1),)))
     assert outcome.broken is not None
     assert outcome.broken.text == "task background: ValueError('unforeseen')"
 
 
 def test_ended_loop_is_reported() -> None:
-    """A loop that should live does not end in silence."""
     outcome = play(_Ending, History("ending", 1, (Step(2000, "idle", 1),)))
     assert outcome.broken is not None
     assert outcome.broken.invariant == "no_loop_has_ended"
 
 
 def test_clocks_and_chance_are_given_back() -> None:
-    """After a history the process's own clocks and random numbers go on."""
+    """After a history, the process has its own clocks and random state again."""
     before = time.monotonic, time.time, os.urandom, random.getstate()
     play(_Counter, draw_for(_Counter, 1))
     assert before == (time.monotonic, time.time, os.urandom, random.getstate())

@@ -1,4 +1,4 @@
-"""Histories of fixed and of random seeds: no invariant of any world breaks."""
+"""Histories of fixed and random seeds break no invariant in any world."""
 
 import os
 import random
@@ -14,8 +14,8 @@ from tests.simulation.worlds import WORLDS
 
 BASE_SEED: Final = 2_026_0000
 SMOKE: Final = {"cache": 80, "door": 120, "ledger": 60, "machine": 45}  # histories
-DEEP: Final = 2000  # of all worlds together
-LONG_S: Final = float(os.environ.get("KELVIN_SIMULATION_S", "3600"))  # of all worlds together
+DEEP: Final = 2000  # histories of all worlds together
+LONG_S: Final = float(os.environ.get("KELVIN_SIMULATION_S", "3600"))  # seconds of all worlds together
 
 
 def _counted(seeds: Iterator[int], played: list[int]) -> Iterator[int]:
@@ -37,7 +37,7 @@ def _hold(world: str, seeds: Iterator[int], record_property: Tell | None = None)
 
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_histories_of_fixed_seeds_hold(world: str) -> None:
-    """The same histories each time, as many as a few seconds have room for."""
+    """The same histories run each time, as many as take a few seconds."""
     _hold(world, iter(range(BASE_SEED, BASE_SEED + SMOKE[world])))
 
 
@@ -45,7 +45,7 @@ def test_histories_of_fixed_seeds_hold(world: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_histories_of_random_seeds_hold(world: str, record_property: Tell) -> None:
-    """Two thousand histories in all that nobody has seen before."""
+    """Two thousand new histories are played in all."""
     begin = random.SystemRandom().randrange(1 << 40)
     _hold(world, iter(range(begin, begin + DEEP // len(WORLDS))), record_property)
 
@@ -55,7 +55,7 @@ def test_histories_of_random_seeds_hold(world: str, record_property: Tell) -> No
 @pytest.mark.timeout(LONG_S + 600)
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_an_hour_of_histories_holds(world: str, record_property: Tell) -> None:
-    """As many histories as an hour has room for, the worlds one after another."""
+    """As many histories are played as fit into an hour, one world after another."""
     begin = random.SystemRandom().randrange(1 << 40)
     until_s = time.perf_counter() + LONG_S / len(WORLDS)
 

@@ -1,4 +1,4 @@
-"""What the simulation is worth: each repair that is undone here is found again."""
+"""Negative controls of the simulation: each repair that is undone here is found as a defect again."""
 
 import random
 import re
@@ -14,11 +14,11 @@ from tests.simulation.undone import Repair, repairs
 from tests.simulation.worlds import WORLDS
 
 REPAIRS: Final = repairs()
-PATIENCE_S: Final = 1200.0  # of the processor, for each patch; the rarest took 140 s of a slow one
+PATIENCE_S: Final = 1200.0  # CPU seconds for each patch; the rarest took 140 s on a slow CPU
 
 
 def _is_found(name: str, repair: Repair, first: int | None, record_property: Tell) -> None:
-    """Some history breaks an invariant before PATIENCE_S is over: that of seed `first`, or a random one."""
+    """Check that a history breaks an invariant within PATIENCE_S: that of seed `first`, or a random one."""
     begin, until_s = random.SystemRandom().randrange(1 << 40), time.process_time() + PATIENCE_S
     played = 0
 
@@ -42,7 +42,7 @@ def _is_found(name: str, repair: Repair, first: int | None, record_property: Tel
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", REPAIRS)
 def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
-    """By random histories; for a rare defect, a history that is known to meet it is played first."""
+    """Random histories find it. For a rare defect, a history that is known to find it is played first."""
     _is_found(name, REPAIRS[name], REPAIRS[name].seed, record_property)
 
 
@@ -51,5 +51,5 @@ def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", [name for name, repair in REPAIRS.items() if repair.seed is not None])
 def test_undone_repair_is_found_at_random(name: str, record_property: Tell) -> None:
-    """Rare defects, by random histories alone."""
+    """Random histories alone find the rare defects, too."""
     _is_found(name, REPAIRS[name], None, record_property)

@@ -1,4 +1,4 @@
-"""The activator's world: real activator processes between clients, a control plane and replicas that are fakes.
+"""The activator's world: real activator processes between fake clients, a fake control plane and fake replicas.
 
-What it runs on is in `tests/simulation/core`. Begin with `activator_world.py`.
+It runs on `tests/simulation/core`. Begin with `activator_world.py`.
 """

@@ -1,4 +1,4 @@
-"""What must hold of the front door: after each step, and once all faults are over and nothing is under way."""
+"""Invariants of the activator: after each step, and at rest, once all faults are over and no request is in flight."""
 
 import json
 from typing import TYPE_CHECKING, Final
@@ -12,15 +12,15 @@ from tests.simulation.activator.simulated_client import SimulatedClient
 if TYPE_CHECKING:
     from tests.simulation.activator.activator_world import ActivatorWorld
 
-# After its deadline a request may still tell a replica, have its record written, and have its last bytes taken.
+# After its deadline, a request may still notify a replica, write its record and send its last bytes.
 SLACK_S: Final = 2.5
-ASKED_AGAIN_S: Final = 2 * AGAIN_S + 1.0  # within which a version that is wanted is asked for again
-DOWN_S: Final = 60.0  # that no process may accept: an old one drains, the next one starts and waits for its feed
-KNOWS_S: Final = PATIENCE_S + 1.0  # within which a process goes on from the feed that was kept
+ASKED_AGAIN_S: Final = 2 * AGAIN_S + 1.0  # within which a wanted version is requested again
+DOWN_S: Final = 60.0  # how long no process may accept: an old one drains, the next one starts and waits for its feed
+KNOWS_S: Final = PATIENCE_S + 1.0  # within which a process uses the stored feed
 
 
 def each_caller_is_answered_once(world: "ActivatorWorld") -> None:
-    """One head, one end; a request that has ended was answered, cut, or left by its caller."""
+    """A response has one head and one end. A request that has ended was answered, aborted, or left by its caller."""
     for caller in world.callers:
         assert not caller.answers, f"{caller.wish.tag} was answered more than once"
         if caller.is_over:
@@ -28,10 +28,10 @@ def each_caller_is_answered_once(world: "ActivatorWorld") -> None:
 
 
 def deadlines_hold(world: "ActivatorWorld") -> None:
-    """Nobody waits beyond the deadline, nor does one who has left go on."""
+    """No request outlasts its deadline, and none goes on after its caller has left."""
     for caller in world.callers:
         wish = caller.wish
-        if caller.task is None:  # it waits for a process that accepts, or did until it left
+        if caller.task is None:  # it waits for a process that accepts, or waited until it left
             waits_s = 0.0 if caller.is_over else world.loop.time() - caller.asked_s
             assert waits_s <= DOWN_S, f"{wish.tag} waits since {waits_s:.1f} s for a process that accepts"
             continue
@@ -42,7 +42,7 @@ def deadlines_hold(world: "ActivatorWorld") -> None:
 
 
 def answers_are_of_one_run(world: "ActivatorWorld") -> None:
-    """A whole answer has all parts, in order, of one run of what its caller asked."""
+    """A whole response has all parts of one run, in order, for its caller's request."""
     for caller in world.callers:
         if not (caller.is_over and caller.is_complete and caller.status == 200) or caller.wish.stream is None:
             continue
@@ -66,7 +66,7 @@ def _parts(caller: SimulatedClient) -> list[dict[str, object]]:
 
 
 def a_key_runs_once(world: "ActivatorWorld") -> None:
-    """Whole answers for one idempotency key are of one run, also where the door is restarted between them."""
+    """All whole responses of one idempotency key come from one run, also across a restart of the activator."""
     before: dict[tuple[str, str], SimulatedClient] = {}
     for caller in sorted(world.callers, key=lambda each: each.asked_s):
         is_good = caller.status == 200 and caller.is_complete and (not caller.wish.stream or DONE in bytes(caller.body))
@@ -81,7 +81,7 @@ def a_key_runs_once(world: "ActivatorWorld") -> None:
 
 
 def no_failure_is_internal(world: "ActivatorWorld") -> None:
-    """No caller is told of a defect of ours: here no replica says that it has one."""
+    """No caller gets an internal error. No replica of this world reports one."""
     for caller in world.callers:
         if caller.is_over and b'"internal"' in caller.body:
             raise AssertionError(f"{caller.wish.tag} was told of an internal error")
@@ -95,7 +95,7 @@ def parts_of_the_door_are_sound(world: "ActivatorWorld") -> None:
 
 
 def nobody_waits_for_what_is_deleted(world: "ActivatorWorld") -> None:
-    """Once the feed is connected and read, no caller waits for a version that is no more."""
+    """Once the feed is connected and applied, no caller waits for a deleted version."""
     for door in world.doors:
         if not door.feed.connected or door.table.revision != world.control.revision:
             continue
@@ -104,7 +104,7 @@ def nobody_waits_for_what_is_deleted(world: "ActivatorWorld") -> None:
 
 
 def versions_that_are_wanted_are_asked_for(world: "ActivatorWorld") -> None:
-    """While callers wait for a start, the decider is told again and again."""
+    """While callers wait for a start, the autoscaler is notified again and again."""
     for door in world.doors:
         for key, since_s in door.wanted_since_s.items():
             if not door.throttler.slots.is_wanted(key):
@@ -114,14 +114,14 @@ def versions_that_are_wanted_are_asked_for(world: "ActivatorWorld") -> None:
 
 
 def the_next_process_knows_the_table(world: "ActivatorWorld") -> None:
-    """A process goes on from the feed that was kept, also while the control plane is away."""
+    """A process starts from the stored feed, even if the control plane is away."""
     for door in world.doors:
         if door.has_kept_feed and world.loop.time() > door.began_s + KNOWS_S:
             assert door.feed.synced.is_set(), f"{door} knows no tenant, though a feed was kept"
 
 
 def nothing_is_left_of_requests(world: "ActivatorWorld") -> None:
-    """No slot, place in a queue, permit, budget hold or entry is left behind."""
+    """No slot, queue entry, permit, budget hold or table entry is left."""
     assert all(caller.is_over for caller in world.callers), "a caller still waits"
     assert len(world.doors) == 1, f"{world.doors} at rest"
     door = world.doors[0]
@@ -138,13 +138,13 @@ def nothing_is_left_of_requests(world: "ActivatorWorld") -> None:
 
 
 def replicas_are_free(world: "ActivatorWorld") -> None:
-    """No replica computes for anybody."""
+    """No replica runs a request."""
     for name, replica in world.control.replicas.items():
         assert not replica.running, f"{name} still runs {len(replica.running)} requests"
 
 
 def every_answer_is_recorded(world: "ActivatorWorld") -> None:
-    """A whole answer has a record in the ledger that says so, and records are shipped."""
+    """Each whole response has a record in the ledger, and all records are shipped."""
     assert all(door.shipper.backlog == 0 for door in world.doors), [door.shipper for door in world.doors]
     by_id = world.control.records
     for caller in world.callers:
@@ -155,7 +155,7 @@ def every_answer_is_recorded(world: "ActivatorWorld") -> None:
 
 
 def no_record_is_lost_or_doubled(world: "ActivatorWorld") -> None:
-    """What a process that ended or was killed had made durable reaches the ledger, once."""
+    """A durable record reaches the ledger once, even if its process ended or was killed."""
     for source, (acknowledged, last) in list_spools(world.directory / "spool"):
         assert acknowledged == last, f"{last - acknowledged} records of {source} were not shipped"
     lost = world.owed - world.control.records.keys()

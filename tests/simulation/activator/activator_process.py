@@ -1,7 +1,6 @@
-"""One process of the front door: the modules as `activator.app.app.run` puts them together, its start, its end, its
-death.
+"""One activator process: the modules as `activator.app.app.run` assembles them, its start, end and death.
 
-What outlives it lies in `run` (the feed that was kept, the socket for handovers) and in `spools`.
+Its stored feed and its handover socket are in `run`, its records in `spools`. They outlive it.
 """
 
 import asyncio
@@ -76,14 +75,14 @@ SECRET: Final = b"s" * 32
 
 @dataclass(frozen=True)
 class Settings:
-    """What all processes of one history have in common."""
+    """The settings of all processes of one history."""
 
     queue: QueueLimits
     hedges: bool
 
 
 class _FaultyPoke:
-    """What tells the decider, out of descriptors at times."""
+    """A wake sender that sometimes has no file descriptors."""
 
     def __init__(self, reporter: LoadReporter) -> None:
         self._reporter = reporter
@@ -105,14 +104,14 @@ class _Sockets(SocketDirectory):
         self._network = network
 
     def connect(self, name: str, *_: Any, **__: Any) -> Any:
-        """As SocketDirectory."""
+        """See SocketDirectory."""
         if name not in self._network.servers:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {name}")
         return SimpleNamespace(close=lambda: None)
 
 
 class ActivatorProcess:
-    """Accepts requests from `accepts` on, until it ends or dies."""
+    """An activator process. It accepts requests once `accepts` is set, until it ends or dies."""
 
     def __init__(
         self,
@@ -124,13 +123,13 @@ class ActivatorProcess:
         disk: FaultyDisk,
         random: Random,
     ) -> None:
-        """Raises OSError where the disk does not take its spool."""
+        """Raises OSError if the disk refuses its spool."""
         self._world = world
         self.name = f"{app.PREFIX}{number}"
         clocks = world.clocks
         self.callers: list[SimulatedClient] = []
         self.accepts = asyncio.Event()
-        self.stop = asyncio.Event()  # it takes nothing new
+        self.stop = asyncio.Event()  # no new requests are accepted
         self.is_dead = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.spools = world.directory / "spool"
@@ -202,7 +201,7 @@ class ActivatorProcess:
         return f"<DoorProcess {self.name}>"
 
     async def start(self) -> None:
-        """Return once it accepts, which is with the first feed or some seconds without one."""
+        """Return once it accepts: with the first feed, or some seconds without one."""
         receiver = await HandoverReceiver.connect(self.answers, self._directory)
         if self.is_dead:
             if receiver is not None:
@@ -234,13 +233,13 @@ class ActivatorProcess:
         caller.begin(self.door)
 
     def begin_end(self, drain_s: float) -> None:
-        """Stop accepting. Finish what is under way for so long, hand over, and ship what is in the spool."""
+        """Stop accepting. Finish requests in flight for `drain_s`, hand over, and ship the spool."""
         self.stop.set()
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(drain_s), name=f"end of {self.name}")
 
     async def ended(self) -> None:
-        """Wait until it has ended, or is dead."""
+        """Wait until it has ended or is dead."""
         if self._ending is not None:
             await asyncio.wait({self._ending})
 
@@ -261,7 +260,9 @@ class ActivatorProcess:
         self._directory.close()
 
     async def kill(self) -> None:
-        """End it at this moment. From now on nothing of it reaches a disk, a replica, the control plane or a caller."""
+        """Kill it at this moment. From now on, nothing of it reaches a disk, a replica, the control plane
+        or a caller.
+        """
         self.is_dead = True
         self.stop.set()
         if self._ending is not None:
@@ -295,7 +296,7 @@ class ActivatorProcess:
         self._tasks.append(self._world.live(loop, f"{name} of {self.name}"))
 
     def _start(self, name: str, work: Awaitable[Any]) -> None:
-        """Run what ends by itself."""
+        """Run a task that ends by itself."""
         task = asyncio.ensure_future(work)
         task.set_name(f"{name} of {self.name}")
         self._tasks.append(task)

@@ -1,9 +1,9 @@
-"""World: the front door between callers, a control plane and replicas that misbehave.
+"""World: the activator between callers, a control plane and faulty replicas.
 
-Everything from the ASGI application inwards is the product's: table, feed client, queue, slots, shedding, attempts,
-hedged requests, idempotency, limits, waking, breakers, usage records and their spool, the feed that is kept, and the
-handover to the next process. TLS and HTTP towards clients are not simulated. See activator_process.py for one process
-of the door, activator_invariants.py for what must hold.
+Everything inside the ASGI application is the product's: table, feed client, queue, slots, shedding, attempts, hedged
+requests, idempotency, limits, waking, breakers, usage records and their spool, the stored feed, and the handover to the
+next process. TLS and HTTP towards clients are not simulated. `activator_process.py` has one process,
+`activator_invariants.py` the invariants.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ TENANTS: Final = ("ann", "bob", "cy")
 MODELS: Final = (("ann", "small"), ("ann", "large"), ("bob", "own"))
 DEADLINES_S: Final = (0.05, 0.5, 3.0, 20.0, 60.0)
 CALM_S: Final = 300.0
-DISK_S: Final = 10.0  # that requests wait for a disk that is slow (activator/dependencies.py, `SPOOL`)
+DISK_S: Final = 10.0  # how long requests wait for a slow disk (activator/dependencies.py, `SPOOL`)
 HOUR_S: Final = 3600.0
 STEPS_S: Final = (-26 * HOUR_S, -5 * HOUR_S, -HOUR_S, -90.0, 90.0, HOUR_S, 5 * HOUR_S, 26 * HOUR_S)  # of the wall clock
-ERRANDS_S: Final = 40.0  # that errands, resting replicas and nudges take
-BUCKET_S: Final = 61.0  # after which limits of a minute are whole again
-SYNC_S: Final = 30.0  # that a restart waits for the next process to be ready
-ASK_AGAIN_S: Final = 3.0  # within which callers ask again
+ERRANDS_S: Final = 40.0  # how long background tasks, resting replicas and wakes take
+BUCKET_S: Final = 61.0  # after which limits per minute are full again
+SYNC_S: Final = 30.0  # how long a restart waits for the next process to be ready
+ASK_AGAIN_S: Final = 3.0  # within which callers repeat a request
 PROBES: Final = (("ann", "ann", "small"), ("bob", "bob", "own"), ("cy", "ann", "small"))  # tenant, owner, model
-PROBE_MICROS: Final = 400  # the most that is held for one probe
+PROBE_MICROS: Final = 400  # the largest budget hold of one probe
 
 
 class ActivatorWorld(World):
-    """Three tenants, three models of one version each, and as many replicas as are asked for."""
+    """Three tenants, three models of one version each, and as many replicas as are requested."""
 
     name = "door"
     steps_max = 36
 
     async def start(self) -> None:
-        """A control plane, some models, and a first process of the door."""
+        """Create a control plane, some models, and a first activator process."""
         random = self.random
         self.network = Network(Random(random.random()))
         self.control = FakeControlPlane(self.network, self.clocks, Random(random.random()))
@@ -62,16 +62,16 @@ class ActivatorWorld(World):
             bound, QueueLimit(max(1, entries - 1), 64 << 10, 100_000), bound, random.choice((2.0, 30.0))
         )
         self.settings = Settings(limits, hedges=random.random() < 0.7)
-        self.doors: list[ActivatorProcess] = []  # that are alive, the oldest first
+        self.doors: list[ActivatorProcess] = []  # the live ones, oldest first
         self.made = 0
-        self.is_starting = False  # the next process, and none is there meanwhile
+        self.is_starting = False  # the next process is starting, and no other accepts
         self.tasks: set[asyncio.Task[Any]] = set()  # starts and restarts
         self.restarting: asyncio.Task[Any] | None = None
         self.callers: list[SimulatedClient] = []
-        self.waiting: list[SimulatedClient] = []  # in the listening socket's queue: no process accepts
-        self.forgot_s: list[float] = []  # when answers that were kept for their keys may have been lost
-        self.owed: set[str] = set()  # requests whose durable records a killed process has left
-        self.disturbed_s = 0.0  # until when faults may have kept something from being told
+        self.waiting: list[SimulatedClient] = []  # in the queue of the listening socket: no process accepts
+        self.forgot_s: list[float] = []  # when stored responses of idempotency keys may have been lost
+        self.owed: set[str] = set()  # requests whose durable records a killed process left
+        self.disturbed_s = 0.0  # until when faults may have prevented a notification
         self.disk_bad_until_s = 0.0
         self._populate()
         self.live(self.control.beat(), "heartbeats")
@@ -126,12 +126,12 @@ class ActivatorWorld(World):
 
     @operation(10)
     async def ask(self, random: Random) -> None:
-        """One request."""
+        """Send one request."""
         self._ask(random)
 
     @operation(8)
     async def burst(self, random: Random) -> None:
-        """Several requests for one model."""
+        """Send several requests for one model."""
         model = random.choice(MODELS)
         for _ in range(random.randint(3, 14)):
             self._ask(random, model)
@@ -140,19 +140,19 @@ class ActivatorWorld(World):
 
     @operation(5)
     async def leave(self, random: Random) -> None:
-        """Some callers close their connections."""
+        """Close some callers' connections."""
         waiting = [caller for caller in self.callers if not caller.is_over]
         for caller in random.sample(waiting, min(len(waiting), random.randint(1, 4))):
             caller.leave()
 
-    # What operators and tenants do.
+    # Actions of operators and tenants.
 
     def _key(self, random: Random) -> VersionKey | None:
         return random.choice(list(self.control.versions)) if self.control.versions else None
 
     @operation(3)
     async def deploy(self, random: Random) -> None:
-        """A new version, which `prod` names at once. The ones before drain, or stay."""
+        """Deploy a new version. The earlier ones drain or stay."""
         tenant, model = random.choice(MODELS)
         before = [each for each in self.control.versions if (each.tenant, each.model) == (tenant, model)]
         key = self.control.add_version(tenant, model)
@@ -168,7 +168,7 @@ class ActivatorWorld(World):
 
     @operation(2)
     async def split(self, random: Random) -> None:
-        """Two versions share what is asked of `prod`."""
+        """Split a model between two versions."""
         tenant, model = random.choice(MODELS)
         versions = [each.version for each in self.control.versions if (each.tenant, each.model) == (tenant, model)]
         row = self.control.models.get((tenant, model))
@@ -180,7 +180,7 @@ class ActivatorWorld(World):
 
     @operation(3)
     async def delete(self, random: Random) -> None:
-        """A version or a whole model is deleted."""
+        """Delete a version or a whole model."""
         key = self._key(random)
         if key is None:
             return
@@ -194,13 +194,13 @@ class ActivatorWorld(World):
 
     @operation(1)
     async def suspend(self, random: Random) -> None:
-        """A tenant is suspended, or in force again."""
+        """Suspend or resume a tenant."""
         row = self.control.tenants[random.choice(TENANTS)]
         self.control.put_tenant(msgspec.structs.replace(row, suspended=not row.suspended))
 
     @operation(2)
     async def limit(self, random: Random) -> None:
-        """A tenant's limits are set or lifted."""
+        """Set or remove a tenant's limits."""
         row = self.control.tenants[random.choice(TENANTS)]
         limits = TenantLimits(
             requests=random.choice((None, 1, 5)),
@@ -217,14 +217,14 @@ class ActivatorWorld(World):
 
     @operation(4)
     async def scale(self, random: Random) -> None:
-        """A version has one more replica."""
+        """Add a replica of a version."""
         key = self._key(random)
         if key is not None and len(self.control.names_of(key)) < REPLICAS_MAX:
             self.control.add_replica(key, random.randint(1, 4))
 
     @operation(4)
     async def drain(self, random: Random) -> None:
-        """Some or all replicas of a version drain."""
+        """Drain some or all replicas of a version."""
         key = self._key(random)
         names = [] if key is None else self.control.names_of(key)
         for name in names if random.random() < 0.6 else names[:1]:
@@ -232,7 +232,7 @@ class ActivatorWorld(World):
 
     @operation(3)
     async def kill(self, random: Random) -> None:
-        """A replica dies; the feed says so soon."""
+        """Kill a replica. The feed publishes it soon."""
         if self.control.rows:
             name = random.choice(list(self.control.rows))
             self.control.kill(name, self.control.rows[name].address)
@@ -240,7 +240,7 @@ class ActivatorWorld(World):
 
     @operation(5)
     async def degrade_replicas(self, random: Random) -> None:
-        """Some replicas answer badly, for a while."""
+        """Let some replicas answer badly for a while."""
         names = list(self.control.replicas)
         for name in random.sample(names, min(len(names), random.randint(1, 3))):
             replica = self.control.replicas[name]
@@ -255,33 +255,33 @@ class ActivatorWorld(World):
 
     @operation(2)
     async def break_starts(self, random: Random) -> None:
-        """Starts come to nothing, or work again."""
+        """Let starts fail, or work again."""
         self.control.start_fails = random.choice((0.0, 0.5, 1.0))
 
-    # The control plane, the disk, the process.
+    # The control plane, the disk, and the process.
 
     @operation(4)
     async def lose_control(self, random: Random) -> None:
-        """The control plane is away for some time; what changes meanwhile is in its next snapshot."""
+        """Let the control plane be away for some time. Its next snapshot has the changes."""
         self.control.is_away = True
         self.control.cut_feed()
         self._begin_fault(random.choice((0.1, 3.0, 30.0)))
 
     @operation(1)
     async def cut_feed(self, random: Random) -> None:
-        """The feed's connection breaks."""
+        """Break the feed's connection."""
         self.control.cut_feed()
 
     @operation(3)
     async def exhaust_descriptors(self, random: Random) -> None:
-        """For a moment nothing more can be opened."""
+        """Let nothing be opened for a moment."""
         for door in self.doors:
             door.send_wake.fails = True
         self._begin_fault(random.uniform(0.05, 3.0))
 
     @operation(1)
     async def fill_disk(self, random: Random) -> None:
-        """The spool's disk is full, fails, or is slow for a moment."""
+        """Let the spool's disk be full, fail, or be slow for a moment."""
         match random.randrange(3):
             case 0:
                 self.disk.is_full = True
@@ -305,23 +305,23 @@ class ActivatorWorld(World):
             self.disk.is_full = self.disk.fails = False
             self.disk.commit_s = COMMIT_S
 
-    # The door's life.
+    # The life of the activator.
 
     @operation(2)
     async def kill_door(self, random: Random) -> None:
-        """A process of the door is killed; the next one starts soon. Some of its callers ask again."""
+        """Kill an activator process. The next one starts soon, and some callers repeat their requests."""
         if self.doors:
             await self._kill(random.choice(self.doors), random)
 
     @operation(2)
     async def restart_door(self, random: Random) -> None:
-        """The door is restarted: the next process starts before the old one ends, or behind it."""
+        """Restart the activator. The next process starts before the old one ends, or after it."""
         if self.restarting is None or self.restarting.done():
             self.restarting = self._spawn(self._restart(random))
 
     @operation(2)
     async def step_clock(self, random: Random) -> None:
-        """The wall clock is set, by up to a day, or is put right again."""
+        """Step the wall clock by up to a day, or correct it."""
         self.clocks.ahead_s = 0.0 if self.clocks.ahead_s else random.choice(STEPS_S)
 
     async def _begin_door(self, random: Random, after_s: float = 0.0) -> ActivatorProcess:
@@ -354,7 +354,7 @@ class ActivatorWorld(World):
             self.loop.call_later(random.uniform(0.0, ASK_AGAIN_S), self._call, wish, Random(random.random()))
 
     def _ensure_door(self, random: Random) -> None:
-        """As the supervisor does."""
+        """Start a process if none accepts, as the supervisor does."""
         if not self.is_starting and all(door.stop.is_set() for door in self.doors):
             self.is_starting = True
             self._spawn(self._begin_door(Random(random.random()), random.choice((0.05, 0.5, 3.0))))
@@ -394,7 +394,9 @@ class ActivatorWorld(World):
     # Rest.
 
     async def calm(self) -> None:
-        """All faults end, and all deadlines pass. Then the door serves each tenant, before and after a restart."""
+        """End all faults and wait for all deadlines. Then check that each tenant is served, before and
+        after a restart.
+        """
         self.disturbed_s = 0.0
         self._end_fault()
         self.control.start_fails = 0.0
@@ -413,7 +415,7 @@ class ActivatorWorld(World):
         await self._rest()
 
     async def _rest(self) -> None:
-        """Wait until nothing is under way, and check what holds then."""
+        """Wait until no request is in flight, and check the invariants at rest."""
         await self._settle()
         await asyncio.sleep(ERRANDS_S)
         await self.rounds()
@@ -431,7 +433,7 @@ class ActivatorWorld(World):
         return not left and all(door.feed.connected and door.shipper.backlog == 0 for door in self.doors)
 
     async def _probe(self, when: str) -> None:
-        """One request of each tenant, which nothing but a budget that is spent may refuse."""
+        """Send one request of each tenant. Only a spent budget may refuse it."""
         for tenant, owner, model in PROBES:
             tenant_row = self.control.tenants[tenant]
             self.control.put_tenant(msgspec.structs.replace(tenant_row, suspended=False))
@@ -443,7 +445,7 @@ class ActivatorWorld(World):
             await asyncio.sleep(1.0)
             called = model if tenant == owner else f"{owner}/{model}"
             wish = ClientRequest(f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0)
-            # The first request behind a disk that failed is refused. Its record shows that the disk works again.
+            # The first request after a disk error is refused. Its record shows that the disk works again.
             for _ in range(1 + any(door.spool.failure is not None for door in self.doors)):
                 caller = self._call(wish, Random(0))
                 while not caller.is_over:
@@ -458,7 +460,7 @@ class ActivatorWorld(World):
                 )
 
     async def stop(self) -> None:
-        """As an activator ends."""
+        """End all activator processes in order."""
         for task in (*self.tasks,):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""The control plane as the front door meets it: a feed, a decider, a ledger. It goes away and returns.
+"""A fake control plane for activators: a feed, an autoscaler and a ledger. It goes away and returns.
 
-It keeps what is true (`tenants`, `models`, `versions`, `replicas`), says every change once, and all of it to a reader
-that connects.
+It keeps the state (`tenants`, `models`, `versions`, `replicas`), publishes each change once, and sends a snapshot to
+each new reader.
 """
 
 import asyncio
@@ -43,19 +43,19 @@ from tests.simulation.core.fake_network import Network
 T = TypeVar("T")
 
 HEARTBEAT_S: Final = 5.0
-START_S: Final = ((0.2, 3.0), (3.0, 25.0))  # a quick one, a slow one
+START_S: Final = ((0.2, 3.0), (3.0, 25.0))  # a quick start, a slow start
 RESTORE: Final = (StageSpan(Stage.DECIDED, 1000), StageSpan(Stage.READY, 30_000))
 PRICES: Final = TokenPrices(per_tokens=1, prompt=1, cached=0, completion=2, request=1)
 REPLICAS_MAX: Final = 4  # of one version
 
 
 def secret_of(tenant: str) -> str:
-    """The tenant's key."""
+    """Return the tenant's key."""
     return f"kv-{tenant:x<12}-{'s' * 43}"
 
 
 class _Stream:
-    """One reader's connection to the feed: `content` of an answer as aiohttp has it."""
+    """One reader's connection to the feed, and the `content` of its aiohttp response."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -81,7 +81,7 @@ class _Empty:
 
 @dataclass(eq=False)
 class FakeControlPlane:
-    """Runs on the simulation's loop. `start_fails` is how likely a start comes to nothing."""
+    """The fake. It runs on the simulation's loop. `start_fails` is the probability that a start fails."""
 
     network: Network
     clocks: Clocks
@@ -103,10 +103,10 @@ class FakeControlPlane:
     _starting: dict[VersionKey, asyncio.Task[None]] = field(default_factory=dict)
     _made: int = 0
 
-    # What is true, and changes of it.
+    # The state, and its changes.
 
     def publish(self, **rows: Any) -> None:
-        """Say a change."""
+        """Publish a change."""
         self.revision += 1
         self._tell(Feed(revision=self.revision, **rows))
 
@@ -115,7 +115,7 @@ class FakeControlPlane:
             reader.put(line)
 
     def snapshot(self) -> Feed:
-        """Say all that stands."""
+        """Return the whole state as a feed line."""
         keys = tuple(
             KeyRow(
                 key_id=f"k-{tenant}",
@@ -145,7 +145,7 @@ class FakeControlPlane:
         self.publish(models=(row,))
 
     def add_version(self, tenant: str, model: str) -> VersionKey:
-        """A version that was just pushed."""
+        """Add a version that was just pushed."""
         self._made += 1
         key = VersionKey(tenant, model, hashlib.sha256(f"version {self._made}".encode()).hexdigest())
         limits = Limits(1024, 1024, 8, 1 << 16)
@@ -155,7 +155,7 @@ class FakeControlPlane:
         return key
 
     def delete_version(self, key: VersionKey) -> None:
-        """Its replicas drain; nobody may wait for it."""
+        """Delete a version. Its replicas drain, and no request may wait for it."""
         del self.versions[key]
         self.deleted.add(key)
         if (task := self._starting.pop(key, None)) is not None:
@@ -171,7 +171,7 @@ class FakeControlPlane:
         self.publish(removed_models=((tenant, model),))
 
     def names_of(self, key: VersionKey) -> list[str]:
-        """The version's replicas that the feed tells of."""
+        """Return the version's replicas in the feed."""
         return [
             name
             for name, row in self.rows.items()
@@ -191,30 +191,30 @@ class FakeControlPlane:
         self.publish(replicas=(row,))
 
     def drain(self, name: str) -> None:
-        """It takes nothing new, and ends soon."""
+        """Drain a replica. It accepts nothing new, and ends soon."""
         row = self.rows[name] = msgspec.structs.replace(self.rows[name], draining=True)
-        if (replica := self.replicas.get(name)) is not None:  # else it is dead, which is not known yet
+        if (replica := self.replicas.get(name)) is not None:  # otherwise it is dead, which the feed does not say yet
             replica.is_draining = True
         self.publish(replicas=(row,))
         asyncio.get_running_loop().call_later(self.random.uniform(0.0, 5.0), self.lose, name)
 
     def lose(self, name: str) -> None:
-        """Its process is dead, and known to be."""
+        """Kill a replica, and publish its death."""
         if (row := self.rows.pop(name, None)) is not None:
             self.kill(name, row.address)
             self.publish(removed_replicas=(name,))
 
     def kill(self, name: str, address: str) -> None:
-        """Its process is dead."""
+        """Kill a replica's process."""
         self.network.servers.pop(address, None)
         for task in list(self.replicas.pop(name).running.values()) if name in self.replicas else ():
             task.cancel()
         self.network.cut(address)
 
-    # The decider and the ledger.
+    # The autoscaler and the ledger.
 
     def want(self, key: VersionKey) -> None:
-        """Somebody asks for it."""
+        """Start a replica if the version has none."""
         serving = [name for name in self.names_of(key) if not self.rows[name].draining]
         if key in self.versions and key not in self._starting and not serving:
             self._starting[key] = asyncio.get_running_loop().create_task(self._start(key), name="start")
@@ -236,7 +236,7 @@ class FakeControlPlane:
             self.add_replica(key, self.random.randint(1, 3))
 
     def spent(self, tenant: str) -> int:
-        """Micro-units, by the ledger."""
+        """Return the spent micro-units in the ledger."""
         return self._spent.get(tenant, 0)
 
     def _spending(self, tenant: str) -> SpendingRow:
@@ -257,26 +257,26 @@ class FakeControlPlane:
             micros = PRICES.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
             self._spent[record.tenant] = self._spent.get(record.tenant, 0) + micros
 
-    # What clients call.
+    # Calls of clients.
 
     def cut_feed(self) -> None:
-        """All readers' connections break."""
+        """Break all readers' connections."""
         for reader in self._readers:
             reader.cut()
         self._readers.clear()
 
     def close_feed(self, reader: object) -> None:
-        """This reader has gone."""
+        """Forget this reader."""
         self._readers = [each for each in self._readers if each is not reader]
 
     async def beat(self) -> None:
-        """Heartbeats, for ever."""
+        """Publish heartbeats for ever."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._tell(Feed(revision=self.revision))
 
     async def answer(self, method: str, path: str, body: bytes) -> Any:
-        """One call of an activator's. Raises Refused while it is away."""
+        """Answer one call of an activator. Raises Refused while the control plane is away."""
         await asyncio.sleep(self.network.delay_s())
         if self.is_away:
             raise Refused(Unavailable("the control plane"))
@@ -296,17 +296,17 @@ class FakeControlPlane:
                     self._charge(record)
                 if records:
                     self.publish(spending=tuple(map(self._spending, {record.tenant: None for record in records})))
-                await asyncio.sleep(self.network.delay_s())  # a caller that dies meanwhile does not hear of it
+                await asyncio.sleep(self.network.delay_s())  # a caller that dies meanwhile gets no answer
         return _Empty()
 
     def close(self) -> None:
-        """Nothing goes on."""
+        """Cancel all starts."""
         for task in self._starting.values():
             task.cancel()
 
 
 class ControlClient(ServiceClient):
-    """As an activator calls the fake."""
+    """A client of the fake, as activators use it."""
 
     def __init__(self, control: FakeControlPlane) -> None:
         self._fake = control
@@ -314,7 +314,7 @@ class ControlClient(ServiceClient):
         self.base_url = ""
 
     def die(self) -> None:
-        """The process that calls is dead."""
+        """Refuse further calls: the calling process is dead."""
         self._is_dead = True
 
     async def call(
@@ -327,7 +327,7 @@ class ControlClient(ServiceClient):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """As ServiceClient, of what is answered without a body."""
+        """See ServiceClient. Works for calls without a response body."""
         await self._answer(method, path, b"" if body is None else encode(body))
         return decode(b"null", kind)
 
@@ -341,7 +341,7 @@ class ControlClient(ServiceClient):
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """As ServiceClient."""
+        """See ServiceClient."""
         answer = await self._answer(method, path, payload or b"")
         try:
             yield answer

@@ -1,4 +1,4 @@
-"""Replicas as the front door meets them: they answer, stall, drain, reject, say what no replica says, and die."""
+"""Fake replicas for activators: they answer, stall, drain, reject, send garbage, and die."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(eq=False)
 class FakeReplica:
-    """Listens at one address of the fake network. Its answers name the request, the replica and the run."""
+    """A replica at one address of the fake network. Its responses name the request, the replica and the run."""
 
     name: str
     random: Random
@@ -41,7 +41,7 @@ class FakeReplica:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by request id
 
     async def serve(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
-        """Route one request."""
+        """Serve one request."""
         if self.mood == "stalls":
             await asyncio.Event().wait()
         await asyncio.sleep(self.random.uniform(0.0, 0.002))
@@ -59,7 +59,7 @@ class FakeReplica:
         if self.mood == "garbage" and self.random.random() < 0.5:
             connection.send(b"\x00\x01 this is not HTTP\r\n\r\n")
             return
-        if self.mood == "foreign":  # a proxy on the way answers for it
+        if self.mood == "foreign":  # a proxy in between answers instead
             status = self.random.choice((500, 502, 503, 504))
             body = self.random.choice((b"<html>upstream connect error</html>", b"no healthy upstream", b'{"error": 5}'))
             connection.respond(status, body, [("content-type", "text/html")])
@@ -122,5 +122,5 @@ class FakeReplica:
 
 
 def start_failure(random: Random) -> Failure:
-    """Why a start comes to nothing."""
+    """Return a reason for a failed start."""
     return random.choice((ProbeFailed("aa" * 32, "it said something else"), Unavailable("the runtime")))

@@ -1,4 +1,4 @@
-"""One caller of the front door: a connection as the edge makes it, what was asked, and what came of it."""
+"""One caller of the activator: a connection as the edge makes it, the request, and the response."""
 
 import asyncio
 import json
@@ -18,20 +18,20 @@ PATH: Final = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What is asked for."""
+    """A request."""
 
-    tag: str  # no other wish has it, but for those of the same key and content
+    tag: str  # unique, except among requests with the same key and content
     tenant: str
     model: str
     stream: bool
     max_tokens: int
     deadline_s: float
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    slow_s: float = 0.0  # until the client has taken a piece of the answer
+    slow_s: float = 0.0  # until the client has read a piece of the response
 
 
 class SimulatedClient:
-    """Implements `exchange.Connection`."""
+    """A caller. Implements `exchange.Connection`."""
 
     def __init__(self, wish: ClientRequest, note: Callable[[str], None]) -> None:
         self.wish = wish
@@ -43,7 +43,7 @@ class SimulatedClient:
         self.is_complete = False
         self.is_aborted = False
         self.has_left = False
-        self.answers = 0  # beginnings and ends beyond one each are a defect
+        self.answers = 0  # more than one head and one end is a defect
         self.asked_s = asyncio.get_running_loop().time()
         self.ended_s: float | None = None
         self._gone: Callable[[], None] | None = None
@@ -52,7 +52,7 @@ class SimulatedClient:
         self.task: asyncio.Task[None] | None = None
 
     def begin(self, app: ASGIApp) -> None:
-        """Ask. Does nothing if the caller has left before."""
+        """Send the request. Does nothing if the caller has left before."""
         if self.is_over:
             return
         self.asked_s = asyncio.get_running_loop().time()
@@ -85,7 +85,7 @@ class SimulatedClient:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether nothing more arrives."""
         return self.ended_s is not None
 
     def leave(self) -> None:
@@ -97,7 +97,7 @@ class SimulatedClient:
             self._lose()
 
     def cut(self) -> None:
-        """The process at the other end is dead."""
+        """Cut the connection: the process at the other end is dead."""
         if not self.is_over and self.task is not None:
             self.is_aborted = True
             self.ended_s = asyncio.get_running_loop().time()
@@ -136,7 +136,7 @@ class SimulatedClient:
         if not self._unaccepted:
             self._taken.set()
 
-    # As `exchange.Connection`.
+    # Methods of `exchange.Connection`.
 
     def unaccepted(self) -> int:
         return self._unaccepted

@@ -1,4 +1,4 @@
-"""Virtual time, a fake network, disks and processes, and how histories are drawn, played and shrunk.
+"""Virtual time, a fake network, disks and processes, and the functions that draw, play and shrink histories.
 
-The worlds that put the product's modules on it are one folder up. Begin with `history_player.py`.
+The worlds with the product's modules are one folder up. Begin with `history_player.py`.
 """

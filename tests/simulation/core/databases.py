@@ -1,4 +1,4 @@
-"""SQLite databases of a simulation: migrated once, and with one cache of compiled statements for all of a process."""
+"""SQLite databases of a simulation: migrated once, with one cache of compiled statements per process."""
 
 import functools
 import tempfile
@@ -15,7 +15,7 @@ from controlplane.db.database import Database, open_database
 
 @functools.cache
 def migrated() -> bytes:
-    """A database as a control plane's first start leaves it."""
+    """Return the content of a database after a control plane's first start."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "kelvin.db")
         open_database(path).close()
@@ -28,7 +28,7 @@ def _first() -> Engine:
 
 
 def _create_engine(*given: Any, **more: Any) -> Engine:
-    """Compiling a statement costs more than running it, and is done anew for each engine."""
+    """Create an engine that shares compiled statements. Compiling a statement costs more than running it."""
     engine: Any = create_engine(*given, **more)
     engine.dialect, engine._compiled_cache = _first().dialect, _first()._compiled_cache
     return engine  # type: ignore[no-any-return]
@@ -36,12 +36,12 @@ def _create_engine(*given: Any, **more: Any) -> Engine:
 
 @contextmanager
 def shared_statements() -> Iterator[None]:
-    """Engines that are made within the block share what was compiled before."""
+    """Let engines that are created in the block share compiled statements."""
     with mock.patch("controlplane.db.database.create_engine", _create_engine):
         yield
 
 
 def opened(path: Path) -> Database:
-    """As `open_database`."""
+    """Open the database like `open_database`, with shared statements."""
     with shared_statements():
         return open_database(path)

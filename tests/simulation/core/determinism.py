@@ -1,4 +1,4 @@
-"""Clocks and chance of one history: all of the process's sources of both are the simulation's while it plays."""
+"""Clocks and randomness of one history: the simulation replaces all sources of both while it plays."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from unittest import mock
 from activator.http import exchange
 from tests.simulation.core.simulation_loop import SimulationLoop
 
-WALL_S: Final = 1_767_960_000.0  # 2026-01-09 12:00 UTC, when a history begins
+WALL_S: Final = 1_767_960_000.0  # 2026-01-09 12:00 UTC, the start of a history
 
 
 @dataclass
 class Clocks:
-    """The monotonic clock is the loop's; the wall clock can be stepped."""
+    """The clocks of one history. The monotonic clock is the loop's, and the wall clock can be stepped."""
 
     loop: SimulationLoop
     ahead_s: float = 0.0
@@ -37,7 +37,7 @@ class Clocks:
 
 @contextlib.contextmanager
 def deterministic(seed: int, loop: SimulationLoop) -> Iterator[Clocks]:
-    """Give all clocks and random sources to the simulation while the block lasts."""
+    """Replace all clocks and random sources inside the block."""
     clocks, chance = Clocks(loop), random.Random(seed)
     before = random.getstate()
     random.seed(seed)

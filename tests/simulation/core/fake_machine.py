@@ -1,6 +1,6 @@
-"""Processes without a kernel: a zygote that bears standbys, runtimes that take versions, signals, pidfds and sockets.
+"""Processes without a kernel: a zygote that forks standbys, runtimes, signals, pidfds and sockets.
 
-A pidfd is the reading end of a pipe whose other end closes when the process dies. A runtime's socket is a plain file.
+A pidfd is the read end of a pipe whose write end closes when the process dies. A runtime's socket is a plain file.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ from kelvin.ipc.zygote_client import PEER, ForkResult
 
 T = TypeVar("T")
 
-FIRST_PID: Final = 10_000_000  # beyond what a kernel gives
+FIRST_PID: Final = 10_000_000  # larger than any real one
 PARK_S: Final = 0.3
 RESTORE_S: Final = (0.1, 5.0)
 END_S: Final = (0.01, 0.5)
 STREAMS: Final = 4
-TOLD_S: Final = 12.0  # from its drain until a silent replica hears of it, at the most
+TOLD_S: Final = 12.0  # the longest time from its drain until a silent replica knows of it
 
 
 @dataclass(eq=False)
 class FakeProcess:
-    """One runtime. `busy`: requests that it answers."""
+    """One runtime process. `busy` is the number of its requests."""
 
     runtime_id: str
     pid: int
-    writing: int  # the end of its pipe
+    writing: int  # the write end of its pipe
     inode: int  # of the pipe
     path: Path
     state: RuntimeState = RuntimeState.STANDBY
@@ -49,7 +49,7 @@ class FakeProcess:
     answers: asyncio.Event = field(default_factory=asyncio.Event)  # not set while it hangs
     hangs: bool = False  # for longer than a busy process is silent
     drains_since_s: float = math.inf
-    is_ending: bool = False  # it was told to drain or to end, so nobody sends it anything new
+    is_ending: bool = False  # it was told to drain or to end, so it gets no new requests
     is_alive: bool = True
     tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
 
@@ -58,11 +58,11 @@ class FakeProcess:
 
     @property
     def serves(self) -> bool:
-        """Whether callers' requests can be under way in it."""
+        """Whether it can have requests in flight."""
         return self.state in (RuntimeState.READY, RuntimeState.DRAINING)
 
     def report(self) -> RuntimeReport:
-        """What it says of itself."""
+        """Return the report of its state."""
         of = self.bind
         return RuntimeReport(
             runtime_id=self.runtime_id, pid=self.pid, state=self.state,
@@ -73,7 +73,7 @@ class FakeProcess:
 
 @dataclass(eq=False)
 class FakeMachine:
-    """All processes of one machine, and how they fare."""
+    """All processes of one machine, and their faults."""
 
     random: Random
     run: Path
@@ -83,7 +83,7 @@ class FakeMachine:
     restores_die: float = 0.0
     births_fail: float = 0.0
     ends_slowly: bool = False
-    drain_s: float = math.inf  # that a replica has for its streams
+    drain_s: float = math.inf  # a replica's time to finish its streams
     cut: list[str] = field(default_factory=list)  # processes that were ended before that
     _next: int = FIRST_PID
 
@@ -91,17 +91,17 @@ class FakeMachine:
         return next((each for each in self.processes.values() if each.runtime_id == runtime_id), None)
 
     def pidfd_open(self, pid: int, flags: int = 0) -> int:
-        """As os.pidfd_open."""
+        """Replaces os.pidfd_open."""
         process = self.processes.get(pid)
         if process is None:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        # Another reading end of the same pipe.
+        # another read end of the same pipe
         fd = os.open(f"/proc/self/fd/{process.writing}", os.O_RDONLY | os.O_NONBLOCK)
         self.by_fd[fd] = process
         return fd
 
     def pidfd_send_signal(self, fd: int, number: int, *_: Any) -> None:
-        """As signal.pidfd_send_signal."""
+        """Replaces signal.pidfd_send_signal."""
         process = self.by_fd[fd]
         if not process.is_alive:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -119,7 +119,7 @@ class FakeMachine:
         asyncio.get_running_loop().call_later(after_s, self.kill, process)
 
     def kill(self, process: FakeProcess) -> None:
-        """It is dead."""
+        """End the process."""
         if process.is_alive:
             process.is_alive = False
             del self.processes[process.pid]
@@ -143,26 +143,26 @@ class FakeMachine:
             process.path.touch()
 
     async def fork(self, runtime_id: str, timeout_s: float) -> ForkResult:
-        """As a zygote's client."""
+        """Fork as a zygote's client does."""
         await asyncio.sleep(self.random.uniform(0.001, 0.02))
         if self.random.random() < self.births_fail:
             raise Refused(Unavailable(PEER))
         return self.bear(runtime_id)
 
     def listener_pid(self, directory: object, name: str) -> int:
-        """Who listens at that socket. Raises OSError."""
+        """Return the process that listens at that socket. Raises OSError."""
         process = self.named(name[3:-5])
         if process is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         return process.pid
 
     async def call(self, runtime_id: str, path: str, body: Any, timeout_s: float) -> Any:
-        """One call of a runtime's control socket. Raises Refused."""
+        """Call a runtime's control socket. Raises Refused."""
         process = self.named(runtime_id)
         if process is None or not process.path.exists():
             raise Refused(Unavailable("the runtime"))
         work = asyncio.get_running_loop().create_task(self._serve(process, path, body), name=f"runtime {path}")
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits any more
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if the caller no longer waits
         process.tasks.add(work)
         try:
             async with asyncio.timeout(timeout_s):
@@ -178,7 +178,7 @@ class FakeMachine:
 
     async def _serve(self, process: FakeProcess, path: str, body: Any) -> Any:
         await asyncio.sleep(self.random.uniform(0.0005, 0.005))
-        await process.answers.wait()  # a call that came while it hung is answered afterwards
+        await process.answers.wait()  # a call that arrives while it hangs is answered afterwards
         match path:
             case "/control/state":
                 return process.report()
@@ -222,17 +222,17 @@ class FakeMachine:
         return self.random.choice((ChunkCorrupt("c" * 64, "nvme"), Overloaded("the host tier", 1, 1.0)))
 
     def close(self) -> None:
-        """The machine is off."""
+        """Switch the machine off."""
         for process in list(self.processes.values()):
             self.kill(process)
         for fd, process in self.by_fd.items():
-            with suppress(OSError):  # closed by whoever had it; the number may be another file's by now
+            with suppress(OSError):  # already closed by its owner; the number may be another file's by now
                 if os.fstat(fd).st_ino == process.inode:
                     os.close(fd)
 
 
 class RuntimeClient:
-    """In the place of a ServiceClient of a runtime."""
+    """Replaces a runtime's ServiceClient."""
 
     machine: FakeMachine
 
@@ -249,13 +249,13 @@ class RuntimeClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """As ServiceClient."""
+        """See ServiceClient."""
         answer: T = await self.machine.call(self._runtime_id, path, body, timeout_s)
         return answer
 
     @asynccontextmanager
     async def open(self, method: str, path: str, *, timeout_s: float | None = None, **_: Any) -> AsyncIterator[None]:
-        """As ServiceClient, of an empty answer."""
+        """See ServiceClient. The response is empty."""
         await self.machine.call(self._runtime_id, path, None, timeout_s or 5.0)
         yield
 
@@ -265,7 +265,7 @@ class RuntimeClient:
 
 @contextmanager
 def without_kernel(machine: FakeMachine) -> Iterator[None]:
-    """Signals, pidfds and sockets of runtimes are the fake machine's within the block."""
+    """Let the fake machine replace the signals, pidfds and sockets of runtimes inside the block."""
     client = type("Client", (RuntimeClient,), {"machine": machine})
     with ExitStack() as stack:
         for name, substitute in (

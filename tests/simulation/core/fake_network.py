@@ -1,4 +1,4 @@
-"""A network without sockets: addresses, connections that take time, break and stall, and HTTP/1.1 on the far side."""
+"""A network without sockets: addresses, connections that take time, break and stall, and HTTP/1.1 servers."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A request as the far side reads it."""
+    """A request as the server reads it."""
 
     method: str
     path: str
@@ -24,25 +24,25 @@ class ReceivedRequest:
 
 
 class FakeServer(Protocol):
-    """What listens at an address."""
+    """A server at one address."""
 
-    is_deaf: bool  # connections to it are never accepted nor refused
+    is_deaf: bool  # connections to it are neither accepted nor refused
 
     async def serve(self, asked: ReceivedRequest, connection: "FakeConnection") -> None:
-        """Answer on the connection. Cancelled when the near side has gone."""
+        """Answer on the connection. Cancelled when the client has gone."""
         ...
 
 
 @dataclass
 class Network:
-    """Addresses and who listens there. `random` decides how long things take."""
+    """Addresses and their servers. `random` decides all delays."""
 
     random: Random
     servers: dict[str, FakeServer] = field(default_factory=dict)
     connections: list["FakeConnection"] = field(default_factory=list)
 
     def delay_s(self) -> float:
-        """One way between two processes."""
+        """Return the delay of one way between two processes."""
         return self.random.uniform(0.0001, 0.002)
 
     def cut(self, address: str) -> None:
@@ -53,13 +53,13 @@ class Network:
 
 @dataclass(eq=False)
 class ClientSide:
-    """The connections of one process. After its death it has none and opens none."""
+    """The connections of one process. A dead process has none and opens none."""
 
     network: Network
     is_dead: bool = False
 
     def to(self, address: str, role: Role) -> "FakeConnector":
-        """As `kelvin.ipc.connector.ConnectorFactory` says."""
+        """See `kelvin.ipc.connector.ConnectorFactory`."""
         return FakeConnector(self, address)
 
     def die(self) -> None:
@@ -70,7 +70,7 @@ class ClientSide:
 
 
 class FakeConnector:
-    """To one address."""
+    """A connector to one address."""
 
     base = "http://kelvin"
 
@@ -80,7 +80,7 @@ class FakeConnector:
         self._address = address
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """As `kelvin.ipc.connector.Connector` says."""
+        """See `kelvin.ipc.connector.Connector`."""
         await asyncio.sleep(self._network.delay_s())
         server = self._network.servers.get(self._address)
         if server is None:
@@ -94,12 +94,12 @@ class FakeConnector:
         return made
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
-        """Nothing in a simulation uses aiohttp."""
+        """Not implemented: the simulation does not use aiohttp."""
         raise NotImplementedError
 
 
 class FakeConnection(asyncio.Transport):
-    """Both ends of one connection: the near side's transport, and where the far side writes."""
+    """Both ends of one connection: the client's transport, and the server's writing methods."""
 
     def __init__(self, near: ClientSide, address: str, server: FakeServer, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class FakeConnection(asyncio.Transport):
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
-        self._read = bytearray()  # by the far side
+        self._read = bytearray()  # by the server
         self._serving: asyncio.Task[None] | None = None
         self._arrives_s = 0.0
         self._is_paused = False
@@ -118,7 +118,7 @@ class FakeConnection(asyncio.Transport):
         network.connections.append(self)
         protocol.connection_made(self)
 
-    # The near side's transport.
+    # The client's transport.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing:
@@ -146,10 +146,10 @@ class FakeConnection(asyncio.Transport):
         for data in held:
             self._loop.call_soon(self._deliver, data)
 
-    # The far side.
+    # The server's side.
 
     def send(self, data: bytes) -> None:
-        """It arrives some time later, behind what was sent before."""
+        """Send data. It arrives some time later, in order."""
         self._arrives_s = max(self._arrives_s + 1e-6, self._loop.time() + self._network.delay_s())
         self._loop.call_at(self._arrives_s, self._deliver, data)
 
@@ -159,16 +159,16 @@ class FakeConnection(asyncio.Transport):
         self.send("\r\n".join((*lines, "", "")).encode() + body)
 
     def begin(self, status: int, fields: Iterable[tuple[str, str]] = ()) -> None:
-        """Send the head of a response in chunks."""
+        """Send the head of a chunked response."""
         lines = [f"HTTP/1.1 {status} X", "transfer-encoding: chunked", *(f"{n}: {v}" for n, v in fields)]
         self.send("\r\n".join((*lines, "", "")).encode())
 
     def chunk(self, data: bytes) -> None:
-        """Send one; an empty one ends the response."""
+        """Send one chunk. An empty chunk ends the response."""
         self.send(b"%x\r\n%s\r\n" % (len(data), data))
 
     def abort_by_peer(self) -> None:
-        """The far side has gone."""
+        """Break the connection from the server's side."""
         self._close(ConnectionResetError("the peer has gone"))
 
     def _deliver(self, data: bytes) -> None:
@@ -187,7 +187,7 @@ class FakeConnection(asyncio.Transport):
         self._loop.call_soon(self._protocol.connection_lost, error)
 
     def _take(self) -> None:
-        """Serve the next request that has come whole. The near side sends one after another."""
+        """Serve the next complete request. The client sends one request after another."""
         if self._is_closing or (self._serving is not None and not self._serving.done()):
             return
         head, found, rest = bytes(self._read).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Spools of a simulation: the committer's steps run on the loop, and the disk can be full or slow."""
+"""Spools of a simulation: the committer runs on the loop, and the disk can be full or slow."""
 
 import asyncio
 import errno
@@ -19,13 +19,13 @@ SEGMENT_BYTES: Final = 8 << 10
 
 
 class Killed(BaseException):
-    """The process is dead at this point: no handler of its own runs, and nothing more reaches its disk."""
+    """The process is dead at this point: none of its handlers run, and nothing more reaches its disk."""
 
 
 @dataclass(eq=False)
 class FaultyDisk(SegmentDisk):
-    """`commit_s`: how long a commit takes. `is_full`: nothing can be written. `fails`: what was written may be lost.
-    `dies_at`: the process is killed before or behind the next write to the journal.
+    """A disk with faults. A commit takes `commit_s`. `is_full` refuses writes, and with `fails` written data may be
+    lost. `dies_at` kills the process before or after the next write to the journal.
     """
 
     commit_s: float = COMMIT_S
@@ -63,7 +63,7 @@ class FaultyDisk(SegmentDisk):
 
 
 class _CommitQueue:
-    """The committer's queue: what is put there is a step of the committer, some time later."""
+    """The committer's queue. Each item runs one step of the committer, some time later."""
 
     def __init__(self) -> None:
         self.step: Callable[[], bool] | None = None
@@ -83,7 +83,7 @@ class _CommitQueue:
 
 
 class _Committer:
-    """In the place of a thread."""
+    """A committer without a thread."""
 
     def __init__(self, target: Callable[[], None], **_: Any) -> None:
         self._spool: Spool = target.__self__  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ class _Committer:
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """Spools that are opened within the block have no thread of their own."""
+    """Open spools without a thread inside the block."""
     fake = mock.Mock(wraps=threading)
     fake.Thread = _Committer
     with mock.patch("kelvin.spool.spool.threading", fake), mock.patch("kelvin.spool.spool.SimpleQueue", _CommitQueue):
@@ -110,7 +110,7 @@ def without_threads() -> Iterator[None]:
 
 
 def close_files(directory: Path) -> None:
-    """Close all that this process has open below the directory, as a kill does."""
+    """Close all of this process's open files below the directory, as a kill does."""
     below = f"{directory}{os.sep}"
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -122,14 +122,14 @@ def close_files(directory: Path) -> None:
 
 
 def freeze_spool(spool: Spool) -> None:
-    """The process that writes it dies: nothing is committed any more. Close its files once nothing uses them."""
+    """Stop all commits: the writing process is dead. Close its files once nothing uses them."""
     wakes: Any = spool._wakes
     wakes.step = None
     spool._closing = True
 
 
 def open_spool(directory: Path, source: str, disk: FaultyDisk) -> Spool:
-    """Open one on that disk."""
+    """Open a spool on that disk."""
     with without_threads():
         made = Spool.open(directory, source, disk=disk, segment_bytes=SEGMENT_BYTES, limit_bytes=64 * SEGMENT_BYTES)
     wakes: Any = made._wakes

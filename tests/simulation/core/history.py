@@ -1,6 +1,6 @@
-"""A history: operations and faults, one after another, each with the time before it and a seed of its own.
+"""A history: a sequence of operations and faults, each with the time before it and its own seed.
 
-A step draws all that it needs from its own seed: a history without some of its steps plays the others as before.
+A step draws everything from its own seed, so a history without some of its steps plays the others as before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Final, Self
 
 PAUSES_MS: Final = (0, 1, 20, 200, 1_000, 5_000, 30_000, 120_000)
 PAUSE_WEIGHTS: Final = (10, 4, 8, 6, 5, 3, 2, 1)
-OPERATION_WEIGHTS: Final = (0, 1, 1, 1, 4)  # by how much a history prefers an operation: many leave some of them out
+OPERATION_WEIGHTS: Final = (0, 1, 1, 1, 4)  # how strongly a history prefers an operation; 0 leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Step:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` wrote."""
+        """Read the text that `str` wrote."""
         after_ms, kind, seed = text.split()
         return cls(int(after_ms), kind, int(seed))
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What happens in one world. `seed` also decides how the world is made and how its network behaves."""
+    """The steps of one world. `seed` also decides how the world is built and how its network behaves."""
 
     world: str
     seed: int
@@ -44,13 +44,13 @@ class History:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` wrote."""
+        """Read the text that `str` wrote."""
         head, *lines = [line for line in text.splitlines() if line.strip()]
         world, seed = head.split()
         return cls(world, int(seed), tuple(map(Step.parse, lines)))
 
     def with_steps(self, steps: Iterable[Step]) -> "History":
-        """Return the same history with these steps alone."""
+        """Return the same history with only these steps."""
         return History(self.world, self.seed, tuple(steps))
 
 
@@ -61,7 +61,7 @@ def draw_history(world: str, operations: Mapping[str, int], seed: int, steps_max
     if not any(weights.values()):
         weights = dict(sorted(operations.items()))
     count = random.randint(min(4, steps_max), steps_max)
-    hurry = random.random() < 0.3  # everything happens at once
+    hurry = random.random() < 0.3  # all steps follow each other at once
     steps = []
     for _ in range(count):
         pause_ms = random.choices(PAUSES_MS[:4] if hurry else PAUSES_MS, PAUSE_WEIGHTS[:4] if hurry else PAUSE_WEIGHTS)

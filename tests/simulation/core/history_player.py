@@ -1,4 +1,4 @@
-"""Play histories, find one that breaks an invariant, and shrink it."""
+"""Play histories, search for one that breaks an invariant, and shrink it."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from tests.simulation.core.history import History, Step, draw_history
 from tests.simulation.core.simulation_loop import NoProgress, SimulationLoop, describe
 from tests.simulation.core.world import InvariantBroken, World, listening
 
-MEMORY: Final = Path("/dev/shm")  # where files cost no disk
+MEMORY: Final = Path("/dev/shm")  # files here cost no disk writes
 LONGEST_S: Final = 100_000.0  # virtual seconds of a history
 COLLECT_EACH: Final = 10  # histories
 SHRINK_PLAYS: Final = 400
@@ -24,7 +24,7 @@ SHRINK_PLAYS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a history. `broken` is None where all invariants held."""
+    """The result of a history. `broken` is None if all invariants held."""
 
     history: History
     broken: InvariantBroken | None
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def play(world_type: type[World], history: History) -> Outcome:
-    """Play it from a fresh world to its end."""
+    """Play a history from a fresh world to its end."""
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
     trace: list[str] = []
     try:
@@ -96,10 +96,10 @@ def draw_for(world_type: type[World], seed: int) -> History:
 def search_seeds(
     world_type: type[World], seeds: Iterable[int], seen: Callable[[Outcome], bool] = lambda outcome: False
 ) -> Outcome | None:
-    """Play the history of each seed until one breaks an invariant. `seen`: whether to go on all the same."""
+    """Play the history of each seed until one breaks an invariant. `seen` returns whether to continue anyway."""
     gc.collect()
     gc.freeze()
-    gc.disable()  # a history is over before much of it would be collected
+    gc.disable()  # a history ends before much of it would be collected
     try:
         for number, seed in enumerate(seeds):
             outcome = play(world_type, draw_for(world_type, seed))
@@ -136,7 +136,7 @@ def shrink_history(world_type: type[World], found: Outcome, plays_max: int = SHR
 
 
 def _without(steps: tuple[Step, ...], begin: int, size: int) -> list[Step]:
-    """Leave out `size` steps; what follows them happens when it did."""
+    """Return the steps without `size` of them. Later steps keep their times."""
     left, lost_ms = [], 0
     for number, step in enumerate(steps):
         if begin <= number < begin + size:

@@ -1,4 +1,4 @@
-"""The event loop of a simulation: virtual time, no threads, and a record of everything that goes wrong in it."""
+"""The event loop of a simulation: virtual time, no threads, and a record of all failures."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,25 +9,25 @@ from typing import Any, Final
 
 from tests.virtual_loop import VirtualLoop
 
-BEGIN_S: Final = 1_000.0  # of the monotonic clock
-ROUNDS_MAX: Final = 20_000  # rounds of the loop in which no time passes
-EXECUTOR_S: Final = 0.0005  # that a call in a thread takes
+BEGIN_S: Final = 1_000.0  # start of the monotonic clock
+ROUNDS_MAX: Final = 20_000  # rounds of the loop without progress of time
+EXECUTOR_S: Final = 0.0005  # duration of a call in a thread
 
 
 class NoProgress(Exception):
-    """The loop goes round and round at one point in time."""
+    """The loop runs without progress of time."""
 
 
 class SimulationLoop(VirtualLoop):
-    """Blocking calls run on the loop itself, some virtual time after they were begun."""
+    """An event loop that runs blocking calls itself, after some virtual time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._skipping.now_s = BEGIN_S
         self.time = partial(attrgetter("now_s"), self._skipping)  # type: ignore[method-assign]  # asked for at each turn
-        self.failures: list[str] = []  # exceptions that nobody handled
-        self.tasks: list[asyncio.Task[Any]] = []  # all that were ever made
-        # Until a call in a thread runs, and from there until its result is here.
+        self.failures: list[str] = []  # exceptions without a handler
+        self.tasks: list[asyncio.Task[Any]] = []  # all tasks of the loop
+        # The time until a call in a thread runs, and from there until its result arrives.
         self.executor_delay_s: Callable[[], tuple[float, float]] = lambda: (EXECUTOR_S, 0.0)
         self._at_s = 0.0
         self._rounds = 0
@@ -37,14 +37,14 @@ class SimulationLoop(VirtualLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
-        """Run it later on this loop."""
+        """Run the call later on this loop."""
         future: asyncio.Future[Any] = self.create_future()
         before_s, behind_s = self.executor_delay_s()
         self.call_later(before_s, self._run, future, behind_s, func, args)
         return future
 
     def take_failures(self) -> list[str]:
-        """Return what has failed since the last call, tasks whose exception nobody has asked for among it."""
+        """Return the failures since the last call. They include tasks whose exception was never retrieved."""
         failures, self.failures = self.failures, []
         alive = []
         for task in self.tasks:
@@ -58,7 +58,7 @@ class SimulationLoop(VirtualLoop):
     def _run(
         self, future: "asyncio.Future[Any]", behind_s: float, func: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
-        if future.cancelled():  # a thread that has begun goes on, one that has not doesn't
+        if future.cancelled():  # a started thread goes on after a cancellation, another one does not start
             return
         try:
             result = func(*args)
@@ -96,7 +96,7 @@ class SimulationLoop(VirtualLoop):
 
 
 def describe(error: BaseException | None, where: str) -> str:
-    """Say what failed, and in which function of the product it began to."""
+    """Return a text with the failure and the product's function that raised it."""
     place = ""
     trace = None if error is None else error.__traceback__
     while trace is not None:

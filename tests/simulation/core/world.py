@@ -1,4 +1,4 @@
-"""What a world is: real modules, the operations that happen to them, and what must hold all the time."""
+"""The base class of worlds: real modules, operations on them, and invariants."""
 
 import asyncio
 import logging
@@ -16,13 +16,11 @@ W = TypeVar("W", bound="World")
 Operation = Callable[[Any, Random], Awaitable[None]]
 Invariant = Callable[[Any], None]
 
-ROUNDS: Final = 8  # rounds of the loop after a step, before anything is checked
+ROUNDS: Final = 8  # rounds of the loop between a step and its checks
 _WEIGHT: Final = "_simulation_weight"
 
 
 class InvariantBroken(Exception):
-    """An invariant does not hold."""
-
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
         self.invariant = invariant
@@ -30,7 +28,7 @@ class InvariantBroken(Exception):
 
 
 def operation(weight: int) -> Callable[[Operation], Operation]:
-    """Make a method an operation of its world, drawn so often in proportion to the others."""
+    """Mark a method as an operation of its world. `weight` is how often it is drawn, relative to others."""
 
     def mark(method: Operation) -> Operation:
         setattr(method, _WEIGHT, weight)
@@ -40,15 +38,15 @@ def operation(weight: int) -> Callable[[Operation], Operation]:
 
 
 class Injected(Exception):
-    """Base of what the simulation makes calls fail with. A module may log it; no loop may end because of it."""
+    """Base of injected errors. A module may log such an error, but no loop may end because of it."""
 
 
 class InjectedError(Injected, OSError):
-    """Of a system call."""
+    """An injected error of a system call."""
 
 
 def is_injected(error: BaseException | None) -> bool:
-    """Whether a fault of the simulation is what it comes from."""
+    """Return whether an injected error caused this error."""
     while error is not None:
         if isinstance(error, Injected) or isinstance(getattr(error, "orig", None), Injected):
             return True
@@ -57,9 +55,10 @@ def is_injected(error: BaseException | None) -> bool:
 
 
 class World(ABC):
-    """One history's. A subclass names itself, defines operations, and lists its invariants.
+    """The world of one history. A subclass has a name, operations and invariants.
 
-    `always` are checked after each step, `at_rest` once all faults are over and nothing is under way any more.
+    Invariants in `always` are checked after each step, those in `at_rest` once all faults are over and nothing is in
+    flight.
     """
 
     name: ClassVar[str]
@@ -82,16 +81,16 @@ class World(ABC):
         self.loop = loop
         self.clocks = clocks
         self.trace: list[str] = []
-        self.steps = 0  # that were begun
+        self.steps = 0  # started steps
         self._loops: list[asyncio.Task[Any]] = []
 
     @abstractmethod
     async def start(self) -> None:
-        """Put the modules together."""
+        """Assemble the modules."""
 
     @abstractmethod
     async def calm(self) -> None:
-        """End all faults, and wait until nothing is under way any more. The world is bounded in how long that takes."""
+        """End all faults, and wait until nothing is in flight. The world limits how long that takes."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -109,7 +108,7 @@ class World(ABC):
         return task
 
     async def end_loops(self, loops: "list[asyncio.Task[Any]] | None" = None) -> None:
-        """Cancel what `live` began, or these of them."""
+        """Cancel the loops that `live` started, or only these."""
         loops = self._loops if loops is None else loops
         self._loops = [task for task in self._loops if task not in loops]
         for task in loops:
@@ -117,12 +116,12 @@ class World(ABC):
         await asyncio.gather(*loops, return_exceptions=True)
 
     async def rounds(self) -> None:
-        """Let what is due now happen."""
+        """Run everything that is due now."""
         for _ in range(ROUNDS):
             await asyncio.sleep(0)
 
     def check(self, invariants: tuple[Invariant, ...]) -> None:
-        """Raise Broken for the first that does not hold."""
+        """Raise InvariantBroken for the first invariant that does not hold."""
         for invariant in (no_loop_has_ended, *invariants, no_exception_is_left):
             try:
                 invariant(self)
@@ -132,13 +131,13 @@ class World(ABC):
 
 
 def no_exception_is_left(world: World) -> None:
-    """No exception reached the loop's handler, ended a task that nobody asks, or was logged as unforeseen."""
+    """No exception reached the loop's handler, ended an unawaited task, or was logged as unexpected."""
     failures = world.loop.take_failures()
     assert not failures, " | ".join(failures)
 
 
 def no_loop_has_ended(world: World) -> None:
-    """Each loop that should live as long as its process does."""
+    """Each loop lives as long as its process."""
     for task in world._loops:
         if task.done():
             error = None if task.cancelled() else task.exception()
@@ -158,7 +157,7 @@ class _ErrorLogHandler(logging.Handler):
 
 @contextmanager
 def listening(loop: SimulationLoop) -> Iterator[None]:
-    """Record what the product logs as a defect of its own. All else that it logs is dropped."""
+    """Record errors that the product logs as its own defects. Drop all other log records."""
     root, ear = logging.getLogger(), _ErrorLogHandler(loop)
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [ear]

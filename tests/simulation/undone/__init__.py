@@ -1,6 +1,6 @@
-"""Patches that undo one repair each, and so bring its defect back. The simulation has to find every one of them.
+"""Patches that each undo one repair and bring its defect back. The simulation has to find every one of them.
 
-A module has the name of the world that finds its defects. The docstring of a patch tells the defect as a user met it.
+A module has the name of the world that finds its defects. The docstring of a patch describes the defect for a user.
 """
 
 import pkgutil
@@ -21,17 +21,17 @@ class Undoing:
         self._stack = stack
 
     def method(self, owner: type, name: str, substitute: Callable[..., Any]) -> None:
-        """Replace a method, or a property, of a class of the product."""
+        """Replace a method or a property of a class of the product."""
         assert name in vars(owner), f"{owner.__name__} has no {name} of its own"
         self._stack.enter_context(mock.patch.object(owner, name, substitute))
 
     def name(self, module: ModuleType, name: str, substitute: object) -> None:
-        """Replace what one module of the product calls by that name."""
+        """Replace a name in one module of the product."""
         assert hasattr(module, name), f"{module.__name__} has no {name}"
         self._stack.enter_context(mock.patch.object(module, name, substitute))
 
     def function(self, repaired: Callable[..., Any], substitute: Callable[..., Any]) -> None:
-        """Replace a function in its module and wherever it was imported by name. The patch itself may call it."""
+        """Replace a function in its module and in all modules that import it by name. The patch itself may call it."""
         found = 0
         for module in list(sys.modules.values()):
             for name, value in list(vars(module).items()):
@@ -43,9 +43,9 @@ class Undoing:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repair that can be undone. The world called `world` then fails with a message that `sign` (a pattern) matches.
+    """A repair that can be undone. The world `world` then fails with a message that the pattern `sign` matches.
 
-    If few histories meet the defect, `seed` is that of one which does.
+    If few histories find the defect, `seed` is the seed of one that does.
     """
 
     world: str
@@ -55,14 +55,14 @@ class Repair:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Bring the defect back while the block lasts."""
+        """Bring the defect back inside the block."""
         with ExitStack() as stack:
             self.undo(Undoing(stack))
             yield
 
 
 def repair(sign: str, seed: int | None = None) -> Callable[[Callable[[Undoing], None]], Repair]:
-    """Decorate a function that undoes a repair. The repair's world has the name of the function's module."""
+    """Decorate a function that undoes a repair. The function's module has the name of the repair's world."""
     return lambda undo: Repair(undo.__module__.rpartition(".")[2], sign, seed, undo)
 
 

@@ -9,8 +9,8 @@ from weightcache.sources.policy.healing import ReadOutcome
 
 @repair(r"^the_indexes_are_sound")
 def refused_reservation_stays(undoing: Undoing) -> None:
-    """A reservation that is refused after its places were taken leaves its chunks loading for ever: other versions that
-    share them get internal errors.
+    """A reservation that is refused after it took places leaves its chunks in the state loading for ever. Other
+    versions with these chunks get internal errors.
     """
 
     def withdraw(self: Arena, reservation: Reservation) -> None:
@@ -21,8 +21,8 @@ def refused_reservation_stays(undoing: Undoing) -> None:
 
 @repair(r"KeyError\(.*policy/host_index\.py")
 def slow_look_condemns_the_new_copy(undoing: Undoing) -> None:
-    """Two look at one damaged chunk in memory. The slower one condemns the copy that is being brought anew: the lease
-    that waits for it hangs, and its slab stays pinned.
+    """Two examinations read one damaged chunk in memory. The slower one condemns the new copy while it is loading: the
+    lease that waits for it hangs, and its slab stays pinned.
     """
 
     async def in_memory(self: ChunkExaminer, tenant: str, digest: str) -> ReadOutcome:

@@ -1,4 +1,4 @@
-"""Repairs of the front door."""
+"""Repairs of the activator."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -28,8 +28,8 @@ from tests.simulation.undone import Undoing, repair
 
 @repair(r"^no_failure_is_internal")
 def foreign_answer_is_internal(undoing: Undoing) -> None:
-    """A pod's runtime is gone and a proxy answers for it, in HTML: the caller is told of an internal error, though
-    another replica is ready.
+    """A pod's runtime is gone and a proxy answers in HTML. The caller gets an internal error, though another replica is
+    ready.
     """
     repaired = UpstreamRequest._rejection
 
@@ -43,8 +43,8 @@ def foreign_answer_is_internal(undoing: Undoing) -> None:
 
 @repair(r"^the_next_process_knows_the_table", seed=382_279_427_976)
 def kept_feed_ages_with_the_wall_clock(undoing: Undoing) -> None:
-    """The age of the feed that is kept on disk goes by the wall clock. The clock is set by some hours while the control
-    plane is away and the door is restarted: the next process knows no key, and refuses everybody as long as that lasts.
+    """The age of the stored feed follows the wall clock. The clock steps by some hours while the control plane is away
+    and the activator restarts: the next process knows no key and refuses every request.
     """
 
     def age_on_disk_s(self: LastFeed, kept: _Kept) -> float:
@@ -55,8 +55,8 @@ def kept_feed_ages_with_the_wall_clock(undoing: Undoing) -> None:
 
 @repair(r"^a_key_runs_once")
 def keys_are_not_handed_over(undoing: Undoing) -> None:
-    """At a restart two processes serve from one socket, and the new one knows no idempotency key of the old one: a
-    request that is sent again runs a second time.
+    """During a restart two processes serve from one socket. The new one does not know the old one's idempotency keys,
+    so a repeated request runs a second time.
     """
 
     async def connect(answers: LocalAnswerStore, directory: SocketDirectory) -> None:
@@ -67,8 +67,8 @@ def keys_are_not_handed_over(undoing: Undoing) -> None:
 
 @repair(r"^no_record_is_lost_or_doubled: \d+ records of activator-\d+ were not shipped")
 def leftover_spools_are_looked_for_once(undoing: Undoing) -> None:
-    """An activator looks once, at its start, for records that others left. At a restart the old one still serves then:
-    what it can't ship before it ends is in no bill until some later activator starts.
+    """An activator looks for leftover records only once, at its start. During a restart the old one is still serving
+    then: records that it cannot ship before its end stay unbilled until a later activator starts.
     """
 
     async def ship(spools: Path, post: Post) -> None:
@@ -81,8 +81,8 @@ def leftover_spools_are_looked_for_once(undoing: Undoing) -> None:
 
 @repair(r"ZeroDivisionError", seed=44_137_158_442)
 def pace_without_slots(undoing: Undoing) -> None:
-    """A version whose replicas all drain or rest has a pace of 0, and an estimated wait divides by it: the error ends
-    the feed's task and with it the door.
+    """A version whose replicas all drain or rest has a throughput of 0, and the estimate of a wait divides by it. The
+    error ends the feed's task and with it the activator.
     """
 
     def tokens_per_s(self: Throughput, slots: int) -> float | None:
@@ -93,8 +93,8 @@ def pace_without_slots(undoing: Undoing) -> None:
 
 @repair(r"^nobody_waits_for_what_is_deleted", seed=268_506_051_259)
 def retry_keeps_its_version(undoing: Undoing) -> None:
-    """A request that is sent again goes to the version that it was first resolved to, which may have been deleted
-    since: it waits for it until its deadline.
+    """A retry goes to the version that the request was first resolved to. If that version was deleted since, the
+    request waits until its deadline.
     """
     repaired = Attempts.serve
 
@@ -106,13 +106,13 @@ def retry_keeps_its_version(undoing: Undoing) -> None:
 
 @repair(r"^nobody_waits_for_what_is_deleted", seed=864_847_793_783)
 def snapshot_forgets_no_version(undoing: Undoing) -> None:
-    """A version is deleted while the feed is away. The snapshot that follows does not name it, and nobody tells those
-    who wait for it: they wait until their deadlines.
+    """A version is deleted while the feed is disconnected. The next snapshot lacks it, but its waiting requests are not
+    ended: they wait until their deadlines.
     """
     repaired = ReplicaTracker.apply
 
     def apply(self: ReplicaTracker, feed: Feed) -> None:
-        if feed.full:  # as if each version that is waited for were in the snapshot
+        if feed.full:  # as if the snapshot had every version with waiting requests
             feed = msgspec.structs.replace(feed, versions=(*feed.versions, *map(_row, self._version_queues)))
         repaired(self, feed)
 
@@ -127,8 +127,8 @@ def _row(key: VersionKey) -> VersionRow:
 
 @repair(r"^versions_that_are_wanted_are_asked_for", seed=248_212_186_710)
 def wake_ends_at_its_first_error(undoing: Undoing) -> None:
-    """One OSError while the decider is told that a version is wanted, and it is never told again: callers wait for a
-    start until their deadlines.
+    """After one OSError while the autoscaler is notified of a wanted version, it is never notified again. Callers wait
+    for a start until their deadlines.
     """
 
     def start(

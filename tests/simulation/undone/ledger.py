@@ -1,4 +1,4 @@
-"""Repairs of the spools, the ledger, and what is restored of it."""
+"""Repairs of the spools, the ledger and the restore."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ from tests.simulation.undone import Undoing, repair
 
 @repair(r"^start_again: raised: ValueError")
 def empty_source_stops_the_start(undoing: Undoing) -> None:
-    """A process is killed before its first record: its source has no segment, and reading what was left raises. A
-    supervisor that starts after that never starts.
+    """A process is killed before its first record, so its source has no segment. Reading leftover records raises, and a
+    supervisor does not start any more.
     """
 
     def left(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
@@ -46,7 +46,7 @@ def _payloads(directory: Path) -> Iterator[bytes]:
 
 @repair("PermissionError")
 def foreign_directory_stops_recovery(undoing: Undoing) -> None:
-    """A file system leaves `lost+found` beside the spools: recovery fails on the name, and ships nothing any more."""
+    """A file system has `lost+found` beside the spools. Recovery fails on that name and ships nothing any more."""
 
     def every(root: Path) -> list[str]:
         try:
@@ -66,8 +66,8 @@ def foreign_directory_stops_recovery(undoing: Undoing) -> None:
 
 @repair(r"^a_restored_ledger_is_the_same: (closing|request|lifetime|can.t be restored)", seed=20_233_492_257)
 def journal_replays_what_never_committed(undoing: Undoing) -> None:
-    """The journal is written before COMMIT, and a restore replays also what was never committed: a month is restored as
-    closed that was never closed, with another bill.
+    """The journal is written before COMMIT, and a restore replays uncommitted entries, too. A month that was never
+    closed is restored as closed, with another bill.
     """
 
     def drop_after(self: LedgerJournal, position: int) -> None:
@@ -78,8 +78,8 @@ def journal_replays_what_never_committed(undoing: Undoing) -> None:
 
 @repair(r"^a_restored_ledger_is_the_same: can't be restored: .* closed bill's", seed=644_063_370_884)
 def restore_enters_unshipped_records_first(undoing: Undoing) -> None:
-    """A record lay in a spool when the backup was made, and came after its month was closed. The restore enters it
-    before the closing: the closed bill is not what the rows make, and nothing can be restored.
+    """A record was in a spool at the backup, and was stored after its month was closed. The restore stores it before
+    the closing: the closed bill does not match the rows, and nothing can be restored.
     """
     repaired = restore.replay
 
@@ -92,7 +92,7 @@ def restore_enters_unshipped_records_first(undoing: Undoing) -> None:
 
 @repair(r"not sound: total of day|total of day", seed=142_497_921_215)
 def totals_keep_empty_rows(undoing: Undoing) -> None:
-    """A sum that comes back to zero from below keeps its row: a sound ledger is called unsound, and closings and
+    """A sum that returns to zero from below keeps its row. A sound ledger is reported as unsound, and closings and
     restores are refused.
     """
 

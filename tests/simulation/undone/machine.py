@@ -19,8 +19,8 @@ from tests.simulation.undone import Undoing, repair
 
 @repair(r"^a_full_machine_is_no_failed_restore")
 def full_machine_is_a_failed_restore(undoing: Undoing) -> None:
-    """Wanting more replicas than there are device slots is told as a restore that failed, every two seconds, and takes
-    the place of the last real one.
+    """A start that needs more device slots than there are is reported as a failed restore every two seconds, and
+    replaces the last real result.
     """
     repaired = LocalActuator._begin
 
@@ -35,8 +35,8 @@ def full_machine_is_a_failed_restore(undoing: Undoing) -> None:
 
 @repair(r"^loops_live")
 def loop_ends_at_its_first_error(undoing: Undoing) -> None:
-    """A background loop of the control plane ends at its first unexpected error: after one error of the database
-    budgets are never told again.
+    """A background loop of the control plane ends at its first unexpected error. After one database error, budgets are
+    never published again.
     """
 
     def start_loop(self: Tasks, name: str, body: Callable[[], Coroutine[Any, Any, None]], **_: object) -> None:
@@ -47,8 +47,8 @@ def loop_ends_at_its_first_error(undoing: Undoing) -> None:
 
 @repair(r"^minimums_(hold|are_kept)", seed=389_707_896_248)
 def minimum_of_versions_without_a_name(undoing: Undoing) -> None:
-    """A minimum holds for versions that no name leads to any more: after a deploy on a full machine the old version
-    keeps the device slot, and the new one does not start.
+    """A minimum holds for versions without a name. After a deploy on a full machine, the old version keeps the device
+    slot and the new one does not start.
     """
 
     def holds(model: Model, version: Version) -> bool:
@@ -59,8 +59,8 @@ def minimum_of_versions_without_a_name(undoing: Undoing) -> None:
 
 @repair(r"^(minimums_|what_is_in_use)", seed=632_955_920_026)
 def room_is_made_below_a_minimum(undoing: Undoing) -> None:
-    """Making room for a version that is asked for takes replicas below their version's minimum, which takes them back
-    at once, and so on without an end.
+    """Making room for a requested version takes replicas below their version's minimum. That version takes them back at
+    once, and so on without end.
     """
 
     def choose_any(holders: Iterable[SlotHolder[VersionKey]], now: float) -> VersionKey | None:
@@ -71,7 +71,7 @@ def room_is_made_below_a_minimum(undoing: Undoing) -> None:
 
 @repair(r"^a_restart_forgets_nothing")
 def stop_is_lost_at_a_restart(undoing: Undoing) -> None:
-    """That an operator stopped a version is kept in memory only: after a restart its minimum starts it again."""
+    """A stop by an operator is kept in memory only. After a restart, the minimum starts the version again."""
 
     def forget_stops(connection: Connection, before: Model, model: Model) -> None:
         return
@@ -81,9 +81,7 @@ def stop_is_lost_at_a_restart(undoing: Undoing) -> None:
 
 @repair(r"^nothing_runs_of_suspended_tenants", seed=889_975_113_327)
 def suspended_tenants_start_again(undoing: Undoing) -> None:
-    """That a tenant is suspended is not asked when replicas are decided on: its minimum starts its model again, and it
-    is billed.
-    """
+    """Scaling decisions ignore that a tenant is suspended. Its minimum starts its model again, and it is billed."""
 
     def is_suspended(self: FeedHub, tenant: str) -> bool:
         return False
