@@ -1,8 +1,8 @@
-"""`make drills`: the whole matrix, or the cells that `--cell` names; exit code 1 on red.
+"""`make drills`: drill the whole matrix, or the cells that `--cell` names. Exits with 1 if a cell is red.
 
 A cell is PROCESS/STAGE, FILE/DAMAGE or FAULT/OPERATION.
 
-`--table` prints what is expected, as `docs/drills.md` has it, and drills nothing. `--seed` repeats an order of kills.
+`--table` prints the expected outcomes, as in `docs/drills.md`, and drills nothing. `--seed` repeats an order of kills.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Damages = list[tuple[str, DamageKind]]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What is drilled: kills by stage, first stages by process, damages by file, operations by fault."""
+    """The cells to drill: kills by stage, first stages by process, damages by file, operations by fault."""
 
     kills: Kills = field(default_factory=dict)
     firsts: Firsts = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Cells:
 
 
 def chosen(cells: Sequence[str]) -> Cells:
-    """Return those that are named, all where none is. Raises ValueError for what is no cell."""
+    """Return the named cells, or all if none is named. Raises ValueError for an unknown cell."""
     if not cells:
         return Cells(
             {stage: list(VictimProcess) for stage in Stage},
@@ -71,7 +71,7 @@ def chosen(cells: Sequence[str]) -> Cells:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints each cell as it ends, and what is red once more at the end."""
+    """Print each cell when it ends, and the red cells again at the end."""
     parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
     parser.add_argument(
         "--cell", action="append", default=[], help="PROCESS/STAGE, FILE/DAMAGE or FAULT/OPERATION; repeatable"
@@ -94,14 +94,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(cells: Cells, seed: int) -> int:
-    """Exit code 1 where anything is red."""
+    """Drill the cells. Return 1 if any is red, else 0."""
     from transformers.utils.logging import disable_progress_bar
 
     from tests.drills.damage_drill import drill_damage
     from tests.drills.drill_models import TinyModels
     from tests.drills.fault_drill import drill_fault
     from tests.drills.first_minute_drill import drill_first
-    from tests.drills.stage_drill import CellResult, DrillContext, drill_stage, run_group  # they bring torch
+    from tests.drills.stage_drill import CellResult, DrillContext, drill_stage, run_group  # these import torch
 
     disable_progress_bar()
     results: list[CellResult] = []

@@ -1,4 +1,4 @@
-"""What a drill holds against what it expected: outcomes, and the bill after them. Pure."""
+"""Compare the outcome and the bill of a drill with the expectation. Pure functions."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,14 +10,14 @@ _MISSING: Final = re.compile(r"requests_missing: it served (\d+) requests; (\d+)
 
 
 def bounds_of_all(endings: Iterable[RequestEnd]) -> BillBounds:
-    """Of several."""
+    """Return the bounds of several requests together."""
     return sum(map(bill_bounds_of, endings), BillBounds())
 
 
 def unexplained_imbalance(report: Mapping[str, Any], unrecorded: int) -> list[str]:
     """Return why a bill does not balance, except that up to `unrecorded` requests have no record.
 
-    A replica counts a request before its first byte. Where everything is killed after that, nobody writes the record.
+    A replica counts a request before its first byte. If everything is killed after that, no record is written.
     """
     found = []
     for problem in report["balance"]["problems"]:
@@ -30,7 +30,7 @@ def unexplained_imbalance(report: Mapping[str, Any], unrecorded: int) -> list[st
 
 
 def remaining(before: BillTotals, after: BillTotals, bounds: BillBounds) -> BillBounds:
-    """By what the bill may still grow: a replica writes the record of a request whose door died when it comes to it."""
+    """Return how much the bill may still grow. If the activator died, the replica writes the record later."""
 
     def left(figure: tuple[int, int], got: int) -> tuple[int, int]:
         return max(0, figure[0] - got), max(0, figure[1] - got)
@@ -43,5 +43,5 @@ def remaining(before: BillTotals, after: BillTotals, bounds: BillBounds) -> Bill
 
 
 def outcome_problems(expected: RequestOutcome, seen: RequestOutcome) -> list[str]:
-    """Why a cell is red by its outcome; none where it is as stated."""
+    """Return why the outcome makes a cell red. Empty if it is as expected."""
     return [] if seen == expected else [f"expected {expected}, seen {seen}"]

@@ -1,8 +1,8 @@
-"""Start an installation over one damaged file of its data directory, and compare what came of it with the matrix.
+"""Start an installation with one damaged file in its data directory, and compare the outcome with the matrix.
 
-The directory is that of an installation that was killed with all its processes, so everything that a start repairs is
-there. Chunks, packs and staged pushes are damaged in `tests/snapshotter` and `tests/weightcache`, segments in
-`tests/kelvin/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
+The directory comes from an installation that was killed with all its processes, so a start has everything to repair.
+Other damage is tested elsewhere: chunks, packs and staged pushes in `tests/snapshotter` and `tests/weightcache`,
+segments in `tests/kelvin/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
 """
 
 import shlex
@@ -23,20 +23,20 @@ SECRETS: Final = ("ca.pem", "tls/ca.key", "once.key", "attest.key", "admin.key",
 KEYS: Final = ("admin.key", "default.key")  # of the drill's own client
 FRIEND: Final = "trust/friend.pem"
 PRICES: Final = "prices.toml"  # KELVIN_PRICE_BOOK
-# By warnings that do not have a file's name.
+# Text of warnings that do not name the file.
 WARNING_TEXTS: Final = {"run/feed": "the feed that was kept can't be read"}
 
 
 @dataclass(frozen=True, slots=True)
 class KilledInstallation:
-    """The data directory of an installation that had pushed, answered and billed, and was killed as a whole."""
+    """The data directory of an installation that had pushed, answered and billed, and was then killed as a whole."""
 
     data: Path
-    totals: BillTotals  # on its bill
+    totals: BillTotals  # totals of its bill
 
 
 def drill_damage(context: DrillContext, cells: Collection[tuple[str, DamageKind]]) -> None:
-    """Start over each of these damages, each on a copy of its own."""
+    """Start with each of these damages, each on its own copy of the data directory."""
     killed = _killed(context)
     for number, (file, damage) in enumerate(cells):
         cell = partial(_start_over, killed, context.work / f"damaged-{number}", file, damage)
@@ -70,7 +70,7 @@ def _settings(data: Path) -> dict[str, str]:
 
 
 def _start_over(killed: KilledInstallation, place: Path, file: str, damage: DamageKind) -> tuple[None, list[str]]:
-    """Return what is not as the matrix has it."""
+    """Start with the damaged file. Return the differences from the matrix."""
     data = place / "data"
     shutil.copytree(killed.data, data, ignore=lambda _, names: [name for name in names if name.endswith(".sock")])
     shutil.copytree(_settings(killed.data)["KELVIN_BACKUP"], _settings(data)["KELVIN_BACKUP"])
@@ -114,12 +114,12 @@ def _refused(ground: DrillInstallation, file: str) -> tuple[StartOutcome, list[s
 
 
 def _last_line(ground: DrillInstallation) -> str:
-    """Of its standard error; empty where it said nothing."""
+    """Return the last line of its standard error, or an empty text."""
     return "".join(ground.errors.read_text().strip().splitlines()[-1:])
 
 
 def _restored(ground: DrillInstallation, killed: KilledInstallation) -> tuple[StartOutcome, list[str]]:
-    """What is wrong with the restore that the refusal names, and with the bill after it."""
+    """Run the restore that the error names. Return the problems of the restore and of the bill after it."""
     restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
     refusal = _last_line(ground)
     if shlex.join(("kelvin", *restore)) not in refusal:
@@ -136,8 +136,8 @@ def _restored(ground: DrillInstallation, killed: KilledInstallation) -> tuple[St
 
 
 def _started(ground: DrillInstallation, killed: KilledInstallation, file: str) -> tuple[StartOutcome, list[str]]:
-    """Whether the file was named in a log, and what is wrong with the next request and the bill."""
-    for key in KEYS:  # whoever has a copy can go on
+    """Check the next request and the bill. Return whether a log names the file, and all problems."""
+    for key in KEYS:  # a client with a copy of the keys can continue
         shutil.copyfile(killed.data / key, ground.data / key)
     ground.connect()
     ground.wait_until_whole()

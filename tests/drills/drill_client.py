@@ -1,7 +1,7 @@
-"""`python -m tests.drills.drill_client`: an outside client that knows HTTPS and nothing else, and can be killed.
+"""`python -m tests.drills.drill_client`: a client in its own process that uses only HTTPS and can be killed.
 
-Its first argument says what to ask, as JSON; it prints one JSON object a line for what comes, as it comes, and counts
-the words itself: the drills' models write one word for each token.
+Its first argument is the request as JSON. It prints one JSON object per line for each event, and counts words itself:
+the drills' models write one word per token.
 """
 
 import http.client
@@ -22,18 +22,18 @@ _lock = threading.Lock()
 
 
 def tell(**what: object) -> None:
-    """A line that is whole, whoever else writes one."""
+    """Print one whole line. Safe to call from several threads."""
     with _lock:
         print(json.dumps(what), flush=True)
 
 
 class Connection(http.client.HTTPSConnection):
-    """Takes little at a time where it is told to be slow."""
+    """An HTTPS connection. With `small`, it has a small receive buffer, so that the client is slow."""
 
     small = False
 
     def connect(self) -> None:
-        """As its base, but with the receive buffer set before the handshake, where it counts."""
+        """Connect like the base class, but set the receive buffer before the handshake, where it has an effect."""
         if not self.small:
             super().connect()
             return
@@ -45,7 +45,7 @@ class Connection(http.client.HTTPSConnection):
 
 
 def run_request(asked: dict[str, Any], number: int) -> None:
-    """One streamed completion from request to end."""
+    """Run one streamed completion to its end."""
     context = ssl.create_default_context(cafile=asked["ca"])
     connection = Connection("localhost", asked["port"], context=context, timeout=TIMEOUT_S)
     connection.small = bool(asked["pace_s"])
@@ -64,7 +64,7 @@ def run_request(asked: dict[str, Any], number: int) -> None:
 
 
 def read(answer: http.client.HTTPResponse, number: int, pace_s: float) -> None:
-    """The events of a stream."""
+    """Print the events of a stream."""
     failed = False
     for raw in answer:
         line = raw.decode().rstrip()
@@ -88,7 +88,7 @@ def read(answer: http.client.HTTPResponse, number: int, pace_s: float) -> None:
 
 
 def main() -> None:
-    """All of them at once."""
+    """Run all requests at once."""
     asked = json.loads(sys.argv[1])
     threads = [threading.Thread(target=run_request, args=(asked, number)) for number in range(asked["times"])]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The installation under drill, as its operator has it: `kelvin up`, HTTPS, the command line, and the process table."""
+"""An installation under drill, seen as its operator sees it: `kelvin up`, HTTPS, the command line, and processes."""
 
 import contextlib
 import http.client
@@ -40,7 +40,7 @@ SETTINGS: Final = {
     "KELVIN_SLAB_BYTES": str(16 << 20),
     "KELVIN_NVME_BYTES": str(64 << 20),
     "KELVIN_KV_BYTES": str(64 << 20),
-    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many chunks
     "KELVIN_STANDBYS": str(STANDBYS),
     "KELVIN_DEVICE_SLOTS": "4",
     "KELVIN_STALL_S": str(STALL_S),
@@ -60,13 +60,13 @@ _MODULES: Final = {
 
 
 def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
-    """Wait until `is_so()`. Raises PreconditionFailed, naming `what`, after `limit_s`."""
+    """Wait until `is_so()`. Raises PreconditionFailed with `what` after `limit_s`."""
     if not polling.poll_until_true(is_so, limit_s):
         raise PreconditionFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
 class DrillInstallation:
-    """One data directory and the installation on it, started as often as it is killed."""
+    """A data directory and the installation on it, which is started again after each kill."""
 
     def __init__(
         self,
@@ -78,7 +78,9 @@ class DrillInstallation:
         clock: SteppedClock | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
-        """`settings` are added to the drills' own. `step` sets the `clock`. `prefix` is what runs `kelvin up`."""
+        """`settings` are added to the drills' own. `step` sets the `clock`. `prefix` is a command that runs `kelvin
+        up`.
+        """
         self.data, self.port = data, free_port()
         self._clock, self._ahead_s = clock, 0
         self._program, self._options, self._prefix = program, options, prefix
@@ -87,21 +89,21 @@ class DrillInstallation:
         self._family: list[psutil.Process] = []
         self._up: Installation | None = None
         self._counted = BillTotals()
-        self._late = BillBounds()  # what may still come of requests that are counted
-        self._unrecorded = 0  # requests whose replica had counted them when everything was killed
-        self._due: list[RequestEnd] = []  # requests of the drill's own since the bill was looked at
+        self._late = BillBounds()  # what the bill may still gain from requests that are already counted
+        self._unrecorded = 0  # requests that a replica had counted when everything was killed
+        self._due: list[RequestEnd] = []  # the drill's own requests since the last look at the bill
 
     def __repr__(self) -> str:
-        return f"<Ground {self.data} pid={self._process.pid if self._process else None}>"
+        return f"<DrillInstallation {self.data} pid={self._process.pid if self._process else None}>"
 
     @property
     def up(self) -> Installation:
-        """Its doors."""
+        """The clients of its APIs."""
         assert self._up is not None
         return self._up
 
     def start(self) -> None:
-        """`kelvin up`, until it says that it is ready."""
+        """Start `kelvin up` and wait until it is ready."""
         self.begin()
         if not self.becomes_ready():
             self.wait_exit()
@@ -109,7 +111,7 @@ class DrillInstallation:
 
     @property
     def errors(self) -> Path:
-        """The file with what `kelvin up` says on standard error."""
+        """The file with the standard error of `kelvin up`."""
         return self.data.parent / f"{self.data.name}.errors"
 
     def begin(self) -> int:
@@ -124,7 +126,7 @@ class DrillInstallation:
         return self._process.pid
 
     def becomes_ready(self) -> bool:
-        """Wait until it says that it is ready, or ends."""
+        """Wait until it reports that it is ready, or ends. Return whether it is ready."""
         assert self._process is not None
         if "ready" not in self._process.ready_line():
             return False
@@ -132,21 +134,21 @@ class DrillInstallation:
         return True
 
     def connect(self) -> None:
-        """Speak to it with the keys that are in the data directory now."""
+        """Connect with the keys that are in the data directory now."""
         assert self._process is not None
         self._up = Installation(self.data, self.port, self._process.pid)
 
     def count_from(self, totals: BillTotals) -> None:
-        """Take these for what the bill has, on a directory that another installation used before."""
+        """Set the totals that the bill has already, for a directory that another installation used before."""
         self._counted = totals
 
     def wait_exit(self) -> int:
-        """The exit status of `kelvin up`, which has ended or is about to."""
+        """Wait for the end of `kelvin up`. Return its exit status."""
         assert self._process is not None
         return self._process.wait_exit()
 
     def step(self, seconds: int) -> None:
-        """Set the installation's wall clock so far ahead of this process's. A month that begins counts from nothing."""
+        """Set the installation's wall clock ahead of this process's clock. A new month starts with an empty bill."""
         assert self._clock is not None
         before = self.month
         self._clock.step(seconds)
@@ -160,10 +162,11 @@ class DrillInstallation:
         return time.strftime("%Y-%m", time.gmtime(time.time() + self._ahead_s))
 
     def stop(self) -> None:
-        """SIGTERM; it has to end well, and nothing of it may be left."""
+        """Stop it with SIGTERM. It must exit with 0, and no process may be left."""
         self.note_family()
         assert self._process is not None
-        # The activator would wait for the TLS end of our idle connections, which we read only with the next answer.
+        # The activator would wait for the TLS close of our idle connections, which we read only with the next
+        # response.
         self.up.close()
         self._process.send(signal.SIGTERM)
         status = self.wait_exit()
@@ -172,12 +175,12 @@ class DrillInstallation:
             raise PreconditionFailed(f"`kelvin up` ended with {status}")
 
     def restart(self) -> None:
-        """After the supervisor's death: all others end by themselves, and the directory is free again."""
+        """Start again after the supervisor's death, once all other processes have ended by themselves."""
         self.gone()
         self.start()
 
     def abandon(self) -> None:
-        """Whatever is left of it, ended the hard way."""
+        """Kill every process that is left."""
         if self._up is not None:
             self._up.close()
         self.note_family()
@@ -189,42 +192,42 @@ class DrillInstallation:
             self._process.close()
 
     def ask(self, method: str, path: str, body: object | None = None) -> Any:
-        """Of the admin API. Raises one of AWAY while nobody answers."""
+        """Call the admin API. Raises one of AWAY if it does not answer."""
         try:
             return self.up.admin.request(method, path, body)
         except AWAY:
-            self.up.admin.close()  # what was begun on it is not gone on with
+            self.up.admin.close()  # a broken-off exchange must not be continued on it
             raise
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """Run a command to its end. Return its exit code, standard output and standard error."""
-        # With its settings: a command reads some of them, too. Its clock does not step what a command calls today.
+        # The command gets the settings, too: it reads some of them. Its clock is not stepped.
         return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> PushCommand:
-        """Begin a push."""
+        """Start a push."""
         return PushCommand(directory, model, self.data, rate)
 
     def call(
         self, tokens: int, *, times: int = 1, prompt: str = "w1 w2 w3", pace_s: float = 0.0, port: int | None = None
     ) -> StreamedRequests:
-        """Begin requests to the served model."""
+        """Start requests to the served model."""
         body = {"model": SERVED, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return StreamedRequests(self.address(port), body, times, pace_s)
 
     def address(self, port: int | None = None) -> dict[str, Any]:
-        """Return where and with which key an outside client calls."""
+        """Return the address and the key for an outside client."""
         key = (self.data / "default.key").read_text().strip()
         return {"port": port or self.port, "ca": str(self.data / "ca.pem"), "key": key}
 
     def replicas(self, model: str = SERVED, *states: str) -> list[dict[str, Any]]:
-        """Return the replicas of all versions of the model, in those states or in any."""
+        """Return the replicas of all versions of the model, in these states or in any."""
         versions = self.ask("GET", f"/admin/v1/models/{model}")["versions"]
         rows = [row for version in versions for row in version["replicas"]]
         return [row for row in rows if not states or row["state"] in states]
 
     def replica_row(self, state: str = "ready") -> dict[str, Any]:
-        """Wait until the served model has one replica, in that state, and none that was killed. Return its row."""
+        """Wait until the served model has exactly one replica, in that state. Return its row."""
         found: list[dict[str, Any]] = []
 
         def is_alone() -> bool:
@@ -239,7 +242,7 @@ class DrillInstallation:
         return psutil.Process(self.replica_row(state)["pid"])
 
     def standbys(self, runtime: psutil.Process | None) -> list[psutil.Process]:
-        """Processes that have a meter page, and are not the one that has a version, if there is one."""
+        """Return the processes that have a meter page, except `runtime`."""
         waiting = self._metered() - ({runtime.pid} if runtime else set())
         return [child for child in self._children() if child.pid in waiting]
 
@@ -250,12 +253,12 @@ class DrillInstallation:
         return self.replica()
 
     def everything(self) -> list[psutil.Process]:
-        """The supervisor and every process below it."""
+        """Return the supervisor and every process below it."""
         supervisor = self.process(VictimProcess.SUPERVISOR)
         return [supervisor, *supervisor.children(recursive=True)]
 
     def process(self, which: VictimProcess) -> psutil.Process:
-        """The one service of that name; the zygote is the process of its module that has no meter page."""
+        """Return the process of that service. The zygote is the process of its module that has no meter page."""
         if which is VictimProcess.SUPERVISOR:
             assert self._process is not None
             return psutil.Process(self._process.pid)
@@ -268,7 +271,7 @@ class DrillInstallation:
         raise PreconditionFailed(f"no {which} runs")
 
     def wait_until_whole(self) -> None:
-        """Every process is healthy and ready, and as many standbys are parked as should be at least."""
+        """Wait until every process is healthy and ready, and enough standbys are parked."""
 
         def is_whole() -> bool:
             try:
@@ -282,7 +285,7 @@ class DrillInstallation:
         self.note_family()
 
     def to_zero(self) -> None:
-        """Stop the served model, and wait until no replica of it is left."""
+        """Stop the served model, and wait until it has no replica."""
 
         def is_at_zero() -> bool:
             try:
@@ -298,7 +301,9 @@ class DrillInstallation:
         return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
 
     def settle(self, endings: Iterable[RequestEnd]) -> list[str]:
-        """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
+        """Return the problems of the bill after these requests, once it had time to include them. Later calls count
+        from here.
+        """
         endings = [*endings, *self._due]
         bounds = bounds_of_all(endings) + self._late
         self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
@@ -318,18 +323,20 @@ class DrillInstallation:
         return wrong
 
     def unsettled(self) -> list[str]:
-        """Return what the bill has gained since `settle` that no request explains."""
+        """Return what the bill has gained since `settle` without a request."""
         return bill_differences(self._counted, bill_totals_of(self.bill()), self._late)
 
     def unbalanced(self) -> list[str]:
-        """Return what `kelvin billing report` names of this month, except for requests that nobody could record."""
+        """Return the problems that `kelvin billing report` names in this month, except for requests without a possible
+        record.
+        """
         status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
         if status not in (0, 2):
             return [f"kelvin billing report ends with {status}: {err.strip()}"]
         return unexplained_imbalance(json.loads(out), self._unrecorded)
 
     def expect_answer(self) -> None:
-        """The next request. Raises PreconditionFailed where it is not answered."""
+        """Send the next request. Raises PreconditionFailed if it is not answered."""
         with self.call(3) as call:
             (ending,) = call.endings()
         self._due.append(ending)
@@ -337,7 +344,7 @@ class DrillInstallation:
             raise PreconditionFailed(f"the next request is {ending.outcome}")
 
     def billing(self) -> KelvinCommand:
-        """Begin asking for the bill."""
+        """Start a command that reads the bill."""
         return KelvinCommand(["billing", "report", "--format", "json", "--data", str(self.data)])
 
     def wait_for_connection(self, client: int) -> None:
@@ -358,24 +365,24 @@ class DrillInstallation:
             return []
 
     def _metered(self) -> set[int]:
-        """Process ids of standbys and runtimes."""
+        """Return the process ids of standbys and runtimes."""
         return {int(page.name.partition(".")[0]) for page in (self.data / "run" / "meters").glob("[0-9]*")}
 
     def family(self) -> list[psutil.Process]:
-        """Return what was noted, dead or alive."""
+        """Return the noted processes, dead or alive."""
         return list(self._family)
 
     def note_family(self) -> None:
-        """Remember what runs now: all of it has to be gone with its supervisor."""
+        """Note the running processes. All of them must end with their supervisor."""
         known = {process.pid for process in self._family}
         self._family += [child for child in self._children() if child.pid not in known]
 
     def gone(self) -> None:
-        """Wait for the end of every process that was noted. Raises PreconditionFailed."""
+        """Wait for the end of every noted process. Raises PreconditionFailed."""
         self.wait_exit()
         if self._up is not None:
             self._up.close()
-        _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # one that is still loading hears of it afterwards
+        _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # a process that is still loading ends later
         if alive:
             raise PreconditionFailed(
                 f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}"
@@ -392,8 +399,8 @@ def _words(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def running_drill_installation(ground: DrillInstallation, directory: Path) -> Iterator[DrillInstallation]:
-    """Start the installation, and have it serve the model of that directory. What is left of it after the block is
-    killed: call `ground.stop()` to see it end well.
+    """Start the installation and serve the model in that directory. The block's end kills what is left: call
+    `ground.stop()` to check a clean end.
     """
     try:
         ground.start()

@@ -1,4 +1,4 @@
-"""Model directories for the drills: one that is served, and as many as are pushed, each with weights of its own."""
+"""Model directories for the drills: one that is served, and any number to push, each with its own weights."""
 
 from itertools import count
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.e2e.tiny_models import make_tiny
 
 
 class TinyModels:
-    """Some three hundred kilobytes each, one token for each word."""
+    """Tiny models of about 300 kB each, with one token per word."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -15,6 +15,6 @@ class TinyModels:
         self.served = make_tiny(work / "served-model", "llama", seed=1)
 
     def fresh(self) -> Path:
-        """One that nobody has pushed."""
+        """Return a model directory that was never pushed."""
         seed = next(self._seeds)
         return make_tiny(self._work / f"model-{seed}", "llama", seed=seed)

@@ -1,4 +1,4 @@
-"""One cell of the second matrix: an operation begun under a fault, which lasts until it has ended, or some seconds."""
+"""Drill an operation under a fault. The fault lasts until the operation has ended, or for some seconds."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from tests.drills.operations import Operation as Running
 from tests.drills.operations import PushCommand
 from tests.drills.stage_drill import DrillContext, check_group, run_cell
 
-FAULT_DURATION_S: Final = 9.0  # longer than anything of ours waits for a lock
+FAULT_DURATION_S: Final = 9.0  # longer than any process of Kelvin waits for a lock
 
 
 def run_under_fault(
     scene: FaultScene, models: TinyModels, operation: Operation, expected: RequestOutcome
 ) -> tuple[RequestOutcome, list[str]]:
-    """What the client saw, and what is wrong. Whatever it was, the same is answered once the fault is over."""
+    """Return the client's outcome and all problems. After the fault, the same operation must succeed."""
     ground = scene.ground
     push = partial(ground.push, models.fresh(), "pushed")
     ground.wait_until_whole()
@@ -49,7 +49,7 @@ def run_under_fault(
 
 
 def drill_fault(context: DrillContext, fault: FaultKind, operations: Sequence[Operation]) -> None:
-    """Each operation under the fault, on one installation; then its closing checks."""
+    """Drill each operation under the fault, on one installation, then run the closing checks."""
     shared = leftovers.shared_memory()
     with (
         SCENES[fault](context.work / str(fault)) as scene,

@@ -1,4 +1,4 @@
-"""Each fault as a scene: how its installation is started, and what is done to it while an operation is under way."""
+"""The faults: how the installation is started, and what happens to it during an operation."""
 
 import contextlib
 import os
@@ -29,18 +29,18 @@ _NAMESPACED: Final = "DRILLS_NAMESPACED"
 
 @dataclass(frozen=True, slots=True)
 class FaultScene:
-    """An installation, not started, and its fault, which lasts as long as its block."""
+    """An installation that is not started yet, and its fault. The fault lasts for the block of `during`."""
 
     ground: DrillInstallation
     during: Callable[[], AbstractContextManager[None]]
-    call: Callable[[int], StreamedRequests]  # a request of so many tokens, as this scene's client makes it
+    call: Callable[[int], StreamedRequests]  # starts a request of so many tokens with this scene's client
     tokens: int = 10
-    unread: int = 0  # of which so many may lie in a line that its client does not read
-    sound: Callable[[], None] = lambda: None  # back to where it was, for the checks
+    unread: int = 0  # how many of them may be in a connection that its client does not read
+    sound: Callable[[], None] = lambda: None  # ends the fault's aftermath before the checks
 
 
 def with_own_mounts() -> None:
-    """Go on in a mount namespace of this process's own, so that a disk of the drills is nobody else's."""
+    """Continue in a mount namespace of this process, so that no other process sees the drills' disks."""
     if os.environ.get(_NAMESPACED):
         return
     more = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -57,7 +57,7 @@ def _mount(*words: str) -> None:
 
 @contextlib.contextmanager
 def _disk(place: Path) -> Iterator[None]:
-    """A small file system of its own."""
+    """Mount a small file system inside the block."""
     place.mkdir(parents=True)
     _mount("-t", "tmpfs", "-o", f"size={DISK}", "drill", str(place))
     try:
@@ -72,7 +72,7 @@ def _plain(ground: DrillInstallation) -> Callable[[int], StreamedRequests]:
 
 @contextlib.contextmanager
 def disk_full(work: Path) -> Iterator[FaultScene]:
-    """Data directory and store are on a disk whose last byte is taken."""
+    """The data directory and the store are on a disk without a free byte."""
     disk = work / "disk"
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ def _free(place: Path) -> int:
 
 @contextlib.contextmanager
 def read_only(work: Path) -> Iterator[FaultScene]:
-    """The store is on a disk that takes no write any more, as ext4's after an error."""
+    """The store is on a disk that refuses writes, as ext4 does after an error."""
     disk = work / "disk"
 
     @contextlib.contextmanager
@@ -116,14 +116,14 @@ def read_only(work: Path) -> Iterator[FaultScene]:
 
 @contextlib.contextmanager
 def slow_client(work: Path) -> Iterator[FaultScene]:
-    """The client takes an event at a time, and a hundredth of a second for each, through a buffer of four kilobytes."""
+    """The client reads one event at a time, 10 ms each, through a buffer of 4 kB."""
     ground = DrillInstallation(work / "data")
     yield FaultScene(ground, contextlib.nullcontext, lambda tokens: ground.call(tokens, pace_s=0.01), tokens=200)
 
 
 @contextlib.contextmanager
 def half_open(work: Path) -> Iterator[FaultScene]:
-    """After some words the client's line is silent: it takes nothing, and never closes."""
+    """After some words, the client's connection is silent: it reads nothing and never closes."""
     ground = DrillInstallation(work / "data")
     relays: list[SilentRelay] = []
 
@@ -139,7 +139,7 @@ def half_open(work: Path) -> Iterator[FaultScene]:
         before = bill_totals_of(ground.bill()).requests
         try:
             yield
-            # The line is silent still: what ends the request is the door's patience.
+            # The connection is still silent: the activator's stall limit ends the request.
             wait(lambda: bill_totals_of(ground.bill()).requests > before, "the door lets go of a silent client")
         finally:
             while relays:
@@ -150,7 +150,7 @@ def half_open(work: Path) -> Iterator[FaultScene]:
 
 @contextlib.contextmanager
 def clock_step(work: Path) -> Iterator[FaultScene]:
-    """The wall clock is ten minutes ahead at once, and then ten minutes behind."""
+    """The wall clock jumps ten minutes ahead, and then ten minutes behind."""
     work.mkdir(parents=True, exist_ok=True)
     clock = SteppedClock(work / "clock")
     ground = DrillInstallation(work / "data", clock=clock)
@@ -168,7 +168,7 @@ def clock_step(work: Path) -> Iterator[FaultScene]:
 
 @contextlib.contextmanager
 def store_away(work: Path) -> Iterator[FaultScene]:
-    """Versions are in S3, and every connection to it is closed without a word."""
+    """Versions are in S3, and every connection to it is closed at once."""
     with serving() as buckets, FaultProxy(buckets.host, buckets.port) as proxy:
         url = buckets.url(buckets.make(), "here", port=proxy.port, read_s=5)
         ground = DrillInstallation(work / "data", settings=ENVIRONMENT, options=["--store", url])

@@ -1,8 +1,8 @@
-"""Kill in the first minute: before there is a key, a version, a lease or a record, and while the first of each is made.
+"""Kill processes in the first minute: before the first key, version, lease and record, and while each is made.
 
-An installation has each of these moments once, so each process is killed on installations of its own. Two of them pass
-through all stages between them (`CHAINS`): after a stage that is drilled, its operation has ended well, and the next
-stage begins from there.
+An installation has each of these moments once, so each process is killed on its own installations. Two of them pass
+through all stages (`CHAINS`): after a drilled stage its operation has succeeded, and the next stage continues from
+there.
 """
 
 import calendar
@@ -45,7 +45,7 @@ from tests.drills.stage_drill import (
 )
 from tests.drills.stages import STAGED, HeldOperation, decode, drafts, sent, waiting_for_lease
 
-# The first push, request and record of one installation, and the moments before them of another.
+# One installation has the first push, request and record, the other the moments before them.
 CHAINS: Final = (
     (FirstStage.START, FirstStage.BEFORE_PUSH, FirstStage.BEFORE_LEASE, FirstStage.CLOSING),
     (FirstStage.START, FirstStage.PUSH, FirstStage.REQUEST, FirstStage.RECORD),
@@ -55,12 +55,12 @@ HOUR_S: Final = 3600
 
 
 class StageMissed(PreconditionFailed):
-    """The operation was not at its stage when the kill was to come."""
+    """The operation was not at its stage when the kill was due."""
 
 
 @dataclass(slots=True)
 class HeldFirstStage:
-    """A first stage. `held` is the operation that is under way; without it, `again` begins one after the kill."""
+    """A first stage. `held` is the operation in progress. Without it, `again` starts one after the kill."""
 
     is_there: Callable[[], bool]
     held: HeldOperation | None = None
@@ -97,26 +97,26 @@ class StartingInstallation:
         return ()
 
     def close(self) -> None:
-        """See `Operation`: it goes on."""
+        """See `Operation`. The installation goes on."""
 
 
 @contextlib.contextmanager
 def start(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """The data directory does not exist, and `kelvin up` begins."""
-    # Who is killed, is killed as soon as it exists.
+    """The data directory does not exist yet, and `kelvin up` starts."""
+    # The victim is killed as soon as it exists.
     held = HeldOperation(StartingInstallation(ground), lambda: True, None)
     yield HeldFirstStage(held.is_there, held)
 
 
 @contextlib.contextmanager
 def before_push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """Everything runs and is idle, and no version was ever pushed."""
+    """All processes are idle, and no version was ever pushed."""
     yield HeldFirstStage(lambda: not _has_versions(ground), again=lambda: ground.push(models.served, SERVED))
 
 
 @contextlib.contextmanager
 def push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """Some chunks of the first push are staged, and it is still sending."""
+    """Some chunks of the first push are staged, and the push is still sending."""
     running = ground.push(models.served, SERVED, "96K")
     held = HeldOperation(running, lambda: not running.is_over() and not drafts(ground.data), None)
     with contextlib.closing(held):
@@ -126,7 +126,7 @@ def push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstSta
 
 @contextlib.contextmanager
 def before_lease(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """A version is there, and nothing of it was ever read."""
+    """A version exists, and none of its bytes was ever read."""
     yield HeldFirstStage(lambda: not ground.replicas(), again=lambda: ground.call(10))
 
 
@@ -139,7 +139,7 @@ def request(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirst
 
 @contextlib.contextmanager
 def record(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """A month has begun while a replica was idle, and the request that will be on its first record has some tokens."""
+    """A month has begun while a replica was idle, and the request of its first record has some tokens."""
     next_month(ground, 10)
     with decode(ground, models) as held:
         yield HeldFirstStage(lambda: held.is_there() and not bill_totals_of(ground.bill()).requests, held)
@@ -147,7 +147,7 @@ def record(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstS
 
 @contextlib.contextmanager
 def closing(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
-    """The first month that has a record is over, and closing it has begun: the control plane is stopped."""
+    """The first month with a record is over, and its closing has begun. The control plane is stopped."""
     month = ground.month
     next_month(ground, 2 * HOUR_S)
     runtime, control = ground.replica(), ground.process(VictimProcess.CONTROL_PLANE)
@@ -166,7 +166,7 @@ def closing(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirst
 
 
 def next_month(ground: DrillInstallation, seconds: int) -> None:
-    """Step the clock so far into the next month, once all requests before are on the bill and a replica is idle."""
+    """Step the clock into the next month, once all earlier requests are on the bill and a replica is idle."""
     ground.replica_at_work()
     if wrong := ground.settle([]):
         raise PreconditionFailed(f"before the month ends: {wrong}")
@@ -196,7 +196,7 @@ FIRST_STAGE_CONTEXTS: Final[
 def drill_first_stage(
     ground: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess | None
 ) -> tuple[RequestOutcome, list[str]]:
-    """Kill the process at the stage, or nobody. Return what the client saw, and what is wrong after it.
+    """Kill the process at the stage, if one is given. Return the client's outcome and all problems.
 
     Raises StageMissed.
     """
@@ -204,7 +204,7 @@ def drill_first_stage(
     with FIRST_STAGE_CONTEXTS[stage](ground, models) as first:
         if process is not None:
             _kill_when_there(ground, process, first)
-        # A replica that stays stopped would have the door cut its stream, as nothing tells it to.
+        # A replica that stays stopped would make the activator cut its stream, as no drain reaches it.
         if process is VictimProcess.SUPERVISOR and stage is not FirstStage.RECORD:
             _wait_for_orphans(ground)
         if first.held is not None:
@@ -244,7 +244,7 @@ def _kill_when_there(ground: DrillInstallation, process: VictimProcess, first: H
 
 
 def _wait_for_orphans(ground: DrillInstallation) -> None:
-    """Until those that are not held have ended: whether they are quicker than what is held would be chance."""
+    """Wait until the processes that are not held have ended. Otherwise their order would depend on chance."""
     held = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
     def are_gone() -> bool:
@@ -261,7 +261,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def _ended(first: HeldFirstStage) -> tuple[RequestOutcome, list[RequestEnd]]:
-    """Wait for the operation, which is begun now where it is not under way."""
+    """Wait for the operation. Start it now if it is not in progress."""
     if first.held is not None:
         return first.held.operation.outcome(), list(first.held.operation.endings())
     assert first.again is not None
@@ -270,7 +270,7 @@ def _ended(first: HeldFirstStage) -> tuple[RequestOutcome, list[RequestEnd]]:
 
 
 def drill_first(context: DrillContext, process: VictimProcess, wanted: Collection[FirstStage]) -> None:
-    """Kill the process at each of these stages, then check what every group is checked for."""
+    """Kill the process at each of these stages, then run the closing checks."""
     left = [stage for stage in wanted if first_expected(process, stage) != NOT_CONCERNED]
     for number, chain in enumerate(CHAINS):
         stages = [stage for stage in chain if stage in left]
@@ -278,7 +278,7 @@ def drill_first(context: DrillContext, process: VictimProcess, wanted: Collectio
         if stages:
             reached = max(
                 2, chain.index(stages[-1]) + 1
-            )  # as far as the push at least: the checks after it ask for its model
+            )  # at least as far as the push: the closing checks use its model
             _drill_chain(context, process, chain[:reached], stages, f"{process}-{number}")
 
 
@@ -289,7 +289,9 @@ def _drill_chain(
     drilled: Collection[FirstStage],
     name: str,
 ) -> None:
-    """Pass through the chain. After a cell of unknown end a new installation passes through it without that kill."""
+    """Pass through the chain. After a cell of unknown outcome, a new installation passes through it without
+    that kill.
+    """
     shared, tries = leftovers.shared_memory(), count(1)
     done: set[FirstStage] = set()
     while True:
@@ -302,7 +304,7 @@ def _drill_chain(
                 done.add(stage)
                 context.tell(result)
                 if result.seen is None:
-                    break  # nobody knows in which state it was left
+                    break  # the state of the installation is unknown
             else:
                 context.tell(run_cell(f"after {name}", partial(check_group, ground, shared)))
                 return
@@ -319,7 +321,7 @@ def _cell(
 
 @contextlib.contextmanager
 def _installation(place: Path) -> Iterator[DrillInstallation]:
-    """Nothing of it is there yet, but a clock."""
+    """Yield an installation without a data directory, but with a clock."""
     place.mkdir(parents=True)
     ground = DrillInstallation(place / "data", clock=SteppedClock(place / "clock"))
     try:

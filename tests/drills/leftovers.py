@@ -1,4 +1,4 @@
-"""Shared memory that must not be left; what else must not is in `coldstart_bench/harness/installation.py`."""
+"""Find leftover shared memory. `coldstart_bench/harness/installation.py` finds other leftovers."""
 
 import contextlib
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import Final
 import psutil
 
 _SHARED: Final = Path("/dev/shm")
-_NEIGHBOURS: Final = "PostgreSQL."  # of servers that tests beside us kill; a drill has none
+_NEIGHBOURS: Final = "PostgreSQL."  # names of servers that other tests kill; a drill has none
 
 
 def shared_memory() -> frozenset[str]:
-    """Names in it that nobody has open or mapped, and no neighbour has left.
+    """Return the names in shared memory that no process has open or mapped, and that other tests did not leave.
 
-    Kelvin's own memory has none, and goes with its processes.
+    Kelvin's own memory has no name, and goes with its processes.
     """
     if not _SHARED.is_dir():
         return frozenset()
-    # Before it is known who has them: others come and go.
-    # Shared memory is a file. A directory is where a neighbour's tests keep what they call a disk.
+    # Names are read before their users: other processes come and go. Shared memory is a file. Other tests keep
+    # directories there as disks.
     names = frozenset(
         path.name for path in _SHARED.iterdir() if not path.name.startswith(_NEIGHBOURS) and not path.is_dir()
     )
@@ -26,7 +26,7 @@ def shared_memory() -> frozenset[str]:
 
 
 def _in_use() -> frozenset[str]:
-    """By a process that lives, a neighbour of ours as well."""
+    """Return the names that a live process has open or mapped, in this and other tests."""
     found: set[str] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -1,7 +1,7 @@
-"""What is expected of each process killed at each stage, and of each fault: the matrix as data. Pure.
+"""The matrix as data: the expected outcome of each kill at each stage, and of each fault. Pure.
 
-An outcome is what the client whose operation was under way sees. Whatever it is, the bill is that client's own count
-and the next operation is answered; that is checked after every cell and not repeated here.
+An outcome is what the operation's client sees. In every cell, the bill must also match the client's own count, and the
+next operation must succeed.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from coldstart_bench.harness.request_outcome import (
 
 
 class VictimProcess(StrEnum):
-    """Who is killed."""
+    """The process that is killed."""
 
     SUPERVISOR = "supervisor"
     EVERYTHING = "everything"  # the supervisor and all processes of the installation at once
@@ -38,7 +38,7 @@ class VictimProcess(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where in an upload, a request or its record."""
+    """A stage of an upload, of a request, or of its record."""
 
     UPLOAD = "upload"
     SEAL = "seal"
@@ -51,7 +51,7 @@ class Stage(StrEnum):
 
 
 class FirstStage(StrEnum):
-    """Where in the first minute of an installation, or of a month."""
+    """A stage of the first minute of an installation or of a month."""
 
     START = "first-start"
     BEFORE_PUSH = "before-push"
@@ -63,7 +63,7 @@ class FirstStage(StrEnum):
 
 
 class FaultKind(StrEnum):
-    """What else goes wrong."""
+    """A fault other than a kill."""
 
     DISK_FULL = "disk-full"
     READ_ONLY = "read-only"
@@ -75,40 +75,40 @@ class FaultKind(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a client does while the fault lasts."""
+    """A client's operation during the fault."""
 
-    WARM = "warm"  # a request for a model at work
-    COLD = "cold"  # for one at zero, whose bytes are in the host tier
+    WARM = "warm"  # a request for a model with a ready replica
+    COLD = "cold"  # a request for a model at zero with its bytes in the host tier
     PUSH = "push"
 
 
 class DamageKind(StrEnum):
-    """What a file system leaves of a file after a power cut."""
+    """The damage of a file by a power cut."""
 
     EMPTY = "empty"
-    TORN = "torn"  # its first half
-    ZEROED = "zeroed"  # as long as it was
+    TORN = "torn"  # only its first half is left
+    ZEROED = "zeroed"  # its length is unchanged
 
 
 class StartOutcome(StrEnum):
-    """What `kelvin up` makes of a damaged file. It never overwrites a secret, and never ends in a traceback."""
+    """The outcome of `kelvin up` with a damaged file. It never overwrites a secret, and never prints a traceback."""
 
-    WHOLE = "starts"  # the file is made again, or was not needed
+    WHOLE = "starts"  # the file is created again, or was not needed
     WARNED = "starts, and names it in a log"
     RESTORED = "refused; the restore that it names brings the whole bill back"
     REFUSED = "refused, by its name"
 
 
-# One outcome for each stage, in their order. A restart of the installation is a pause to a push; a request that lost
-# the door is cut; one that lost its replica before its first byte gets another; when the supervisor is gone, the others
-# finish within a second or tell that they can't.
+# One outcome for each stage, in order. A restart of the installation only delays a push. A request is cut if the
+# activator dies. It goes to another replica if its replica dies before the first byte. Without a supervisor, requests
+# finish within a second or fail.
 KILLS: Final[Mapping[VictimProcess, tuple[RequestOutcome, ...]]] = {
     VictimProcess.SUPERVISOR: (
         ANSWERED,
         ANSWERED,
         refused_with("unavailable"),
         refused_with("unavailable"),
-        ANSWERED,  # ten tokens: they are there within the second that is left
+        ANSWERED,  # ten tokens: they arrive within the last second
         refused_with("unavailable"),
         ANSWERED,
         ANSWERED,
@@ -134,8 +134,8 @@ KILLS: Final[Mapping[VictimProcess, tuple[RequestOutcome, ...]]] = {
     VictimProcess.CLIENT: (GONE,) * 8,
 }
 
-# One outcome for each of the first stages, in their order. At `first-start` the operation is `kelvin up` itself; at a
-# stage that is before something, it begins right after the kill, or once the installation was started again.
+# One outcome for each first stage, in order. At `first-start`, the operation is `kelvin up` itself. At a stage before
+# something, the operation starts right after the kill, or once the installation runs again.
 FIRST: Final[Mapping[VictimProcess, tuple[RequestOutcome, ...]]] = {
     VictimProcess.SUPERVISOR: (
         GONE, ANSWERED, ANSWERED, ANSWERED, refused_with("unavailable"), refused_with("unavailable"), FAILED,
@@ -154,7 +154,7 @@ FIRST: Final[Mapping[VictimProcess, tuple[RequestOutcome, ...]]] = {
     VictimProcess.CLIENT: (NOT_CONCERNED, NOT_CONCERNED, GONE, NOT_CONCERNED, GONE, GONE, GONE),
 }  # fmt: skip
 
-# One outcome for each operation, in their order.
+# One outcome for each operation, in order.
 FAULTS: Final[Mapping[FaultKind, tuple[RequestOutcome, ...]]] = {
     FaultKind.DISK_FULL: (ANSWERED, ANSWERED, refused_with("capacity_exceeded")),
     FaultKind.READ_ONLY: (ANSWERED, ANSWERED, ANSWERED),
@@ -165,7 +165,7 @@ FAULTS: Final[Mapping[FaultKind, tuple[RequestOutcome, ...]]] = {
     FaultKind.LOCKED: (ANSWERED, ANSWERED, ANSWERED),
 }
 
-# How a start ends over each file of the data directory, in the order of `DamageKind`.
+# The outcome of a start for each damaged file of the data directory, in the order of `DamageKind`.
 DAMAGED: Final[Mapping[str, tuple[StartOutcome, StartOutcome, StartOutcome]]] = {
     "ca.pem": (StartOutcome.REFUSED,) * 3,
     "tls/ca.key": (StartOutcome.REFUSED,) * 3,
@@ -188,7 +188,7 @@ DAMAGED: Final[Mapping[str, tuple[StartOutcome, StartOutcome, StartOutcome]]] = 
     "run/decider": (StartOutcome.WHOLE,) * 3,
 }
 
-# Who takes part in an operation at that stage: the others' deaths are not to be noticed.
+# The processes that take part in an operation at that stage. The death of any other process must not be noticed.
 PART: Final[Mapping[Stage, frozenset[VictimProcess]]] = {
     Stage.UPLOAD: frozenset(
         {VictimProcess.SUPERVISOR, VictimProcess.EVERYTHING, VictimProcess.ACTIVATOR, VictimProcess.SNAPSHOTTER}
@@ -212,7 +212,7 @@ PART: Final[Mapping[Stage, frozenset[VictimProcess]]] = {
     ),
 }
 
-# Which indicator an operation counts in: while it is answered, by its time; otherwise, by having failed.
+# The indicators of an operation: the first one is its time if it is answered, the second one counts its failures.
 INDICATORS: Final[Mapping[Stage | Operation, tuple[str, str]]] = {
     Stage.UPLOAD: ("push time", "push success"),
     Stage.SEAL: ("push time", "push success"),
@@ -230,27 +230,27 @@ NONE: Final = "none"
 
 
 def kill_expected(process: VictimProcess, stage: Stage) -> RequestOutcome:
-    """Of a cell of the first matrix."""
+    """Return the expected outcome of a kill."""
     return KILLS[process][list(Stage).index(stage)]
 
 
 def first_expected(process: VictimProcess, stage: FirstStage) -> RequestOutcome:
-    """Of a cell of the matrix of first stages."""
+    """Return the expected outcome of a kill at a first stage."""
     return FIRST[process][list(FirstStage).index(stage)]
 
 
 def start_expected(file: str, damage: DamageKind) -> StartOutcome:
-    """Of a cell of the matrix of damaged files. Raises KeyError for a file that is not in it."""
+    """Return the expected outcome of a start with a damaged file. Raises KeyError for an unknown file."""
     return DAMAGED[file][list(DamageKind).index(damage)]
 
 
 def fault_expected(fault: FaultKind, operation: Operation) -> RequestOutcome:
-    """Of a cell of the second."""
+    """Return the expected outcome of an operation under a fault."""
     return FAULTS[fault][list(Operation).index(operation)]
 
 
 def kill_indicator(process: VictimProcess, stage: Stage) -> str:
-    """The indicator that the death shows in: none where it had no part, or was the client's own."""
+    """Return the indicator that shows the death, or NONE if the process had no part or was the client."""
     outcome = kill_expected(process, stage)
     if outcome.way is EndKind.GONE or (outcome.way is EndKind.ANSWERED and process not in PART[stage]):
         return NONE
@@ -258,7 +258,7 @@ def kill_indicator(process: VictimProcess, stage: Stage) -> str:
 
 
 def fault_indicator(fault: FaultKind, operation: Operation) -> str:
-    """Likewise of a fault. What a client does to itself counts against nobody; a model at work needs no disk."""
+    """Return the indicator that shows the fault. A client's own fault shows nowhere, and a warm model needs no disk."""
     outcome = fault_expected(fault, operation)
     if fault in (FaultKind.SLOW_CLIENT, FaultKind.HALF_OPEN) or (operation is Operation.WARM and outcome == ANSWERED):
         return NONE
@@ -275,7 +275,7 @@ def find_empty_cells(
     first: Mapping[VictimProcess, tuple[RequestOutcome, ...]],
     faults: Mapping[FaultKind, tuple[RequestOutcome, ...]],
 ) -> list[str]:
-    """Cells that state nothing."""
+    """Return the cells without an outcome."""
     empty = [
         f"{process}/{stage}"
         for stages, table in ((Stage, kills), (FirstStage, first))
@@ -290,7 +290,7 @@ def find_empty_cells(
 
 
 def markdown() -> str:
-    """All matrices, as `docs/drills.md` has them: outcome, and in brackets the indicator that it dings."""
+    """Return all matrices as in `docs/drills.md`: outcomes, and in parentheses the indicators that they affect."""
     return f"{_kills()}\n\n{_first()}\n\n{_damaged()}\n\n{_faults()}\n"
 
 

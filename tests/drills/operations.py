@@ -1,4 +1,4 @@
-"""What a client of the drills does, each in a process of its own that can be killed: requests, a push, a command."""
+"""Operations of drill clients, each in a process of its own that can be killed: requests, a push, a command."""
 
 import json
 import subprocess
@@ -25,27 +25,27 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class PreconditionFailed(Exception):
-    """Something that a drill relies on did not come about; the text says what."""
+    """A precondition of a drill does not hold. The text says which."""
 
 
 class Operation(Protocol):
-    """Under way from the moment it exists."""
+    """An operation that is in progress as soon as it exists."""
 
     @property
     def pid(self) -> int:
-        """The client's own process."""
+        """The process id of its client."""
 
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     def outcome(self) -> RequestOutcome:
-        """How it ended for its client; waits for that."""
+        """Wait for its end. Return its outcome for the client."""
 
     def endings(self) -> Sequence[RequestEnd]:
-        """What a bill will have of it, once it is over."""
+        """Return what the bill will have of it, once it is over."""
 
     def close(self) -> None:
-        """Nothing of it runs any more."""
+        """End all its processes."""
 
 
 class StreamedRequests:
@@ -64,7 +64,7 @@ class StreamedRequests:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Calls pid={self.pid} told={len(self._told)}>"
+        return f"<StreamedRequests pid={self.pid} told={len(self._told)}>"
 
     def __enter__(self) -> Self:
         return self
@@ -79,27 +79,27 @@ class StreamedRequests:
 
     @property
     def words(self) -> int:
-        """Of all of them, so far."""
+        """The number of words of all requests so far."""
         with self._heard:
             return sum(line["count"] for line in self._told if line["type"] == "words")
 
     def stages(self) -> set[str]:
-        """What heartbeats have named."""
+        """Return the stages that heartbeats have named."""
         with self._heard:
             return {line["stage"] for line in self._told if line["type"] == "beat"}
 
     def is_finished(self) -> bool:
-        """Whether the text of one has come to its end."""
+        """Return whether the text of one request is complete."""
         with self._heard:
             return any(line["type"] == "finish" for line in self._told)
 
     def is_over(self) -> bool:
-        """See `Operation`: of one of them, where there are several."""
+        """See `Operation`. True as soon as one of several has ended."""
         with self._heard:
             return self._closed or any(line["type"] == "end" for line in self._told)
 
     def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-        """Raises PreconditionFailed where it ends before, or after so long."""
+        """Wait until `is_so()`. Raises PreconditionFailed if the request ends before, or after `limit_s`."""
         limit = time.monotonic() + limit_s
         with self._heard:
             while not is_so():
@@ -107,13 +107,13 @@ class StreamedRequests:
                     raise PreconditionFailed(f"a request: {what}; heard {self._told[-1:]}")
 
     def is_quiet(self, for_s: float) -> bool:
-        """Whether nothing comes for so long."""
+        """Return whether no event arrives for so long."""
         with self._heard:
             before = len(self._told)
             return not self._heard.wait_for(lambda: len(self._told) > before, for_s)
 
     def outcome(self) -> RequestOutcome:
-        """See `Operation`; of several, that of the first which was not answered."""
+        """See `Operation`. Of several requests, returns the first outcome that is not ANSWERED."""
         outcomes = [ending.outcome for ending in self.endings()]
         return next((outcome for outcome in outcomes if outcome != ANSWERED), ANSWERED)
 
@@ -135,7 +135,7 @@ class StreamedRequests:
         for line in self._process.stdout:
             try:
                 told = json.loads(line)
-            except ValueError:  # the last line of one that was killed
+            except ValueError:  # the last line of a killed client
                 break
             with self._heard:
                 self._told.append(told)
@@ -158,7 +158,7 @@ class StreamedRequests:
 
 
 class KelvinCommand:
-    """A `kelvin` command; it leaves nothing on a bill."""
+    """A `kelvin` command. It adds nothing to a bill."""
 
     def __init__(self, words: Sequence[str]) -> None:
         command = [sys.executable, "-m", "kelvin.cli.main", *words]
@@ -179,7 +179,7 @@ class KelvinCommand:
         return self._process.poll() is not None
 
     def said(self) -> tuple[str, str]:
-        """Both outputs; waits for the end."""
+        """Wait for the end. Return both outputs."""
         if self._said is None:
             try:
                 self._said = self._process.communicate(timeout=END_S)
@@ -188,7 +188,7 @@ class KelvinCommand:
         return self._said
 
     def outcome(self) -> RequestOutcome:
-        """See `Operation`. A traceback is no sentence."""
+        """See `Operation`. A traceback raises PreconditionFailed."""
         out, err = self.said()
         match self._process.returncode:
             case 0:
@@ -211,7 +211,7 @@ class KelvinCommand:
 
 
 class PushCommand(KelvinCommand):
-    """`kelvin push`, slowly enough to be met on its way."""
+    """`kelvin push`, slow enough to be killed in between."""
 
     def __init__(self, directory: Path, model: str, data: Path, rate: str = "16M") -> None:
         super().__init__(
@@ -220,7 +220,7 @@ class PushCommand(KelvinCommand):
         )  # fmt: skip
 
     def outcome(self) -> RequestOutcome:
-        """See `Operation`; a refusal's code is in its JSON."""
+        """See `Operation`. The code of a refusal is in its JSON."""
         out, err = self.said()
         if self._process.returncode in (0, KILLED):
             return super().outcome()

@@ -1,7 +1,7 @@
-"""A line to the door that can fall silent: nothing is passed on any more, and nothing is closed.
+"""A relay to the activator that can fall silent: it passes nothing on, and closes nothing.
 
-The kernel goes on taking bytes until the relay's small buffers are full, as a peer's that is switched off would not;
-to the one who writes, both are a socket that takes nothing.
+The kernel still accepts bytes until the relay's small buffers are full. A peer that is switched off would not, but to
+the sender both are a socket that accepts nothing.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _POLL_S: Final = 0.05
 
 
 class SilentRelay:
-    """One connection at a time, from its own port to the door's."""
+    """A relay from its own port to the activator's, for one connection at a time."""
 
     def __init__(self, port: int) -> None:
         self._door = port
@@ -25,7 +25,7 @@ class SilentRelay:
 
     @property
     def port(self) -> int:
-        """Where its client connects."""
+        """The port for its client."""
         return int(self._listener.getsockname()[1])
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class SilentRelay:
         self._listener.close()
 
     def fall_silent(self) -> None:
-        """From now on; both connections stay open until the end."""
+        """Pass nothing on from now on. Both connections stay open until the end."""
         self._silent.set()
 
     def _run(self) -> None:

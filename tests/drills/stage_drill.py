@@ -1,4 +1,6 @@
-"""One cell: bring an operation to its stage, kill, look at what its client got and at the bill; and what a group is."""
+"""Drill one cell: bring an operation to its stage, kill, and check the client's outcome and the bill. And groups of
+cells.
+"""
 
 import contextlib
 import random
@@ -25,13 +27,13 @@ from tests.drills.stages import STAGE_CONTEXTS, HeldOperation
 from tests.e2e.installation_processes import IMPORTS_TESTS
 
 TRIES: Final = 4
-ENDS_INSTALLATION: Final = (VictimProcess.SUPERVISOR, VictimProcess.EVERYTHING)  # whose death ends the installation
+ENDS_INSTALLATION: Final = (VictimProcess.SUPERVISOR, VictimProcess.EVERYTHING)  # their death ends the installation
 EXPECTED_ERRORS: Final = (PreconditionFailed, psutil.Error, *AWAY)
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """Of a cell, or of the checks that end a group."""
+    """The result of a cell, or of the closing checks of a group."""
 
     name: str
     seen: RequestOutcome | None
@@ -44,7 +46,7 @@ class CellResult:
 
 
 def run_cell(name: str, work: Callable[[], tuple[RequestOutcome | None, list[str]]]) -> CellResult:
-    """What is not so is why a cell is red."""
+    """Run a cell. Its problems make it red."""
     began = time.monotonic()
     try:
         seen, wrong = work()
@@ -56,9 +58,7 @@ def run_cell(name: str, work: Callable[[], tuple[RequestOutcome | None, list[str
 def choose_victims(
     ground: DrillInstallation, process: VictimProcess, held: HeldOperation | None
 ) -> list[psutil.Process]:
-    """Who is killed: one process, every standby, or every process that there is. Raises PreconditionFailed
-    where nobody is there.
-    """
+    """Return the victims: one process, all standbys, or all processes. Raises PreconditionFailed if there is none."""
     match process:
         case VictimProcess.CLIENT if held is not None:
             return [psutil.Process(held.operation.pid)]
@@ -78,7 +78,7 @@ def choose_victims(
 def kill_at(
     ground: DrillInstallation, models: TinyModels, process: VictimProcess, stage: Stage, expected: RequestOutcome
 ) -> tuple[RequestOutcome, list[str]]:
-    """What the client saw, and what is wrong. A kill that missed its stage is no drill: it is tried again."""
+    """Return the client's outcome and all problems. A kill that missed its stage is repeated."""
     for _ in range(TRIES):
         ground.wait_until_whole()
         with STAGE_CONTEXTS[stage](ground, models) as held:
@@ -104,12 +104,12 @@ def kill_at(
 
 
 def billed(process: VictimProcess | None, endings: Iterable[RequestEnd]) -> list[RequestEnd]:
-    """What the bill may have of them after that death."""
+    """Return the requests as the bill may have them after that death."""
     return [replace(ending, unrecorded=process is VictimProcess.EVERYTHING) for ending in endings]
 
 
 def kill(dying: Iterable[psutil.Process]) -> None:
-    """All at once. One that ends by itself meanwhile is as good as killed."""
+    """Kill all at once. A process that ends by itself counts as killed."""
     for each in dying:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
@@ -125,7 +125,7 @@ def _once_more(held: HeldOperation) -> list[str]:
 
 
 def check_group(ground: DrillInstallation, shared: frozenset[str]) -> tuple[None, list[str]]:
-    """Of a group: bill, ledger and store by their commands, then the end of the installation, and what is left."""
+    """Run the closing checks of a group: bill, ledger and store by their commands, then the end and its leftovers."""
     ground.to_zero()
     wait(lambda: not ground.bill()["open_runtimes"], "every life is recorded")
     unbalanced: list[str] = []
@@ -134,19 +134,21 @@ def check_group(ground: DrillInstallation, shared: frozenset[str]) -> tuple[None
         unbalanced[:] = ground.unbalanced()
         return not unbalanced
 
-    with contextlib.suppress(PreconditionFailed):  # what a replica wrote at its end comes by itself
+    with contextlib.suppress(PreconditionFailed):  # the records that a replica writes at its end arrive later
         wait(balances, "the bill balances", SETTLED_S)
     wrong = ground.unsettled() + unbalanced
     for words in (["billing", "verify"], ["fsck"]):
         status, out, err = ground.kelvin(*words)
         if status != 0:
             wrong.append(f"kelvin {' '.join(words)} ends with {status}: {err.strip() or out.strip()[-500:]}")
-    with contextlib.suppress(PreconditionFailed):  # what stays is in the list
+    with contextlib.suppress(PreconditionFailed):  # what remains is in the list
         wait(lambda: not find_unfinished_writes(ground.data) + find_stray_sockets(ground.data), "nothing is left", 5)
     wrong += find_unfinished_writes(ground.data) + find_stray_sockets(ground.data)
     ground.stop()
     wrong += find_leftovers(ground.data)
-    with contextlib.suppress(PreconditionFailed):  # a neighbour of ours may have made some that it has yet to open
+    with contextlib.suppress(
+        PreconditionFailed
+    ):  # other tests may have created shared memory that they have not opened yet
         wait(lambda: not leftovers.shared_memory() - shared, "no shared memory is left", 5)
     wrong += [f"shared memory is left: {name}" for name in leftovers.shared_memory() - shared]
     return None, wrong
@@ -154,7 +156,7 @@ def check_group(ground: DrillInstallation, shared: frozenset[str]) -> tuple[None
 
 @dataclass(frozen=True, slots=True)
 class DrillContext:
-    """Where drills run: a directory, models, a source of chance, and who is told of each result."""
+    """The context of drills: a directory, models, a random source, and a callback for results."""
 
     work: Path
     models: TinyModels
@@ -163,7 +165,7 @@ class DrillContext:
 
 
 def run_group(context: DrillContext, name: str, drill: Callable[[], None]) -> None:
-    """Cells on one installation: where that does not even stand, the group is red, and the others go on."""
+    """Run cells on one installation. If the installation does not start, the group is red, and other groups go on."""
     began = time.monotonic()
     try:
         drill()
@@ -174,7 +176,7 @@ def run_group(context: DrillContext, name: str, drill: Callable[[], None]) -> No
 
 
 def drill_stage(context: DrillContext, stage: Stage, processes: Iterable[VictimProcess]) -> None:
-    """Each of these processes killed at the stage, in any order, on one installation; then its closing checks."""
+    """Kill each of these processes at the stage, in random order, on one installation, then run the closing checks."""
     order, shared, number = list(processes), leftovers.shared_memory(), count()
     context.chance.shuffle(order)
     program = "tests.e2e.failures.held_activator" if stage is Stage.LAST_BYTE else "kelvin.cli.main"
@@ -191,7 +193,7 @@ def drill_stage(context: DrillContext, stage: Stage, processes: Iterable[VictimP
             expected = kill_expected(process, stage)
             cell = partial(kill_at, ground, context.models, process, stage, expected)
             context.tell(result := run_cell(f"{process}/{stage}", cell))
-            if result.seen is None:  # nobody knows in which state it was left
+            if result.seen is None:  # the state of the installation is unknown
                 stack.close()
                 ground = stack.enter_context(fresh())
         context.tell(run_cell(f"after {stage}", partial(check_group, ground, shared)))

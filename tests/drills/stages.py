@@ -1,8 +1,7 @@
-"""Bring an operation to a stage and hold it there, by what anyone outside can see and do: no hook in the product.
+"""Bring an operation to a stage and hold it there, only with means from outside: the product has no hook for it.
 
-A stage is held by stopping (SIGSTOP) whoever would end it; so what is seen at the stage is still there when the kill
-comes. `last-byte` alone needs more: the activator of `tests/e2e/failures/held_activator.py` stops itself between record
-and last byte.
+SIGSTOP of the process that would end a stage holds it, so the stage still lasts at the kill. Only `last-byte` needs
+more: the activator of `tests/e2e/failures/held_activator.py` stops itself between record and last byte.
 """
 
 import contextlib
@@ -24,25 +23,27 @@ from tests.drills.operations import Operation, PreconditionFailed, StreamedReque
 from tests.process_state import stop
 
 TOKENS: Final = 150
-LONG_TOKENS: Final = 3600  # more than a fast core computes in the two seconds that are left without a supervisor
+LONG_TOKENS: Final = 3600  # more than a fast core computes in the two seconds without a supervisor
 BEGUN_WORDS: Final = 5
 QUIET_S: Final = 0.15
-STAGED: Final = 3  # chunks, of some twenty
+STAGED: Final = 3  # chunks, of about twenty
 
 
 @dataclass(slots=True)
 class HeldOperation:
-    """An operation at its stage. `is_there` is asked right before the kill; `runtime` is who serves or restores."""
+    """An operation at its stage. `is_there` is called right before the kill. `runtime` is the process that serves or
+    restores.
+    """
 
     operation: Operation
     is_there: Callable[[], bool]
     runtime: psutil.Process | None
     stopped: list[psutil.Process] = field(default_factory=list)
     beside: StreamedRequests | None = None
-    again: Callable[[], Operation] | None = None  # the same operation once more
+    again: Callable[[], Operation] | None = None  # starts the same operation once more
 
     def stop(self, process: psutil.Process) -> psutil.Process:
-        """Hold it. Raises psutil.NoSuchProcess where it ends by itself."""
+        """Hold a process. Raises psutil.NoSuchProcess if it ends by itself."""
         try:
             stop(process.pid)
         except ProcessLookupError as error:
@@ -51,14 +52,14 @@ class HeldOperation:
         return process
 
     def release(self) -> None:
-        """Who was stopped and lives goes on."""
+        """Continue all held processes that live."""
         for process in self.stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self.stopped.clear()
 
     def close(self) -> None:
-        """Nothing is held, and the clients are gone."""
+        """Release all processes and end the clients."""
         self.release()
         self.operation.close()
         if self.beside is not None:
@@ -80,7 +81,7 @@ def upload(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 @contextlib.contextmanager
 def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """The draft is written, and the standby that is to seal it is stopped."""
+    """The draft is written, and the standby that has to seal it is stopped."""
     runtime = ground.replica_at_work()
     directory = models.fresh()
     push = ground.push(directory, "sealed", "192K")
@@ -90,7 +91,7 @@ def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperatio
         wait(lambda: sent(ground.data) >= 1 or push.is_over(), "a chunk is staged")
         ground.wait_until_whole()
         for standby in ground.standbys(runtime):
-            with contextlib.suppress(psutil.NoSuchProcess):  # the one that has just judged the headers
+            with contextlib.suppress(psutil.NoSuchProcess):  # the one that has just checked the headers
                 held.stop(standby)
         wait(lambda: bool(drafts(ground.data)) or push.is_over(), "a draft waits to be sealed")
         yield held
@@ -98,7 +99,7 @@ def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperatio
 
 @contextlib.contextmanager
 def restore(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """A process was given the version, and waits for a lease of its bytes: the cache is stopped."""
+    """A process has the version and waits for a lease of its bytes: the cache is stopped."""
     ground.to_zero()
     ground.wait_until_whole()
     with waiting_for_lease(ground) as held:
@@ -107,11 +108,11 @@ def restore(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOpera
 
 @contextlib.contextmanager
 def waiting_for_lease(ground: DrillInstallation) -> Iterator[HeldOperation]:
-    """Begin a request for the served model, of which nothing runs, and hold it there."""
+    """Start a request for the served model, which has no replica, and hold it there."""
     cache = ground.process(VictimProcess.CACHE)
     cache.suspend()
     call = ground.call(10)
-    # The cache, until it is known who restores: a process is held by being stopped, whatever it is called here.
+    # The cache, until the restoring process is known.
     held = HeldOperation(
         call, lambda: bool(ground.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache]
     )
@@ -122,7 +123,7 @@ def waiting_for_lease(ground: DrillInstallation) -> Iterator[HeldOperation]:
 
 @contextlib.contextmanager
 def queued(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """All slots of the only replica are taken, it is stopped, and one more request says that it is queued."""
+    """The only replica is stopped with all its slots taken, and one more request is queued."""
     runtime = ground.replica_at_work()
     places = ground.replica_row()["max_streams"]
     runtime.suspend()
@@ -139,7 +140,7 @@ def queued(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 @contextlib.contextmanager
 def prefill(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """A replica has the request, and has not answered a byte: it is stopped."""
+    """A replica has the request and has answered no byte: it is stopped."""
     runtime = ground.replica_at_work()
     runtime.suspend()
     call = ground.call(10)
@@ -151,7 +152,7 @@ def prefill(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOpera
 
 @contextlib.contextmanager
 def decode(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """Some tokens have come, the rest has not: the replica is stopped, and nothing is on its way."""
+    """Some tokens have arrived, others have not: the replica is stopped, and no byte is on its way."""
     runtime = ground.replica_at_work()
     call = ground.call(LONG_TOKENS)
     held = HeldOperation(call, lambda: 0 < call.words < LONG_TOKENS and not call.is_finished(), runtime)
@@ -164,7 +165,7 @@ def decode(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 @contextlib.contextmanager
 def last_byte(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """The client has all text, the record is durable, and the end of the stream has not left the activator."""
+    """The client has the whole text, the record is durable, and the activator has not sent the end of the stream."""
     runtime = ground.replica_at_work()
     activator = ground.process(VictimProcess.ACTIVATOR)
     (ground.data / "hold").write_text("synced")
@@ -178,7 +179,7 @@ def last_byte(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOpe
 
 @contextlib.contextmanager
 def report(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
-    """A request is over and its record durable; the control plane is stopped: neither ledger nor bill has it."""
+    """A request is over and its record is durable. The control plane is stopped, so neither ledger nor bill has it."""
     runtime = ground.replica_at_work()
     control = ground.process(VictimProcess.CONTROL_PLANE)
     control.suspend()
@@ -196,17 +197,17 @@ def report(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 
 def sent(data: Path) -> int:
-    """Chunks of weights that open pushes have; small files come with the plan."""
+    """Return how many chunks of weights open pushes have sent. Small files come with the plan."""
     found = 0
     for push in (data / "staging").glob("*/[!.]*/"):
-        with contextlib.suppress(FileNotFoundError):  # forgotten meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             small = json.loads((push / "plan.json").read_bytes())["file_digests"]
             found += sum(path.name not in small for path in (push / "chunks").glob("[!.]*"))
     return found
 
 
 def drafts(data: Path) -> list[Path]:
-    """Versions that wait to be sealed."""
+    """Return the versions that wait to be sealed."""
     return list((data / "store").glob("*/drafts/[0-9a-f]*"))
 
 

@@ -1,4 +1,4 @@
-"""A cell whose installation hangs, or ends without a word, is red; the group goes on to the next one."""
+"""A cell is red if its installation hangs, or dies without an error message. The group goes on with the next cell."""
 
 import signal
 from pathlib import Path
@@ -16,7 +16,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 
 
 def test_an_installation_that_does_not_end_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no error of the drills: that is what a drill looks for."""
+    """A hanging installation is a result of a drill, not an error of the drill."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(installation, "END_S", 1.0)
@@ -32,8 +32,8 @@ def test_an_installation_that_does_not_end_is_red(tmp_path: Path, monkeypatch: p
     assert result.wrong == ("InstallationFailed: kelvin up did not end within 1 s",)
 
 
-def test_a_start_that_dies_without_a_word_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start over a damaged file that is killed is no refusal."""
+def test_start_that_dies_without_a_message_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start with a damaged file that was killed has not refused it."""
     (tmp_path / "silent.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ground = DrillInstallation(tmp_path / "data", program="silent")
@@ -46,14 +46,14 @@ def test_a_start_that_dies_without_a_word_is_red(tmp_path: Path, monkeypatch: py
 
 
 def test_the_bill_is_of_the_installations_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its clock is ahead, the command is told the month: by itself it would take this process's."""
-    asked: list[tuple[str, ...]] = []
+    """If its clock is ahead, the command gets the month. By default it would use this process's month."""
+    commands: list[tuple[str, ...]] = []
 
     def kelvin(self: DrillInstallation, *words: str) -> tuple[int, str, str]:
-        asked.append(words)
+        commands.append(words)
         return 0, '{"balance": {"problems": []}}', ""
 
     monkeypatch.setattr(DrillInstallation, "kelvin", kelvin)
     monkeypatch.setattr(DrillInstallation, "month", "2031-05")
     assert DrillInstallation(tmp_path / "data").unbalanced() == []
-    assert asked[0][-2:] == ("--month", "2031-05")
+    assert commands[0][-2:] == ("--month", "2031-05")

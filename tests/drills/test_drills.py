@@ -1,4 +1,4 @@
-"""A sample of the matrix as `make drills` runs it, and on a real installation that a cell which lies is red."""
+"""A sample of the matrix as `make drills` runs it. Negative controls on a real installation: wrong cells are red."""
 
 import random
 import sqlite3
@@ -18,7 +18,7 @@ from tests.drills.stage_drill import kill_at
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
-# A kill of each kind of end, one where a push is taken up, a fault, the first minute, and two damaged files.
+# A kill of each kind of outcome, one in a repeated push, a fault, the first minute, and two damaged files.
 SAMPLE = (
     "runtime/decode",
     "activator/decode",
@@ -34,7 +34,7 @@ SAMPLE = (
 
 
 def test_sample_of_drills_passes() -> None:
-    """As anyone runs it: the cells, the bill after each, and the checks that end each group."""
+    """The sample covers the cells, the bill after each, and the closing checks of each group."""
     words = [word for cell in SAMPLE for word in ("--cell", cell)]
     command = [sys.executable, "-m", "tests.drills", "--seed", str(random.randrange(2**32)), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -45,13 +45,13 @@ def test_sample_of_drills_passes() -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """Those of this file."""
+    """The models of this file."""
     return TinyModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
 def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrillInstallation]:
-    """An installation for the controls."""
+    """An installation for the negative controls."""
     with running_drill_installation(
         DrillInstallation(tmp_path_factory.mktemp("drill") / "data"), models.served
     ) as ground:
@@ -59,7 +59,7 @@ def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_wrong_expectation_fails_the_cell(ground: DrillInstallation, models: TinyModels) -> None:
-    """Control: the same kills, each with another class's outcome stated."""
+    """Negative control: the same kills with another expected outcome are red."""
     seen, wrong = kill_at(ground, models, VictimProcess.RUNTIME, Stage.DECODE, ANSWERED)
     assert (seen, wrong) == (refused_with("replica_lost"), ["expected answered, seen refused replica_lost"])
     seen, wrong = kill_at(ground, models, VictimProcess.SNAPSHOTTER, Stage.DECODE, CUT)
@@ -69,7 +69,7 @@ def test_wrong_expectation_fails_the_cell(ground: DrillInstallation, models: Tin
 def test_missed_kill_fails_the_cell(
     ground: DrillInstallation, models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: where the request has ended before, no victim dies, and the cell is red."""
+    """Negative control: if the request has ended before, no process is killed, and the cell is red."""
     monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
     monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
     monkeypatch.setattr("tests.drills.stage_drill.TRIES", 2)
@@ -82,7 +82,7 @@ def test_missed_kill_fails_the_cell(
 def test_a_request_that_the_client_did_not_count_is_red(
     ground: DrillInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: the bill has one that is left out of the count."""
+    """Negative control: the bill has one request that the client did not count."""
     monkeypatch.setattr("tests.drills.drill_installation.SETTLED_S", 3.0)
     before = bill_totals_of(ground.bill()).requests
     with ground.call(2) as call:
@@ -93,7 +93,7 @@ def test_a_request_that_the_client_did_not_count_is_red(
 
 
 def test_a_record_that_is_dropped_is_red(ground: DrillInstallation) -> None:
-    """Control: a row less in the ledger, and the command that ends each group says so."""
+    """Negative control: with one row less in the ledger, the command of the closing checks fails."""
     assert ground.kelvin("billing", "verify")[0] == 0
     with closing(sqlite3.connect(ground.data / "kelvin.db", timeout=30)) as database, database:
         database.execute("DELETE FROM ledger_requests WHERE rowid = (SELECT max(rowid) FROM ledger_requests)")

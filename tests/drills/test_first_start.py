@@ -1,4 +1,6 @@
-"""`kelvin up` on a new directory, killed with all its processes, at stages and random moments, until it may go on."""
+"""`kelvin up` on a new directory is killed with all its processes, at stages and random moments, and still starts
+later.
+"""
 
 import contextlib
 import os
@@ -18,8 +20,8 @@ from tests.eventually import wait
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3000)]
 
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "3"))
-LAST_S = 8.0  # of the moments at which it is killed; most of what is made is made by then
-# Files of a data directory that never held anything, in the order in which a first start makes them.
+LAST_S = 8.0  # latest moment of a kill; most files exist by then
+# Files of a new data directory, in the order in which a first start creates them.
 STAGES: Final = ("kelvin.db", "spool", "run/control.sock")
 
 
@@ -30,7 +32,7 @@ def _kill(ground: DrillInstallation) -> None:
 
 
 def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
-    """Whatever the kills left half made: it becomes ready, a push and a request go well, and the bill is exact."""
+    """The installation becomes ready, a push and a request succeed, and the bill is exact."""
     ground, seed = DrillInstallation(tmp_path / "data"), random.randrange(2**32)
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
@@ -41,7 +43,7 @@ def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
             _kill(ground)
         for _ in range(KILLS):
             ground.begin()
-            time.sleep(chance.uniform(0.1, LAST_S))  # the moment is the test's own
+            time.sleep(chance.uniform(0.1, LAST_S))  # the test chooses the moment
             _kill(ground)
         ground.start()
         ground.wait_until_whole()

@@ -1,4 +1,4 @@
-"""One start with a foreign entry of every kind in every directory of the data directory, and work on it."""
+"""An installation starts and works with foreign entries of every kind in every directory of its data directory."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from tests.drills.stage_drill import kill
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
 
-# Root reads every directory. Without these capabilities it does not, as any other user.
+# Root can read every directory. Without these capabilities it cannot, like any other user.
 AS_USER = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
-# Also names that begin or end as ours do.
+# Some names begin or end like Kelvin's own.
 STRAY_FILES = (
     "stray", "stray file\nof two lines", ".hidden", "00000000000000000001.seg.old", "rt-stray.sock",
     "7.stray", "stray.log", "kelvin-stray.backup",
@@ -31,13 +31,13 @@ OURS = ("cache", "logs", "run", "spool", "staging", "store", "tls", "trust")
 
 @pytest.fixture
 def models(tmp_path: Path) -> TinyModels:
-    """One that is served, and others."""
+    """Models: one is served, others are pushed."""
     return TinyModels(tmp_path)
 
 
 @pytest.fixture
 def littered(tmp_path: Path, models: TinyModels) -> Iterator[DrillInstallation]:
-    """An installation that was killed as a whole, with foreign entries everywhere; not started again."""
+    """An installation that was killed as a whole and not started again, with foreign entries everywhere."""
     prefix = AS_USER if os.geteuid() == 0 else []
     ground = DrillInstallation(tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")})
     with running_drill_installation(ground, models.served):
@@ -75,8 +75,8 @@ def _litter(directory: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root reads every directory")
 def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyModels) -> None:
-    """It starts, answers, pushes, collects, bills and ends well, and what is not ours is there afterwards. A data
-    directory that others could look into is its owner's alone.
+    """It starts, answers, pushes, collects, bills and ends cleanly, and foreign entries stay. A data directory that
+    others could read becomes private.
     """
     littered.start()
     assert stat.S_IMODE(littered.data.stat().st_mode) == 0o700
@@ -90,7 +90,7 @@ def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyMod
     for words in (["status"], ["models"], ["collect", "--run"], backup, *bills):
         status, out, err = littered.kelvin(*words)
         assert (words, status, "Traceback" in out + err) == (words, 0, False), out + err
-    for words in (["fsck"], ["doctor"]):  # which name what they find
+    for words in (["fsck"], ["doctor"]):  # they name the entries that they find
         _, out, err = littered.kelvin(*words)
         assert "Traceback" not in out + err, out + err
     littered.to_zero()

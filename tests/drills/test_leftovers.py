@@ -1,4 +1,4 @@
-"""What counts as left: shared memory that nobody has."""
+"""Leftover shared memory is memory that no process uses."""
 
 import os
 import subprocess
@@ -23,7 +23,9 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory here")
 def test_shared_memory_of_a_neighbour_is_not_left() -> None:
-    """While a process has it mapped or open; without one it is, unless a server that was killed has left it."""
+    """Shared memory that a process has mapped or open is not left over. Without that process it is, except a killed
+    PostgreSQL's.
+    """
     names = [f"kelvin-test-{os.getpid()}-{which}" for which in ("mapped", "opened")]
     killed = Path("/dev/shm", f"PostgreSQL.{os.getpid()}")
     paths = [Path("/dev/shm", name) for name in names]

@@ -1,4 +1,4 @@
-"""The matrix states something in each cell, and the page says the same."""
+"""Each cell of the matrix has an outcome, and the docs page has the same matrix."""
 
 import re
 from pathlib import Path
@@ -30,12 +30,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "drills.md"
 
 
 def test_no_cell_is_empty() -> None:
-    """Each process at each stage, the first ones too, and each fault at each operation."""
+    """This covers each process at each stage and first stage, and each fault at each operation."""
     assert find_empty_cells(KILLS, FIRST, FAULTS) == []
 
 
-def test_an_empty_cell_is_found() -> None:
-    """The control: a row that is cut, and one that is missing."""
+def test_empty_cells_are_found() -> None:
+    """Negative control: a short row and a missing row."""
     assert find_empty_cells({**KILLS, VictimProcess.ZYGOTE: KILLS[VictimProcess.ZYGOTE][:-1]}, FIRST, FAULTS) == [
         "zygote/report"
     ]
@@ -48,13 +48,13 @@ def test_an_empty_cell_is_found() -> None:
 
 
 def test_the_page_has_the_matrix() -> None:
-    """`python -m tests.drills --table` prints what `docs/drills.md` holds."""
+    """`docs/drills.md` contains the output of `python -m tests.drills --table`."""
     for table in markdown().strip().split("\n\n"):
         assert table in PAGE.read_text()
 
 
 def test_the_page_explains_every_indicator() -> None:
-    """Whatever a cell dings has a row."""
+    """Each indicator of a cell has a row in the page."""
     named = {kill_indicator(process, stage) for process in VictimProcess for stage in Stage}
     named |= {fault_indicator(fault, operation) for fault in FaultKind for operation in Operation}
     assert set(re.findall(r"^\| ([a-z ,]+) \| ", PAGE.read_text(), re.MULTILINE)) >= named - {NONE}
@@ -64,21 +64,25 @@ def test_the_page_explains_every_indicator() -> None:
     ("process", "stage", "outcome", "dings"),
     [
         pytest.param(
-            VictimProcess.RUNTIME, Stage.DECODE, refused_with("replica_lost"), "stream completion", id="told in time"
+            VictimProcess.RUNTIME,
+            Stage.DECODE,
+            refused_with("replica_lost"),
+            "stream completion",
+            id="reported in time",
         ),
         pytest.param(VictimProcess.RUNTIME, Stage.PREFILL, ANSWERED, "first token", id="another replica"),
-        pytest.param(VictimProcess.ZYGOTE, Stage.DECODE, ANSWERED, NONE, id="no part in it"),
-        pytest.param(VictimProcess.CLIENT, Stage.UPLOAD, GONE, NONE, id="its own doing"),
+        pytest.param(VictimProcess.ZYGOTE, Stage.DECODE, ANSWERED, NONE, id="not involved"),
+        pytest.param(VictimProcess.CLIENT, Stage.UPLOAD, GONE, NONE, id="the client itself"),
         pytest.param(VictimProcess.SNAPSHOTTER, Stage.UPLOAD, ANSWERED, "push time", id="it takes longer"),
     ],
 )
 def test_kill_indicator_follows_the_outcome(process: VictimProcess, stage: Stage, outcome: object, dings: str) -> None:
-    """Time where the operation is answered all the same, its failure otherwise."""
+    """The indicator is a time if the operation is answered, and otherwise its failure."""
     assert (kill_expected(process, stage), kill_indicator(process, stage)) == (outcome, dings)
 
 
 def test_fault_indicator_spares_client_faults() -> None:
-    """Not where the client harms itself."""
+    """A fault that a client causes itself affects no indicator."""
     assert fault_expected(FaultKind.DISK_FULL, Operation.PUSH) == refused_with("capacity_exceeded")
     assert fault_indicator(FaultKind.DISK_FULL, Operation.PUSH) == "push success"
     assert fault_expected(FaultKind.STORE_AWAY, Operation.WARM) == ANSWERED
@@ -88,7 +92,7 @@ def test_fault_indicator_spares_client_faults() -> None:
 
 
 def test_cells_are_chosen_by_name() -> None:
-    """By stage and fault, in the order in which they were named."""
+    """Cells are chosen by stage and fault, in the given order."""
     cells = chosen(["zygote/seal", "disk-full/push", "client/seal", "cache/first-push", "tls/ca.key/torn"])
     assert cells.kills == {Stage.SEAL: [VictimProcess.ZYGOTE, VictimProcess.CLIENT]}
     assert cells.firsts == {VictimProcess.CACHE: [FirstStage.PUSH]}
@@ -99,6 +103,5 @@ def test_cells_are_chosen_by_name() -> None:
 
 @pytest.mark.parametrize("cell", ["zygote", "zygote/never", "nobody/seal", "disk-full/seal"])
 def test_unknown_cell_is_refused_by_name(cell: str) -> None:
-    """By its name."""
     with pytest.raises(ValueError, match="is not a valid"):
         chosen([cell])

@@ -198,7 +198,7 @@ class ActivatorProcess:
         self._ending: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<DoorProcess {self.name}>"
+        return f"<ActivatorProcess {self.name}>"
 
     async def start(self) -> None:
         """Return once it accepts: with the first feed, or some seconds without one."""
