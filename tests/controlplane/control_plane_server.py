@@ -29,7 +29,7 @@ ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", 
 
 
 class ControlPlaneClient:
-    """HTTP to `control.sock`."""
+    """An HTTP client of `control.sock`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session

@@ -1,6 +1,6 @@
 """A real PostgreSQL for tests on a Unix socket. Tests can kill it and start it again with its committed data.
 
-PostgreSQL refuses to run as root. As root, tests run it as the user `nobody`, with its files where `nobody` can read.
+PostgreSQL refuses to run as root. If tests run as root, they run the server as an unprivileged user.
 """
 
 import importlib.util

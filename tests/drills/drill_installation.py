@@ -205,7 +205,6 @@ class DrillInstallation:
         return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> PushCommand:
-        """Start a push."""
         return PushCommand(directory, model, self.data, rate)
 
     def call(

@@ -79,11 +79,9 @@ class StartingInstallation:
         return f"<Starting pid={self.pid} {self._outcome or ''}>"
 
     def is_over(self) -> bool:
-        """See `Operation`."""
         return self._outcome is not None
 
     def outcome(self) -> RequestOutcome:
-        """See `Operation`."""
         if self._outcome is None and self._ground.becomes_ready():
             self._outcome = ANSWERED
         elif self._outcome is None:
@@ -93,7 +91,6 @@ class StartingInstallation:
         return self._outcome
 
     def endings(self) -> Sequence[RequestEnd]:
-        """See `Operation`."""
         return ()
 
     def close(self) -> None:

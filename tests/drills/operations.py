@@ -57,14 +57,14 @@ class StreamedRequests:
         asked = {**address, "body": {**body, "stream": True}, "times": times, "pace_s": pace_s}
         command = [sys.executable, "-m", "tests.drills.drill_client", json.dumps(asked)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        self._told: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self._heard = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="caller")
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<StreamedRequests pid={self.pid} told={len(self._told)}>"
+        return f"<StreamedRequests pid={self.pid} events={len(self._events)}>"
 
     def __enter__(self) -> Self:
         return self
@@ -74,29 +74,28 @@ class StreamedRequests:
 
     @property
     def pid(self) -> int:
-        """See `Operation`."""
         return self._process.pid
 
     @property
     def words(self) -> int:
         """The number of words of all requests so far."""
         with self._heard:
-            return sum(line["count"] for line in self._told if line["type"] == "words")
+            return sum(line["count"] for line in self._events if line["type"] == "words")
 
     def stages(self) -> set[str]:
         """Return the stages that heartbeats have named."""
         with self._heard:
-            return {line["stage"] for line in self._told if line["type"] == "beat"}
+            return {line["stage"] for line in self._events if line["type"] == "beat"}
 
     def is_finished(self) -> bool:
         """Return whether the text of one request is complete."""
         with self._heard:
-            return any(line["type"] == "finish" for line in self._told)
+            return any(line["type"] == "finish" for line in self._events)
 
     def is_over(self) -> bool:
         """See `Operation`. True as soon as one of several has ended."""
         with self._heard:
-            return self._closed or any(line["type"] == "end" for line in self._told)
+            return self._closed or any(line["type"] == "end" for line in self._events)
 
     def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
         """Wait until `is_so()`. Raises PreconditionFailed if the request ends before, or after `limit_s`."""
@@ -104,13 +103,13 @@ class StreamedRequests:
         with self._heard:
             while not is_so():
                 if self._closed or not self._heard.wait(limit - time.monotonic()):
-                    raise PreconditionFailed(f"a request: {what}; heard {self._told[-1:]}")
+                    raise PreconditionFailed(f"a request: {what}; heard {self._events[-1:]}")
 
     def is_quiet(self, for_s: float) -> bool:
         """Return whether no event arrives for so long."""
         with self._heard:
-            before = len(self._told)
-            return not self._heard.wait_for(lambda: len(self._told) > before, for_s)
+            before = len(self._events)
+            return not self._heard.wait_for(lambda: len(self._events) > before, for_s)
 
     def outcome(self) -> RequestOutcome:
         """See `Operation`. Of several requests, returns the first outcome that is not ANSWERED."""
@@ -118,14 +117,12 @@ class StreamedRequests:
         return next((outcome for outcome in outcomes if outcome != ANSWERED), ANSWERED)
 
     def endings(self) -> Sequence[RequestEnd]:
-        """See `Operation`."""
         self._thread.join(END_S)
         if self._thread.is_alive():
-            raise PreconditionFailed(f"a request does not end; heard {self._told[-1:]}")
+            raise PreconditionFailed(f"a request does not end; heard {self._events[-1:]}")
         return [self._ending(number) for number in range(self._times)]
 
     def close(self) -> None:
-        """See `Operation`."""
         self._process.kill()
         self._process.wait()
         self._thread.join()
@@ -134,11 +131,11 @@ class StreamedRequests:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                told = json.loads(line)
+                event = json.loads(line)
             except ValueError:  # the last line of a killed client
                 break
             with self._heard:
-                self._told.append(told)
+                self._events.append(event)
                 self._heard.notify_all()
         self._process.stdout.close()
         self._process.wait()
@@ -147,10 +144,10 @@ class StreamedRequests:
             self._heard.notify_all()
 
     def _ending(self, number: int) -> RequestEnd:
-        told = [line for line in self._told if line["n"] == number]
-        words = sum(line["count"] for line in told if line["type"] == "words")
-        whole = any(line["type"] == "finish" for line in told)
-        how = next((line["how"] for line in told if line["type"] == "end"), "")
+        events = [line for line in self._events if line["n"] == number]
+        words = sum(line["count"] for line in events if line["type"] == "words")
+        whole = any(line["type"] == "finish" for line in events)
+        how = next((line["how"] for line in events if line["type"] == "end"), "")
         if not how and self._process.returncode != KILLED:
             raise PreconditionFailed(f"a client ended with {self._process.returncode} and without a word")
         outcome = {"done": ANSWERED, "cut": CUT, "": GONE}.get(how) or refused_with(how)
@@ -171,11 +168,9 @@ class KelvinCommand:
 
     @property
     def pid(self) -> int:
-        """See `Operation`."""
         return self._process.pid
 
     def is_over(self) -> bool:
-        """See `Operation`."""
         return self._process.poll() is not None
 
     def said(self) -> tuple[str, str]:
@@ -201,11 +196,9 @@ class KelvinCommand:
                 raise PreconditionFailed(f"a command ended with {status}: {out[-300:]}{err[-600:]}")
 
     def endings(self) -> Sequence[RequestEnd]:
-        """See `Operation`."""
         return ()
 
     def close(self) -> None:
-        """See `Operation`."""
         self._process.kill()
         self.said()
 

@@ -417,7 +417,6 @@ class LedgerWorld(World):
 
     @operation(4)
     async def back_up(self, random: Random) -> None:
-        """Make a backup."""
         if self.is_up:
             try:
                 await self.schedule.make_backup()

@@ -404,7 +404,7 @@ class MachineWorld(World):
 
     @operation(2)
     async def stop_traffic(self, random: Random) -> None:
-        """End all load."""
+        """End all load of all versions."""
         self.load.clear()
 
     @operation(5)
@@ -532,7 +532,6 @@ class MachineWorld(World):
 
     @operation(4)
     async def kill(self, random: Random) -> None:
-        """Kill a process."""
         if self.machine.processes:
             self._excuse()
             self.machine.kill(random.choice(list(self.machine.processes.values())))

@@ -37,7 +37,7 @@ def old(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def fresh(backend: DatabaseBackend, tmp_path: Path) -> Engine:
-    """A new ledger."""
+    """A ledger without rows."""
     made = backend.engine(tmp_path / "fresh")
     ensure_ledger(made)
     return made

@@ -104,7 +104,6 @@ class _Sockets(SocketDirectory):
         self._network = network
 
     def connect(self, name: str, *_: Any, **__: Any) -> Any:
-        """See SocketDirectory."""
         if name not in self._network.servers:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {name}")
         return SimpleNamespace(close=lambda: None)

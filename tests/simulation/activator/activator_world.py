@@ -1,9 +1,9 @@
 """World: the activator between callers, a control plane and faulty replicas.
 
-Everything inside the ASGI application is the product's: table, feed client, queue, slots, shedding, attempts, hedged
-requests, idempotency, limits, waking, breakers, usage records and their spool, the stored feed, and the handover to the
-next process. TLS and HTTP towards clients are not simulated. `activator_process.py` has one process,
-`activator_invariants.py` the invariants.
+Everything inside the ASGI application is the product's. That includes the table, the feed client, queue, slots,
+shedding, attempts, hedged requests, idempotency, limits, waking, breakers, usage records and their spool, the stored
+feed, and the handover to the next process. TLS and HTTP towards clients are not simulated. `activator_process.py` has
+one process, `activator_invariants.py` the invariants.
 """
 
 import asyncio
@@ -126,7 +126,6 @@ class ActivatorWorld(World):
 
     @operation(10)
     async def ask(self, random: Random) -> None:
-        """Send one request."""
         self._ask(random)
 
     @operation(8)

@@ -106,7 +106,6 @@ class FakeControlPlane:
     # The state, and its changes.
 
     def publish(self, **rows: Any) -> None:
-        """Publish a change."""
         self.revision += 1
         self._tell(Feed(revision=self.revision, **rows))
 
@@ -266,7 +265,6 @@ class FakeControlPlane:
         self._readers.clear()
 
     def close_feed(self, reader: object) -> None:
-        """Forget this reader."""
         self._readers = [each for each in self._readers if each is not reader]
 
     async def beat(self) -> None:
@@ -300,7 +298,6 @@ class FakeControlPlane:
         return _Empty()
 
     def close(self) -> None:
-        """Cancel all starts."""
         for task in self._starting.values():
             task.cancel()
 
@@ -341,7 +338,6 @@ class ControlClient(ServiceClient):
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """See ServiceClient."""
         answer = await self._answer(method, path, payload or b"")
         try:
             yield answer
@@ -354,4 +350,4 @@ class ControlClient(ServiceClient):
         return await self._fake.answer(method, path, body)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

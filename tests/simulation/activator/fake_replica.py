@@ -41,7 +41,6 @@ class FakeReplica:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by request id
 
     async def serve(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
-        """Serve one request."""
         if self.mood == "stalls":
             await asyncio.Event().wait()
         await asyncio.sleep(self.random.uniform(0.0, 0.002))

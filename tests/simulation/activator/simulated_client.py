@@ -18,8 +18,6 @@ PATH: Final = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request."""
-
     tag: str  # unique, except among requests with the same key and content
     tenant: str
     model: str
@@ -89,7 +87,6 @@ class SimulatedClient:
         return self.ended_s is not None
 
     def leave(self) -> None:
-        """Close the connection."""
         if not self.is_over:
             self.has_left = True
             if self.task is None:

@@ -91,7 +91,7 @@ class FakeMachine:
         return next((each for each in self.processes.values() if each.runtime_id == runtime_id), None)
 
     def pidfd_open(self, pid: int, flags: int = 0) -> int:
-        """Replaces os.pidfd_open."""
+        """Replacement of os.pidfd_open for this machine."""
         process = self.processes.get(pid)
         if process is None:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -101,7 +101,7 @@ class FakeMachine:
         return fd
 
     def pidfd_send_signal(self, fd: int, number: int, *_: Any) -> None:
-        """Replaces signal.pidfd_send_signal."""
+        """Replacement of signal.pidfd_send_signal for this machine."""
         process = self.by_fd[fd]
         if not process.is_alive:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -119,7 +119,6 @@ class FakeMachine:
         asyncio.get_running_loop().call_later(after_s, self.kill, process)
 
     def kill(self, process: FakeProcess) -> None:
-        """End the process."""
         if process.is_alive:
             process.is_alive = False
             del self.processes[process.pid]
@@ -249,7 +248,6 @@ class RuntimeClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """See ServiceClient."""
         answer: T = await self.machine.call(self._runtime_id, path, body, timeout_s)
         return answer
 
@@ -260,7 +258,7 @@ class RuntimeClient:
         yield
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager

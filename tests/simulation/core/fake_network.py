@@ -59,7 +59,6 @@ class ClientSide:
     is_dead: bool = False
 
     def to(self, address: str, role: Role) -> "FakeConnector":
-        """See `kelvin.ipc.connector.ConnectorFactory`."""
         return FakeConnector(self, address)
 
     def die(self) -> None:
@@ -80,7 +79,6 @@ class FakeConnector:
         self._address = address
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """See `kelvin.ipc.connector.Connector`."""
         await asyncio.sleep(self._network.delay_s())
         server = self._network.servers.get(self._address)
         if server is None:
