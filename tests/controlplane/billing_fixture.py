@@ -59,9 +59,7 @@ def memory_ledger_engine() -> Engine:
 
 
 def ledger_and_registry_engine(made: Engine | None = None) -> Engine:
-    """Return a ledger beside a registry that knows the version of its records. It is in memory unless an engine is
-    given.
-    """
+    """Return a ledger beside a registry that knows the version of its records. By default it is in memory."""
     made = made or memory_ledger_engine()
     migrate(made)
     with made.begin() as connection:

@@ -37,9 +37,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def _programs(place: Path) -> Path:
-    """Return the directory of `postgres` and `initdb`: $KELVIN_TEST_POSTGRES, or a wheel's, whose module is not
-    imported.
-    """
+    """Return the directory of `postgres` and `initdb`: $KELVIN_TEST_POSTGRES, or a wheel's."""
     if named := os.environ.get("KELVIN_TEST_POSTGRES"):
         return Path(named)
     spec = importlib.util.find_spec(WHEEL)

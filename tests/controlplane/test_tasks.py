@@ -1,6 +1,4 @@
-"""Background tasks have an owner. Leaving the block ends all of them, and a failing task is logged and affects no
-other.
-"""
+"""Background tasks have an owner. Leaving the block ends all. A failing task is logged and affects no other."""
 
 import asyncio
 
@@ -11,7 +9,6 @@ from controlplane.tasks import Tasks
 
 async def test_leaving_ends_everything() -> None:
     """An exception that leaves the block cancels all tasks. A task started afterwards never runs."""
-
     ended: list[str] = []
 
     async def wait(name: str) -> None:
@@ -38,7 +35,6 @@ async def test_leaving_ends_everything() -> None:
 
 async def test_task_failure_is_logged_and_isolated(caplog: pytest.LogCaptureFixture) -> None:
     """The other tasks continue. The log names the failed task."""
-
     done = asyncio.Event()
 
     async def breaks() -> None:
@@ -60,7 +56,6 @@ async def test_task_failure_is_logged_and_isolated(caplog: pytest.LogCaptureFixt
 @pytest.mark.virtual_time
 async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
     """The loop restarts after an error. `wait_idle` does not wait for loops."""
-
     began, is_gone = 0, False
 
     async def body() -> None:
@@ -83,7 +78,6 @@ async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
 
 async def test_wait_idle_waits_for_tasks_that_tasks_start() -> None:
     """`wait_idle` returns once no task runs at all."""
-
     order: list[int] = []
 
     async with Tasks() as tasks:

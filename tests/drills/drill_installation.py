@@ -300,9 +300,7 @@ class DrillInstallation:
         return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
 
     def settle(self, endings: Iterable[RequestEnd]) -> list[str]:
-        """Return the problems of the bill after these requests, once it had time to include them. Later calls count
-        from here.
-        """
+        """Return the problems of the bill once it had time to include these requests. Later calls count from here."""
         endings = [*endings, *self._due]
         bounds = bounds_of_all(endings) + self._late
         self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
@@ -326,9 +324,7 @@ class DrillInstallation:
         return bill_differences(self._counted, bill_totals_of(self.bill()), self._late)
 
     def unbalanced(self) -> list[str]:
-        """Return the problems that `kelvin billing report` names in this month, except for requests without a possible
-        record.
-        """
+        """Return the problems in `kelvin billing report` of this month, without requests that can have no record."""
         status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
         if status not in (0, 2):
             return [f"kelvin billing report ends with {status}: {err.strip()}"]

@@ -286,9 +286,7 @@ def _drill_chain(
     drilled: Collection[FirstStage],
     name: str,
 ) -> None:
-    """Pass through the chain. After a cell of unknown outcome, a new installation passes through it without
-    that kill.
-    """
+    """Pass through the chain. After a cell of unknown outcome, a new installation continues without that kill."""
     shared, tries = leftovers.shared_memory(), count(1)
     done: set[FirstStage] = set()
     while True:

@@ -1,6 +1,4 @@
-"""Drill one cell: bring an operation to its stage, kill, and check the client's outcome and the bill. And groups of
-cells.
-"""
+"""Drill a cell: bring an operation to its stage, kill, and check the outcome and the bill. And groups of cells."""
 
 import contextlib
 import random

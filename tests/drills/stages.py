@@ -31,9 +31,7 @@ STAGED: Final = 3  # chunks, of about twenty
 
 @dataclass(slots=True)
 class HeldOperation:
-    """An operation at its stage. `is_there` is called right before the kill. `runtime` is the process that serves or
-    restores.
-    """
+    """An operation at its stage. `is_there` is called right before the kill. `runtime` serves or restores."""
 
     operation: Operation
     is_there: Callable[[], bool]

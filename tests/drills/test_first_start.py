@@ -1,6 +1,4 @@
-"""`kelvin up` on a new directory is killed with all its processes, at stages and random moments, and still starts
-later.
-"""
+"""`kelvin up` on a new directory, killed with all its processes at stages and random moments, still starts later."""
 
 import contextlib
 import os

@@ -23,9 +23,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory here")
 def test_shared_memory_of_a_neighbour_is_not_left() -> None:
-    """Shared memory that a process has mapped or open is not left over. Without that process it is, except a killed
-    PostgreSQL's.
-    """
+    """Shared memory of a live process is not left over. Without the process it is, except a killed PostgreSQL's."""
     names = [f"kelvin-test-{os.getpid()}-{which}" for which in ("mapped", "opened")]
     killed = Path("/dev/shm", f"PostgreSQL.{os.getpid()}")
     paths = [Path("/dev/shm", name) for name in names]

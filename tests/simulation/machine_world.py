@@ -351,9 +351,7 @@ class MachineWorld(World):
         return least if all(key in least for key, load in self.load.items() if load > 0) else {}
 
     def minimums(self) -> dict[VersionKey, int]:
-        """Return the minimums of named versions of active models, if all fit together and no other tenant
-        needs a slot.
-        """
+        """Return the minimums of named versions of active models, if all fit and no other tenant needs a slot."""
         assert self.plane is not None
         services, found = self.plane.services, dict[VersionKey, int]()
         for model in services.registry.every_model():

@@ -105,9 +105,7 @@ def traces_of_another_process() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_seed_plays_the_same_history(world: str, traces_of_another_process: dict[str, list[str]]) -> None:
-    """Two plays in this process and one in another process with another hash seed give the same trace, byte
-    for byte.
-    """
+    """Two plays in this process and one in another with another hash seed give the same trace, byte for byte."""
     here = _traces(world)
     assert here == _traces(world)
     assert here == traces_of_another_process[world]

@@ -72,9 +72,7 @@ async def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
 
 
 async def test_tenant_limits_are_set_published_and_removed(data: Path) -> None:
-    """Limits are set, kept and removed one by one. Activators and the snapshotter read them, and the audit has each
-    change.
-    """
+    """Limits are set, kept and removed one by one. Activators and the snapshotter read them. The audit has each one."""
     async with opened(data) as door, feed(door) as reader:
         await reader.line()
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -214,9 +212,7 @@ async def test_rotation_overlaps(data: Path) -> None:
 
 
 async def test_a_revoked_key_stays_revoked(data: Path) -> None:
-    """A second revocation changes nothing. After a restart activators do not receive the key, and it is listed as
-    revoked.
-    """
+    """A second revocation changes nothing. After a restart activators do not get the key. It is listed as revoked."""
     async with opened(data) as door:
         key_id = (await make(door, OPERATOR))["key"]["key_id"]
         first = await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke")

@@ -181,9 +181,7 @@ async def test_missing_audit_entry_is_noticed(data: Path, monkeypatch: pytest.Mo
 
 
 async def test_push_has_an_audit_entry(data: Path) -> None:
-    """The entry has the key that the snapshotter names. Price changes are in the installation's own audit. All chains
-    hold.
-    """
+    """The entry has the key that the snapshotter names. The installation's own audit has price changes. Chains hold."""
     async with opened(data) as door:
         await push(door)
         await push(door)  # a second push changes nothing

@@ -1,6 +1,4 @@
-"""Candidates for leadership. Each has its own clock and its own connection to the Lease, which may be cut, slow or
-lossy.
-"""
+"""Candidates for leadership. Each has its own clock and connection to the Lease, which may be cut, slow or lossy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -79,7 +79,6 @@ class Place:
 
 async def test_finished_leader_gives_up_the_lead() -> None:
     """The Lease has no holder after the service has ended."""
-
     it = Place()
     task = it.run()
     await it.clock.advance(1.0)
@@ -93,7 +92,6 @@ async def test_finished_leader_gives_up_the_lead() -> None:
 
 async def test_lost_lead_cancels_and_restarts_the_service() -> None:
     """The service is cancelled at once. It starts again after the other holder's Lease has expired."""
-
     it = Place()
     task = it.run()
     await it.clock.advance(1.0)
@@ -110,7 +108,6 @@ async def test_lost_lead_cancels_and_restarts_the_service() -> None:
 
 async def test_repeated_loss_of_the_lead_backs_off() -> None:
     """Each start opens every connection. While the cluster answers slowly, it must not start every few seconds."""
-
     it = Place()
     task = it.run()
     begun: list[float] = []
@@ -165,10 +162,7 @@ def test_stopping_leader_can_be_cancelled() -> None:
     ],
 )
 async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: list[str]) -> None:
-    """The service runs while the lead is certain, and is cancelled before the Lease expires. It starts again
-    afterwards.
-    """
-
+    """The service runs while the lead is certain, and is cancelled before the Lease expires. It restarts afterwards."""
     it = Place()
     task = it.run()
     await it.clock.advance(1.0)
@@ -192,7 +186,6 @@ async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: li
 
 async def test_waiting_follower_stops() -> None:
     """It never ran its service."""
-
     it = Place()
     first = it.run()
     await it.clock.advance(1.0)
@@ -223,7 +216,6 @@ async def test_error_of_the_service_is_raised() -> None:
 
 async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
     """The leader is ready once it serves. A follower is ready while it waits, and has the follower label."""
-
     it = Place(FakeRolePods("one", "two"))
     other = it.beside("two")
     first = it.run()
@@ -243,7 +235,6 @@ async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
 
 async def test_takeover_moves_the_label() -> None:
     """At most one pod has the leader label at any time, even if the old leader was killed and kept its label."""
-
     it = Place(FakeRolePods("one", "two", "three"))
     assert it.pods is not None
     other = it.beside("two")
@@ -264,7 +255,6 @@ async def test_takeover_moves_the_label() -> None:
 
 async def test_lost_lead_clears_the_own_label() -> None:
     """The old leader labels itself as a follower. It is not ready before that."""
-
     it = Place(FakeRolePods("one"))
     assert it.pods is not None
     task = it.run()
@@ -285,7 +275,6 @@ async def test_lost_lead_clears_the_own_label() -> None:
 
 async def test_restarted_container_clears_a_label_that_stayed() -> None:
     """A pod keeps its labels when its container restarts."""
-
     it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
     first = it.run()
@@ -302,7 +291,6 @@ async def test_restarted_container_clears_a_label_that_stayed() -> None:
 
 async def test_label_that_comes_back_is_cleared() -> None:
     """A late write of the old leader, or a person, may set the label. The leader checks every LABEL_POLL_S."""
-
     it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
     task = it.run()
@@ -317,7 +305,6 @@ async def test_label_that_comes_back_is_cleared() -> None:
 
 async def test_label_is_retried_until_the_cluster_takes_it() -> None:
     """An unreachable API server does not end the leader. The label is written once the server is back."""
-
     it = Place(FakeRolePods("one"))
     assert it.pods is not None
     it.pods.away = True

@@ -19,10 +19,7 @@ from tests.controlplane.postgres_server import PostgresServer
 async def test_waiting_process_is_alive_and_not_ready(
     postgres: PostgresServer, place: PostgresUrl, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process is alive throughout and ready once it serves, on one port that stays open. After its end the port is
-    closed.
-    """
-
+    """The process is alive throughout and ready once it serves. Its port stays open until its end."""
     port, stop = free_port(), asyncio.Event()
     postgres.kill()
     given = settings(data, database=place.url, health_listen=f"127.0.0.1:{port}")

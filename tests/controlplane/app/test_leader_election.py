@@ -1,6 +1,4 @@
-"""At most one candidate leads, even if one is cut off, slow or stopped, or its clock is wrong. A healthy group has a
-leader.
-"""
+"""At most one candidate leads, even if one is cut off, slow or stopped. A healthy group has a leader."""
 
 import asyncio
 from contextlib import suppress
@@ -84,7 +82,6 @@ async def test_killed_leader_is_replaced_after_lease_expiry() -> None:
 
 async def test_finished_work_releases_the_lease() -> None:
     """The error of the work is raised, too."""
-
     store, clock = FakeLeaseStore(), VirtualClock()
     election = LeaderElection(LeaseConnection(store, clock), "kelvin", "leader", "a", clock)
 

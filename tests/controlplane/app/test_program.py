@@ -1,6 +1,4 @@
-"""`python -m controlplane` as the supervisor runs it: starts, ends on SIGTERM, loses nothing when killed. Real
-processes.
-"""
+"""`python -m controlplane` as a real process: it starts, ends on SIGTERM, and loses nothing when killed."""
 
 import asyncio
 import os

@@ -237,9 +237,7 @@ def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: s
 
 @pytest.mark.parametrize("column", ["subject", "at_s", "digest", "changed"])
 def test_audit_text_that_is_not_utf8_is_named(engine: Engine, column: str) -> None:
-    """SQLite stores bytes in any column and returns them as text that cannot be decoded. PostgreSQL refuses text in a
-    number column.
-    """
+    """SQLite returns such bytes as text that cannot be decoded. PostgreSQL refuses text in a number column."""
     filled(engine)
     statement = f"UPDATE audit SET {column} = CAST(X'ff' AS TEXT) WHERE link = 2"
     if column == "at_s" and engine.dialect.name == "postgresql":
@@ -291,9 +289,7 @@ def test_a_tenant_that_is_no_text_is_named(engine: Engine, tenant: str) -> None:
 
 
 def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
-    """An entry with a window of zero days is never written, and older ones go with the next expiry. Other tenants keep
-    theirs.
-    """
+    """With a window of zero days no entry is written, and older ones expire next. Other tenants keep theirs."""
     note(engine, AuditAction.ACCESS_KEYS)
     note(engine, AuditAction.ACCESS_KEYS, tenant="other")
     with engine.begin() as connection:

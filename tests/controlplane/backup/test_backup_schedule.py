@@ -107,9 +107,7 @@ async def test_backup_is_whole_though_the_journal_cannot_be_trimmed(
 
 @pytest.mark.parametrize("is_ahead_at_start", [False, True], ids=["for a while", "at the start"])
 async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ahead_at_start: bool) -> None:
-    """By such a clock all other backups are too old. Control: after an hour the clock is believed, and the newest
-    backups stay.
-    """
+    """By such a clock all other backups are too old. Control: after an hour it is believed, and the newest stay."""
 
     class Clock(SystemClock):
         passed_s = ahead_s = 0

@@ -331,9 +331,7 @@ def test_database_in_use_is_left_unchanged(postgres: PostgresServer, empty: Post
 def test_restore_interrupted_at_its_commit(
     postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: LostMessage
 ) -> None:
-    """An uncommitted restore has changed nothing and can be repeated. A committed one is complete, even without the
-    answer.
-    """
+    """An uncommitted restore has changed nothing and can be repeated. A committed one is complete without an answer."""
     made = filled(tmp_path)
     with PostgresProxy(postgres.directory) as wire:
 

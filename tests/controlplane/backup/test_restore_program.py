@@ -55,9 +55,7 @@ def made(tmp_path: Path) -> Path:
 
 
 async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no room for the copy of the database. The answer is an error that names the disk, not a truncated
-    archive.
-    """
+    """There is no room for the copy of the database. The answer is an error that names the disk, not a cut archive."""
 
     def copy(_: Database, path: Path) -> None:
         raise OSError(errno.ENOSPC, f"{path}: no room")
@@ -72,9 +70,7 @@ async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_restore_brings_back_all_files(made: Path, tmp_path: Path) -> None:
-    """Database, keys, CA and identity are equal, byte for byte. Only the owner can read secrets. The report names the
-    versions.
-    """
+    """Database, keys, CA and identity are equal. Only the owner can read secrets. The report names the versions."""
     report = restore_backup(made, tmp_path / "new")
     assert report.sound
     assert (report.missing, report.aside, report.keys) == (0, None, 2)
@@ -95,9 +91,7 @@ def test_restore_brings_back_all_files(made: Path, tmp_path: Path) -> None:
 
 
 async def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -> None:
-    """Only a restore from the directory includes the journal. A check of the file alone does not count
-    missing entries.
-    """
+    """Only a restore from the directory includes the journal. A check of the file does not count missing entries."""
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
         made = await world.backup_loop().make_backup()
@@ -195,9 +189,7 @@ async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_pa
 
 @pytest.mark.deep
 async def test_backup_has_all_records_durable_at_its_start(tmp_path: Path) -> None:
-    """A hundred records are stored one by one beside five backups. Each backup has all records that were durable at its
-    start.
-    """
+    """A hundred records are stored beside five backups. Each backup has all records that were durable at its start."""
     async with installed(tmp_path) as world:
         entered = 0
 
@@ -387,9 +379,7 @@ def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at:
 
 
 async def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
-    """The ledger was changed before the backup: the digests match, the chain does not. `accept_unsound` restores it
-    anyway.
-    """
+    """The ledger was changed before the backup: digests match, the chain does not. `accept_unsound` restores it."""
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
         with closing(sqlite3.connect(world.data / "kelvin.db")) as connection:
@@ -474,9 +464,7 @@ def test_restore_interrupted_at_any_rename_can_resume(
 
 @pytest.mark.deep
 def test_the_program_says_what_it_did(made: Path, tmp_path: Path) -> None:
-    """Success prints JSON and exits with 0, failure prints one line and exits with 1. Without a data directory it only
-    checks.
-    """
+    """Success prints JSON and exits with 0, failure prints one line and exits with 1. Without a directory it checks."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "controlplane.backup.restore_program", *words]

@@ -103,9 +103,7 @@ def test_prices_change_within_a_month(engine: Engine) -> None:
 
 
 def test_a_replica_over_the_turn_of_the_month(engine: Engine) -> None:
-    """A request counts in the month of its end, device time in the month of the replica's death. Both
-    months balance.
-    """
+    """A request counts in the month of its end, device time in the month of the death. Both months balance."""
     enter(
         engine,
         [

@@ -1,6 +1,4 @@
-"""Requests at another tenant's replica: the caller pays for tokens, the owner for device time, and both
-bills balance.
-"""
+"""Requests at another tenant's replica: the caller pays tokens, the owner device time, and both bills balance."""
 
 import msgspec
 import pytest

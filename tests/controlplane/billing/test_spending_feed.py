@@ -1,6 +1,4 @@
-"""The spending that activators receive is the current bill, with the records that it includes. Runs on both
-backends.
-"""
+"""The spending that activators receive is the current bill, with the records that it includes."""
 
 import asyncio
 import time

@@ -181,9 +181,7 @@ async def test_read_only_file_is_refused(database: Database) -> None:
 
 
 async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Database) -> None:
-    """A key that does not fit is refused, not published and not listed, and has no audit entry. Existing data can be
-    read.
-    """
+    """A key that does not fit is refused, not published, and has no audit entry. Existing data can be read."""
 
     def fill(connection: Connection) -> None:
         pages = connection.execute(text("PRAGMA page_count")).scalar_one()

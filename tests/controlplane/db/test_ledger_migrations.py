@@ -1,6 +1,4 @@
-"""A ledger of any released schema opens, gets chains and totals, and bills as before. The migrations create
-the tables.
-"""
+"""A ledger of any released schema opens, gets chains and totals, and bills as before."""
 
 import re
 import sqlite3
@@ -95,9 +93,7 @@ def test_an_old_ledger_whose_rows_were_lost_would_bill_less(old: Engine) -> None
 
 
 def test_the_digests_of_a_chained_ledger_stay_what_they_were(tmp_path: Path) -> None:
-    """Records without an idempotency key keep the digests of the program that wrote them. Later records follow the same
-    rule.
-    """
+    """Records without an idempotency key keep the digests of the program that wrote them. So do later ones."""
     path = tmp_path / "kelvin.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(CHAINED.read_text())

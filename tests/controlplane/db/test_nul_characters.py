@@ -29,7 +29,6 @@ BODIES: list[tuple[str, str, Any]] = [
 
 async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> None:
     """Each name in a path of an admin route is tested, and queries and internal routes, too."""
-
     async with opened(data) as door:
         await push(door)
         paths = [(method, f"/admin/v1{path}") for method, path in sorted(admin_routes())]
@@ -49,7 +48,6 @@ async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> N
 
 async def test_nul_in_a_body(backend: DatabaseBackend, data: Path) -> None:
     """Bodies with a NUL are refused. A usage record's sender cannot correct it, so the record is set aside."""
-
     async with opened(data) as door:
         await push(door)
         bodies = [(method, path, encode(body)) for method, path, body in BODIES]

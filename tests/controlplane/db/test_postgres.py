@@ -226,9 +226,7 @@ async def test_fenced_writer_ends(
 async def test_idle_writer_keeps_the_lock(
     postgres: PostgresServer, place: PostgresUrl, short_lock_timeout: None, replaced: bool
 ) -> None:
-    """A session that was cut is opened again without a write. A control plane that was replaced meanwhile is told to
-    end.
-    """
+    """A session that was cut is opened again without a write. A control plane that was replaced is told to end."""
     first, ended = open_database(place), asyncio.Event()
     first.on_fenced = ended.set
     postgres.ask(cut(place))
@@ -252,9 +250,7 @@ async def test_idle_writer_keeps_the_lock(
 async def test_commit_with_lost_reply_is_applied_once(
     postgres: PostgresServer, place: PostgresUrl, lost: LostMessage
 ) -> None:
-    """A transaction that was committed counts once and as successful. Control: one that was not committed is refused as
-    retryable.
-    """
+    """A committed transaction counts once and succeeds. Control: one that was not committed is refused as retryable."""
     with (
         PostgresProxy(postgres.directory) as wire,
         closing(open_database(wire.place(database_name(place)))) as database,
@@ -330,9 +326,7 @@ async def test_killed_server_is_unavailable(postgres: PostgresServer, database: 
 async def test_stalled_server_refuses_each_call_in_time(
     postgres: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls fail after the limit, also calls that wait behind others, and a commit. Once the server answers, calls
-    succeed again.
-    """
+    """Calls fail after the limit, also queued calls and a commit. Once the server answers, calls succeed again."""
     limit_s = server_silence.LIMIT_S
 
     async def outcome(call: Awaitable[object]) -> object:

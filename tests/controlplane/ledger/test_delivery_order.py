@@ -82,9 +82,7 @@ BOOK = default_price_book()
 
 
 def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
-    """Return all tables and the report after these batches. The place of a row in its chain is left out: it depends on
-    arrival.
-    """
+    """Return all tables and the report after these batches, without the rows' places in the chain."""
 
     async def main(ledger: Ledger) -> list[Any]:
         found: list[Any] = []

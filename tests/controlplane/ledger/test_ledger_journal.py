@@ -241,9 +241,7 @@ async def test_uncommitted_lifetime_is_not_replayed(tmp_path: Path, failures: in
 
 
 async def test_many_uncommitted_entries_are_not_replayed(tmp_path: Path) -> None:
-    """The database's disk is full, and each attempt adds entries and drop marks. They are more than one
-    batch of marks.
-    """
+    """The database's disk is full. Each attempt adds entries and drop marks, more than one batch of marks."""
     records = tuple(request_record(number) for number in range(10, 110))
 
     async def fail(ledger: Ledger) -> None:
@@ -353,9 +351,7 @@ async def test_older_database_beside_its_journal_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "what was there before the journal"])
 async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path, left: str) -> None:
-    """The journal knows what was committed. A new database would be backed up, and that backup would be the
-    newest one.
-    """
+    """The journal knows what was committed. A backup of a new database would be the newest one."""
     with closing(World(tmp_path)) as without:
         await without.enter(9)
     before = (tmp_path / "kelvin.db").read_bytes()
@@ -378,9 +374,7 @@ async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path:
     "note", [b"", bytes(12), b"\xff" * 12, b"\x05" * 7], ids=["empty", "zeros", "other bytes", "torn"]
 )
 async def test_damaged_committed_file_drops_no_entry(tmp_path: Path, note: bytes) -> None:
-    """It is unknown which entries were committed, so all count. An older database cannot be detected and is not
-    refused.
-    """
+    """It is unknown which entries were committed, so all count. An older database is not refused then."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
     await enter(tmp_path, 4, 5, 6)

@@ -122,9 +122,7 @@ async def test_report_from_the_future_still_expires(ledger: Ledger) -> None:
 async def test_a_life_that_contradicts_the_ledger_ends_once(
     backend: DatabaseBackend, ledger: Ledger, caplog: pytest.LogCaptureFixture, taken: bool
 ) -> None:
-    """Its record's sequence is already used, so it is set aside, counted and named once. Control: otherwise it is
-    recorded.
-    """
+    """Its record's sequence is used, so it is set aside, counted and named once. Control: otherwise it is recorded."""
     other = lifetime_record(2, source=f"{UNSEEN_END_PREFIX}rt-1", sequence=1)  # accepted by older control planes
     if taken:
         await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
@@ -254,9 +252,7 @@ def test_impossible_report_is_refused(engine: Engine, wrong: LifetimeRecord, rul
 
 
 async def test_no_replica_is_lost_right_after_a_start() -> None:
-    """After a start, the control plane waits as long as for any silent replica. A database error does not restart that
-    wait.
-    """
+    """A started control plane waits as long as for any silent replica. A database error does not restart the wait."""
     clock, asked, error = VirtualClock(), list[int](), list[Exception]()
 
     async def record_lost_replicas(before_us: int) -> int:

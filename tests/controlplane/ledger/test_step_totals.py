@@ -101,9 +101,7 @@ def test_degradation_step_costs_nothing(engine: Engine) -> None:
 
 
 def test_a_correction_takes_its_step_back(engine: Engine) -> None:
-    """A closed month keeps its counts. The correction is in no bill's step counts, and the totals of both months
-    verify.
-    """
+    """A closed month keeps its counts. The correction is in no bill's step counts, and both months' totals verify."""
     close(engine)
     enter(engine, [LATE])
     assert report(engine).degraded == STEPS_OF_RECORDS

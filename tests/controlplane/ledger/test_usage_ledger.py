@@ -1,6 +1,4 @@
-"""The ledger stores each record once. The writer decides which record of a request is charged, and
-conflicts are kept.
-"""
+"""The ledger stores each record once. The writer decides which record is charged, and conflicts are kept."""
 
 import asyncio
 from contextlib import closing

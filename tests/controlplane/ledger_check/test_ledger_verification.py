@@ -1,6 +1,4 @@
-"""Verification finds and names every manual change of the ledger, and reports none in a ledger that the
-product wrote.
-"""
+"""Verification finds and names every manual change of the ledger. A ledger that the product wrote is sound."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -121,9 +119,7 @@ TAMPERINGS = [
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize(("statements", "subject"), TAMPERINGS)
 def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject: str) -> None:
-    """The first difference of a month is named, and other months are still checked. A month's digest is that of its
-    last valid link.
-    """
+    """The first difference of a month is named, and other months are checked. A digest is the last valid link's."""
     raw = engine.raw_connection().driver_connection
     assert isinstance(raw, sqlite3.Connection)
     written = {(month, 0): genesis(LEDGER, "acme", month).hex() for month in (MONTH, "2026-12")}
@@ -181,9 +177,7 @@ def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
     ],
 )
 def test_malformed_month_of_a_row_is_named(engine: Engine, month: str, name: str) -> None:
-    """The name is readable even if the stored bytes are not text. The month that lost the row has a gap,
-    and is named.
-    """
+    """The name is readable even if the bytes are not text. The month that lost the row has a gap, and is named."""
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE ledger_requests SET month = {month} WHERE request_id = 'req-1'"))
     found = verify(engine)
@@ -221,9 +215,7 @@ def test_total_of_a_replica_that_cannot_be_read_is_found(engine: Engine) -> None
 
 
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
-    """The owner of the database can build a valid chain of other rows. Only a digest that was noted
-    elsewhere shows it.
-    """
+    """The owner of the database can build a valid chain of other rows. Only a digest noted elsewhere shows it."""
     before = verify(engine, month="2026-12").months[0]
     forged = memory_ledger_engine()
     enter(forged, [request_record(6, ended_at_us=END_US + HOUR_US, completion_tokens=1)])
@@ -234,9 +226,7 @@ def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
 
 
 def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
-    """A correction in the next month takes back a cancelled request. A later one with the same figures is
-    booked there.
-    """
+    """A correction in the next month takes back a cancelled request. A later one with equal figures is booked there."""
     engine = memory_ledger_engine()
 
     def cancelled(number: int) -> UsageRecord:

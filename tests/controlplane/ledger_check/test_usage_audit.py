@@ -177,9 +177,7 @@ def _size(difference: Difference) -> tuple[int | None, int | None, int | None, i
 
 
 def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: Engine) -> None:
-    """It may be short by the tokens since that acknowledgement. The audit does not fail, and the activator's record
-    ends it.
-    """
+    """It may be short by the tokens since then. The audit does not fail, and the activator's record ends it."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     report = run_usage_audit(engine)
     (difference,) = report.differences

@@ -1,6 +1,4 @@
-"""A change returns only after every feed reader has it. A reader that just left counts as undelivered until
-it returns.
-"""
+"""A change returns only after every feed reader has it. A reader that just left counts as undelivered."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -185,7 +185,6 @@ def test_snapshot_and_changes_add_up(steps: list[tuple[str, int]]) -> None:
 
 async def test_a_lost_change_is_noticed() -> None:
     """Negative control: a reader that misses one line fails the check above."""
-
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
         await _drain(subscription, reader)
@@ -209,7 +208,6 @@ def test_a_start_is_over_once_a_replica_takes_requests() -> None:
 
 async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
     """Its queue stays within the limit, its next read raises FellBehind, and a new subscription has everything."""
-
     hub = FeedHub(max_lines=10)
     with hub.subscribe() as slow, hub.subscribe() as quick:
         reader = Reader()
@@ -230,7 +228,6 @@ async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
 
 async def test_silence_is_filled_with_heartbeats() -> None:
     """A heartbeat changes no row and no revision."""
-
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
         reader.apply(await subscription.take())
@@ -241,7 +238,6 @@ async def test_silence_is_filled_with_heartbeats() -> None:
 
 async def test_settled_waits_for_every_present_reader() -> None:
     """A reader that lags is waited for. A reader that left or was cut is not."""
-
     hub = FeedHub()
     with hub.subscribe() as one:
         two_block = hub.subscribe()
@@ -264,7 +260,6 @@ async def test_settled_waits_for_every_present_reader() -> None:
 
 async def test_an_end_comes_after_the_last_line() -> None:
     """Lines from before the end are delivered first."""
-
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
         hub.publish(Feed(replicas=(replica(1),)))
@@ -279,7 +274,6 @@ async def test_an_end_comes_after_the_last_line() -> None:
 
 async def test_reader_that_comes_after_the_end_is_ended() -> None:
     """It gets only the snapshot. A reader that waited for more would delay the end of the process."""
-
     hub = FeedHub()
     hub.publish(Feed(replicas=(replica(1),)))
     hub.end()

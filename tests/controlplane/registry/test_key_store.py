@@ -1,6 +1,4 @@
-"""Keys are created once, stored as digests and written atomically. A crash between the key file and its row is
-repaired.
-"""
+"""Keys are created once and stored as digests. A crash between the key file and its row is repaired."""
 
 import hashlib
 import os

@@ -185,9 +185,7 @@ def _versions_on_disk(data: Path) -> int:
 
 
 async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
-    """After many concurrent pushes, scale changes and a deploy, each version exists once, and a reload gives the same
-    state.
-    """
+    """After many concurrent changes, each version exists once, and a reload gives the same state."""
     letters = "abcdef"
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -277,9 +275,7 @@ async def test_feed_has_only_scale_settings_of_activators(tmp_path: Path) -> Non
 
 
 async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
-    """A version with an alias or a running replica is not deleted. A deleted one leaves the feed until it is pushed
-    again.
-    """
+    """A version with an alias or a replica is not deleted. A deleted one leaves the feed until its next push."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)

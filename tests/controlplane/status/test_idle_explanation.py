@@ -38,9 +38,7 @@ async def test_version_without_a_name_goes_to_zero(idle: str, least: int) -> Non
 
 
 async def test_minimum_that_does_not_hold_keeps_nothing() -> None:
-    """An operator stopped the version, so its minimum does not hold until the next request. Control: before the stop it
-    does.
-    """
+    """A stopped version's minimum does not hold until the next request. Control: before the stop it does."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         await wake_version(w, which)

@@ -259,9 +259,7 @@ class ActivatorProcess:
         self._directory.close()
 
     async def kill(self) -> None:
-        """Kill it at this moment. From now on, nothing of it reaches a disk, a replica, the control plane
-        or a caller.
-        """
+        """Kill it now. From here on, nothing of it reaches a disk, a replica, the control plane or a caller."""
         self.is_dead = True
         self.stop.set()
         if self._ending is not None:

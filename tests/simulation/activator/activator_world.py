@@ -393,9 +393,7 @@ class ActivatorWorld(World):
     # Rest.
 
     async def calm(self) -> None:
-        """End all faults and wait for all deadlines. Then check that each tenant is served, before and
-        after a restart.
-        """
+        """End all faults and wait for all deadlines. Then check that each tenant is served, also after a restart."""
         self.disturbed_s = 0.0
         self._end_fault()
         self.control.start_fails = 0.0

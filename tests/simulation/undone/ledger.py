@@ -92,9 +92,7 @@ def restore_enters_unshipped_records_first(undoing: Undoing) -> None:
 
 @repair(r"not sound: total of day|total of day", seed=142_497_921_215)
 def totals_keep_empty_rows(undoing: Undoing) -> None:
-    """A sum that returns to zero from below keeps its row. A sound ledger is reported as unsound, and closings and
-    restores are refused.
-    """
+    """A sum that returns to zero from below keeps its row. A sound ledger is then reported as unsound."""
 
     def run(self: TotalsUpsert, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
         if not sums:

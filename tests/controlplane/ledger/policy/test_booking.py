@@ -1,6 +1,4 @@
-"""Of requests with one idempotency key one is charged. The set of their records alone decides which, and in which
-window.
-"""
+"""One of the requests with one idempotency key is charged. The set of their records decides which one."""
 
 from collections.abc import Sequence
 from dataclasses import replace

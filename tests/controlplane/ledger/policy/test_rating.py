@@ -109,9 +109,7 @@ def test_order_and_batches_do_not_matter(added: list[tuple[int, int, str]], data
 
 
 def test_rounding_per_record_gives_another_bill() -> None:
-    """Negative control: a thousand half micro-units on one line cost 500 micro-units; rounded one by one they cost
-    none.
-    """
+    """Negative control: a thousand half micro-units on one line cost 500; rounded one by one they cost none."""
     bill = Bill()
     for _ in range(1000):
         bill.add_requests(prices(), "m", requests=0, prompt_tokens=1, cached_tokens=0, completion_tokens=0)
