@@ -108,7 +108,7 @@ class LocalMachine:
     news: RecordingListener
 
     def apply(self, key: VersionKey, replicas: int) -> int:
-        """Ask for replicas as the autoscaler does. Return the time of asking (monotonic microseconds)."""
+        """Request replicas as the autoscaler does. Return the time of the request in monotonic microseconds."""
         asked_us = self.fleet.clock.monotonic_us()
         self.actuator.apply(key, replicas, asked_us)
         return asked_us

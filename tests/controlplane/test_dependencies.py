@@ -14,7 +14,7 @@ from tests.eventually import eventually
 from tests.process_state import stop
 
 
-async def stopped(it: LocalMachine, model: str) -> None:
+async def start_stopped_replica(it: LocalMachine, model: str) -> None:
     """Start a replica of the model, then stop its process with SIGSTOP."""
     it.apply(key(model), 1)
     await it.ready(key(model))
@@ -23,13 +23,13 @@ async def stopped(it: LocalMachine, model: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten timeouts. The stopped process never answers, so they cut off nothing."""
     monkeypatch.setattr(runtime_process, "DRAIN_CALL_S", 0.1)
     monkeypatch.setattr(replica_sleeper, "SLEEP_S", 0.1)
 
 
-async def gone_and_another(it: LocalMachine, model: str) -> None:
+async def check_replaced(it: LocalMachine, model: str) -> None:
     """Wait until the replica has ended, then check that the next start succeeds."""
     await eventually(lambda: not it.table.replicas_of(key(model)), "it is ended")
     it.apply(key(model), 1)
@@ -41,9 +41,9 @@ async def gone_and_another(it: LocalMachine, model: str) -> None:
 async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: RunDirectory) -> None:
     """The replica cannot receive the drain call. The drain timeout is short, so the watchdog does not end it first."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
-        await stopped(it, "m")
+        await start_stopped_replica(it, "m")
         it.apply(key(), 0)
-        await gone_and_another(it, "m")
+        await check_replaced(it, "m")
         assert run.calls("drain") == []
 
 
@@ -57,15 +57,15 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
         (replica,) = it.table.replicas_of(key("busy"))
         assert replica.state is ReplicaState.DRAINING
         stop(replica.pid)
-        await gone_and_another(it, "busy")
+        await check_replaced(it, "busy")
 
 
 async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory) -> None:
     """It is unknown what memory it holds."""
     async with local(run, term_s=0.1) as it:
-        await stopped(it, "m")
+        await start_stopped_replica(it, "m")
         it.actuator.sleep(key(), Level.ASLEEP)
-        await gone_and_another(it, "m")
+        await check_replaced(it, "m")
 
 
 async def test_without_a_cache_agent_models_start(data: Path) -> None:

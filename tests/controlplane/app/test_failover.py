@@ -17,7 +17,7 @@ from tests.controlplane.app.candidates import FakeLeaseStore, FakeRolePods, Leas
 from tests.controlplane.virtual_time import VirtualClock, settle
 
 
-class Place:
+class ControlPlaneProcess:
     """One control-plane process with a fake Lease, and the history of its service."""
 
     def __init__(self, pods: FakeRolePods | None = None, pod: str = "one") -> None:
@@ -43,9 +43,9 @@ class Place:
         work = lead(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
         return asyncio.create_task(work)
 
-    def beside(self, pod: str) -> "Place":
+    def other_process(self, pod: str) -> "ControlPlaneProcess":
         """Return another process of the same cluster."""
-        other = Place(self.pods, pod)
+        other = ControlPlaneProcess(self.pods, pod)
         other.clock, other.store, other.line = self.clock, self.store, LeaseConnection(self.store, self.clock)
         return other
 
@@ -79,7 +79,7 @@ class Place:
 
 async def test_finished_leader_gives_up_the_lead() -> None:
     """The Lease has no holder after the service has ended."""
-    it = Place()
+    it = ControlPlaneProcess()
     task = it.run()
     await it.clock.advance(1.0)
     it.end.set()
@@ -92,7 +92,7 @@ async def test_finished_leader_gives_up_the_lead() -> None:
 
 async def test_lost_lead_cancels_and_restarts_the_service() -> None:
     """The service is cancelled at once. It starts again after the other holder's Lease has expired."""
-    it = Place()
+    it = ControlPlaneProcess()
     task = it.run()
     await it.clock.advance(1.0)
     it.another_process_leads()
@@ -108,7 +108,7 @@ async def test_lost_lead_cancels_and_restarts_the_service() -> None:
 
 async def test_repeated_loss_of_the_lead_backs_off() -> None:
     """Each start opens every connection. While the cluster answers slowly, it must not start every few seconds."""
-    it = Place()
+    it = ControlPlaneProcess()
     task = it.run()
     begun: list[float] = []
     for _ in range(8):
@@ -129,7 +129,7 @@ def test_stopping_leader_can_be_cancelled() -> None:
     """After the lead is lost, the service takes 60 s to stop. A cancellation ends it at once and leaves no task."""
 
     async def main() -> None:
-        it = Place()
+        it = ControlPlaneProcess()
 
         async def slow() -> None:
             try:
@@ -163,7 +163,7 @@ def test_stopping_leader_can_be_cancelled() -> None:
 )
 async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: list[str]) -> None:
     """The service runs while the lead is certain, and is cancelled before the Lease expires. It restarts afterwards."""
-    it = Place()
+    it = ControlPlaneProcess()
     task = it.run()
     await it.clock.advance(1.0)
     read, broken = it.line.read, [True] * errors
@@ -186,10 +186,10 @@ async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: li
 
 async def test_waiting_follower_stops() -> None:
     """It never ran its service."""
-    it = Place()
+    it = ControlPlaneProcess()
     first = it.run()
     await it.clock.advance(1.0)
-    other = Place()
+    other = ControlPlaneProcess()
     other.clock, other.line, other.store = it.clock, it.line, it.store
     second = other.run()
     await it.clock.advance(5.0)
@@ -203,7 +203,7 @@ async def test_waiting_follower_stops() -> None:
 
 
 async def test_error_of_the_service_is_raised() -> None:
-    it = Place()
+    it = ControlPlaneProcess()
 
     async def fails() -> None:
         raise ValueError("no such price book")
@@ -216,8 +216,8 @@ async def test_error_of_the_service_is_raised() -> None:
 
 async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
     """The leader is ready once it serves. A follower is ready while it waits, and has the follower label."""
-    it = Place(FakeRolePods("one", "two"))
-    other = it.beside("two")
+    it = ControlPlaneProcess(FakeRolePods("one", "two"))
+    other = it.other_process("two")
     first = it.run()
     await it.clock.advance(1.0)
     second = other.run()
@@ -235,9 +235,9 @@ async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
 
 async def test_takeover_moves_the_label() -> None:
     """At most one pod has the leader label at any time, even if the old leader was killed and kept its label."""
-    it = Place(FakeRolePods("one", "two", "three"))
+    it = ControlPlaneProcess(FakeRolePods("one", "two", "three"))
     assert it.pods is not None
-    other = it.beside("two")
+    other = it.other_process("two")
     first, second = it.run(), other.run()
     await it.clock.advance(1.0)
     assert it.pods.leaders == ["one"]
@@ -255,7 +255,7 @@ async def test_takeover_moves_the_label() -> None:
 
 async def test_lost_lead_clears_the_own_label() -> None:
     """The old leader labels itself as a follower. It is not ready before that."""
-    it = Place(FakeRolePods("one"))
+    it = ControlPlaneProcess(FakeRolePods("one"))
     assert it.pods is not None
     task = it.run()
     await it.clock.advance(1.0)
@@ -275,12 +275,12 @@ async def test_lost_lead_clears_the_own_label() -> None:
 
 async def test_restarted_container_clears_a_label_that_stayed() -> None:
     """A pod keeps its labels when its container restarts."""
-    it = Place(FakeRolePods("one", "two"))
+    it = ControlPlaneProcess(FakeRolePods("one", "two"))
     assert it.pods is not None
     first = it.run()
     await it.clock.advance(1.0)
     it.pods.write("two", "leader")
-    second = (other := it.beside("two")).run()
+    second = (other := it.other_process("two")).run()
     await it.clock.advance(1.0)
     assert it.pods.roles == {"one": "leader", "two": "follower"}
     for each in (it, other):
@@ -291,7 +291,7 @@ async def test_restarted_container_clears_a_label_that_stayed() -> None:
 
 async def test_label_that_comes_back_is_cleared() -> None:
     """A late write of the old leader, or a person, may set the label. The leader checks every LABEL_POLL_S."""
-    it = Place(FakeRolePods("one", "two"))
+    it = ControlPlaneProcess(FakeRolePods("one", "two"))
     assert it.pods is not None
     task = it.run()
     await it.clock.advance(1.0)
@@ -305,7 +305,7 @@ async def test_label_that_comes_back_is_cleared() -> None:
 
 async def test_label_is_retried_until_the_cluster_takes_it() -> None:
     """An unreachable API server does not end the leader. The label is written once the server is back."""
-    it = Place(FakeRolePods("one"))
+    it = ControlPlaneProcess(FakeRolePods("one"))
     assert it.pods is not None
     it.pods.away = True
     task = it.run()

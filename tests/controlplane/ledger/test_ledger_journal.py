@@ -241,7 +241,7 @@ async def test_uncommitted_lifetime_is_not_replayed(tmp_path: Path, failures: in
 
 
 async def test_many_uncommitted_entries_are_not_replayed(tmp_path: Path) -> None:
-    """The database's disk is full. Each attempt adds entries and drop marks, more than one batch of marks."""
+    """The database's disk is full. Each attempt adds entries and drop marks, more than one transaction can write."""
     records = tuple(request_record(number) for number in range(10, 110))
 
     async def fail(ledger: Ledger) -> None:

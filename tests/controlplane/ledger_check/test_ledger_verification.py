@@ -193,7 +193,7 @@ def test_malformed_month_of_a_row_is_named(engine: Engine, month: str, name: str
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
 def test_chain_without_tenant_does_not_hide_others(engine: Engine, tenant: str) -> None:
-    """The tenant with the rows is told that the end of its chain is missing, in the check of a restore, too."""
+    """The check names the missing end of the chain to the rows' tenant, also in a restore."""
     with engine.begin() as connection:
         connection.execute(
             text(f"UPDATE ledger_chains SET tenant = {tenant} WHERE tenant = 'acme' AND month = '2026-11'")

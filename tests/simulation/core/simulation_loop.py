@@ -24,7 +24,7 @@ class SimulationLoop(VirtualLoop):
     def __init__(self) -> None:
         super().__init__()
         self._skipping.now_s = BEGIN_S
-        self.time = partial(attrgetter("now_s"), self._skipping)  # type: ignore[method-assign]  # asked for at each turn
+        self.time = partial(attrgetter("now_s"), self._skipping)  # type: ignore[method-assign]  # called in each round
         self.failures: list[str] = []  # exceptions without a handler
         self.tasks: list[asyncio.Task[Any]] = []  # all tasks of the loop
         # The time until a call in a thread runs, and from there until its result arrives.
