@@ -1,4 +1,4 @@
-"""A control plane as a program beside a cluster in which a test does what Knative and a kubelet would."""
+"""A control plane as a real process, and a cluster on which the test plays Knative and the kubelet."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -39,14 +39,14 @@ SETTINGS: Final = {
 }  # fmt: skip
 
 
-# What SETTINGS ask of a tenant's namespace.
+# The requirements of SETTINGS for a tenant's namespace.
 NEEDS: Final = NamespaceRequirements(("inner", "store"), (), "privileged")
 
 
 def make_tenant_namespace(server: ApiServer, tenant: str, needs: NamespaceRequirements = NEEDS) -> None:
-    """Make a tenant's namespace, as an operator does. Rights are not played here."""
+    """Create a tenant's namespace, as an operator does. Access rights are not simulated."""
     for obj in render_namespace(tenant, needs, "platform"):
-        if tenant.startswith("-"):  # of pods that wait: no tenant's
+        if tenant.startswith("-"):  # a namespace of parked pods has no tenant
             obj["metadata"]["labels"] = {**PART_OF, ENFORCE: RESTRICTED}
         if obj["kind"] != "RoleBinding":
             server.create(obj)
@@ -56,23 +56,23 @@ def make_tenant_namespace(server: ApiServer, tenant: str, needs: NamespaceRequir
 
 
 class FakeKnative:
-    """Plays what is not there."""
+    """Plays Knative on the API server."""
 
     def __init__(self, server: ApiServer) -> None:
-        """With the namespace of the tenant `default`."""
+        """Create the namespace of the tenant `default`."""
         self.server = server
         make_tenant_namespace(server, "default")
 
     def services(self) -> set[str]:
-        """Names of those that are there."""
+        """Return the names of all Knative Services."""
         return {each["metadata"]["name"] for each in self.server.objects(SERVING, "Service")}
 
     def service(self, letter: str = "a") -> Json:
-        """That of a version."""
+        """Return the Service of a version."""
         return self.server.get(SERVING, "Service", service_name("m", digest(letter)), NAMESPACE)
 
     def becomes_ready(self, letter: str = "a") -> str:
-        """Its newest revision was: its name."""
+        """Set the newest revision ready and return its name."""
         found = self.service(letter)
         generation = found["metadata"]["generation"]
         name = f"{found['metadata']['name']}-{generation:05}"
@@ -82,7 +82,7 @@ class FakeKnative:
         return name
 
     def pods(self, *names: str, letter: str = "a", is_ready: bool = True) -> Json:
-        """Those of its first revision, from now on."""
+        """Set the pods of the version's first revision."""
         service = service_name("m", digest(letter))
         about = {
             "name": f"{service}-00001-private-x",
@@ -108,16 +108,16 @@ class FakeKnative:
         return self.server.create(full)
 
     def leader(self) -> str:
-        """Who has the Lease; empty for nobody."""
+        """Return the holder of the Lease, or an empty string."""
         leases = self.server.objects("coordination.k8s.io/v1", "Lease", "platform")
         return "".join(lease["spec"].get("holderIdentity") or "" for lease in leases)
 
     def forget_the_lease(self) -> None:
-        """As if its time were over: who held it was killed."""
+        """Clear the Lease's holder, as if its time were over after a kill."""
         self._give_the_lease({"holderIdentity": None})
 
     def take_the_lease(self) -> None:
-        """Another one has it, for a second."""
+        """Give the Lease to another holder for a second."""
         self._give_the_lease({"holderIdentity": "another", "leaseDurationSeconds": 1})
 
     def _give_the_lease(self, spec: Json) -> None:
@@ -127,7 +127,7 @@ class FakeKnative:
 
 @contextmanager
 def running(tmp_path: Path, **more: str) -> Iterator[Any]:
-    """The program, over the same data each time."""
+    """Run the control plane as a process. Each run uses the same data directory."""
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
     with program(tmp_path / "data", **(SETTINGS | more)) as process:
         yield process
@@ -135,19 +135,19 @@ def running(tmp_path: Path, **more: str) -> Iterator[Any]:
 
 @asynccontextmanager
 async def inside(tmp_path: Path) -> AsyncIterator[ControlPlaneClient]:
-    """Its door, once it is open."""
+    """Yield a client of the control plane, once its socket exists."""
     await eventually(lambda: (tmp_path / "data" / "run" / "control.sock").exists(), "the socket")
     async with connect_client(tmp_path / "data") as door:
         yield door
 
 
 async def register(door: ControlPlaneClient, letter: str = "a") -> None:
-    """As the snapshotter does."""
+    """Register a version, as the snapshotter does."""
     assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
 
 
 async def until(reader: FeedReader, holds: Callable[[Feed], bool]) -> Feed:
-    """The line that says so."""
+    """Read the feed until a line fulfils the condition, and return it."""
     while not holds(line := await reader.line()):
         pass
     return line

@@ -1,6 +1,6 @@
-"""The control plane as a program, and a cluster: what a registration makes there, and what is told of it then.
+"""The control plane as a real process on a fake cluster: what it writes there, and what it publishes.
 
-Where Knative and a kubelet would act, the test does.
+The test plays Knative and the kubelet.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ CLUSTER: Final = ClusterSpec(
 
 
 async def test_from_a_registration_to_its_deletion(knative: FakeKnative, tmp_path: Path) -> None:
-    """A Service as rendered; a revision; a pod not ready, ready, gone; a scale; a deletion, and nothing is left.
-    What only a machine can answer is refused by a failure of its own.
+    """Registration writes the rendered Service. Its revision and pods reach the feed, a scale reaches the Service, and
+    deletion removes everything. Calls that only one machine supports are refused.
     """
     with running(tmp_path) as process:
-        async with inside(tmp_path) as door, feed(door) as reader:
+        async with inside(tmp_path) as client, feed(client) as reader:
             assert (await reader.line()).machine is None
-            await register(door)
+            await register(client)
             name = service_name("m", digest("a"))
             await eventually(lambda: knative.services() == {name}, "its Service")
             of = registration()
@@ -74,28 +74,28 @@ async def test_from_a_registration_to_its_deletion(knative: FakeKnative, tmp_pat
             )  # fmt: skip
             assert differing_paths(wanted, knative.service()) == []
             revision = knative.becomes_ready()
-            told = await until(reader, lambda line: bool(line.revisions))
-            assert [(row.namespace, row.name) for row in told.revisions] == [(NAMESPACE, revision)]
+            line = await until(reader, lambda line: bool(line.revisions))
+            assert [(row.namespace, row.name) for row in line.revisions] == [(NAMESPACE, revision)]
             for is_ready in (False, True):
                 knative.pods("one", is_ready=is_ready)
                 (row,) = (await until(reader, lambda line: bool(line.replicas))).replicas
                 assert (row.runtime_id, row.url, row.unproven) == ("one", "http://10.0.0.1:8012", not is_ready)
-            _, shown = await door.admin("GET", "/models/m")
+            _, shown = await client.admin("GET", "/models/m")
             assert (shown["state"], shown["versions"][0]["replicas"][0]["runtime_id"]) == ("ready", "one")
-            assert (await door.admin("PUT", "/models/m/scale", {"min": 1, "max": 3}))[0] == 200
+            assert (await client.admin("PUT", "/models/m/scale", {"min": 1, "max": 3}))[0] == 200
             template = ("spec", "template", "metadata", "annotations", "autoscaling.knative.dev/max-scale")
             await eventually(lambda: _at(knative.service(), template) == "3", "the scale")
-            status, problem = await door.admin("PUT", "/models/m/scale", {"idle": "sleep"})
+            status, problem = await client.admin("PUT", "/models/m/scale", {"idle": "sleep"})
             assert (status, problem["detail"]) == (400, "idle=sleep: must be zero on a cluster; `min` keeps replicas")
-            status, problem = await door.admin("POST", "/models/m/stop")
+            status, problem = await client.admin("POST", "/models/m/stop")
             assert (status, problem["code"]) == (501, "one_machine_only")
-            status, processes = await door.admin("GET", "/status")
+            status, processes = await client.admin("GET", "/status")
             assert (status, [each["ready"] for each in processes["processes"]]) == (200, [True])
-            _, page = await door.admin("GET", "/metrics")
+            _, page = await client.admin("GET", "/metrics")
             assert 'kelvin_cluster_refused_objects{process="controlplane",reason="Invalid"} 0' in page
             slice_ = knative.pods()
             assert (await until(reader, lambda line: bool(line.removed_replicas))).removed_replicas == ("one",)
-            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
+            assert (await client.admin("DELETE", "/models/m?force=true"))[0] == 200
             assert (await until(reader, lambda line: bool(line.removed_revisions))).removed_revisions
             knative.server.delete(slice_)
             await eventually(lambda: not knative.services(), "the deletion")
@@ -110,18 +110,18 @@ def _at(obj: Any, path: tuple[str, ...]) -> Any:
 
 
 async def test_killed_control_plane_continues_its_work(knative: FakeKnative, tmp_path: Path) -> None:
-    """The next one goes on: what was edited and deleted meanwhile is as it was, what was deployed is there, the first
-    snapshot has the pod that ran throughout, and the old version goes once the new one was ready.
+    """The next process repairs an edit and a deletion, and finishes the deploy. Its first snapshot has the running pod,
+    and the old version goes once the new one is ready.
     """
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
     with running(tmp_path) as process:
-        async with inside(tmp_path) as door:
-            await register(door)
+        async with inside(tmp_path) as client:
+            await register(client)
             await eventually(lambda: knative.services() == {old}, "its Service")
             knative.becomes_ready()
             knative.pods("one")
-            await register(door, "b")
-            assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
+            await register(client, "b")
+            assert (await client.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
         process.kill()
         process.wait(60)
     edited = knative.service()
@@ -131,7 +131,7 @@ async def test_killed_control_plane_continues_its_work(knative: FakeKnative, tmp
         knative.server.delete(knative.service("b"))
     knative.forget_the_lease()
     with running(tmp_path):
-        async with inside(tmp_path) as door, feed(door) as reader:
+        async with inside(tmp_path) as client, feed(client) as reader:
             snapshot = await reader.line()
             assert [row.runtime_id for row in snapshot.replicas] == ["one"]
             await eventually(lambda: knative.services() == {old, new}, "both")
@@ -141,8 +141,8 @@ async def test_killed_control_plane_continues_its_work(knative: FakeKnative, tmp
 
 
 async def test_new_image_reaches_one_version_after_another(knative: FakeKnative, tmp_path: Path) -> None:
-    """With the API server's own answers to what is applied: the second one keeps its image until the first one's new
-    Revision is ready, takes a scale meanwhile, and then gets the image without a pod, being at zero.
+    """The second version keeps its image until the first one's new Revision is ready. A scale is written meanwhile. At
+    zero the second one gets the image without a pod.
     """
     image = "registry.example/kelvin@sha256:" + "1" * 64
     initial, most = (f"autoscaling.knative.dev/{name}-scale" for name in ("initial", "max"))
@@ -153,11 +153,11 @@ async def test_new_image_reaches_one_version_after_another(knative: FakeKnative,
         return found
 
     with running(tmp_path) as process:
-        async with inside(tmp_path) as door:
+        async with inside(tmp_path) as client:
             for letter in ("a", "b"):
-                await register(door, letter)
+                await register(client, letter)
             weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
-            assert (await door.admin("PUT", "/models/m/split", {"weights": weights}))[0] == 200
+            assert (await client.admin("PUT", "/models/m/split", {"weights": weights}))[0] == 200
             await eventually(lambda: len(knative.services()) == 2, "their Services")
             for letter in ("a", "b"):
                 knative.becomes_ready(letter)
@@ -165,33 +165,33 @@ async def test_new_image_reaches_one_version_after_another(knative: FakeKnative,
         assert process.wait(60) == 0
     features = ",".join((*FEATURES, ZERO_INITIAL_SCALE))
     with running(tmp_path, cluster_image=image, cluster_features=features):
-        async with inside(tmp_path) as door:
+        async with inside(tmp_path) as client:
             await eventually(lambda: _image(knative.service("a")) == image, "the first one's new image")
             before = knative.service("b")
-            assert (await door.admin("PUT", "/models/m/scale", {"max": 3}))[0] == 200
+            assert (await client.admin("PUT", "/models/m/scale", {"max": 3}))[0] == 200
             await eventually(lambda: notes("a")[most] == notes("b")[most] == "3", "the scale")
             after = knative.service("b")
             assert _image(after) == IMAGE
             assert after["spec"]["template"]["spec"] == before["spec"]["template"]["spec"]
             assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
-            _, shown = await door.admin("GET", "/models/m")
-            told = {each["version"][0]: each["image_behind"]["reason"] for each in shown["versions"]}
-            assert told == {"a": "starting", "b": "waiting"}
+            _, shown = await client.admin("GET", "/models/m")
+            reasons = {each["version"][0]: each["image_behind"]["reason"] for each in shown["versions"]}
+            assert reasons == {"a": "starting", "b": "waiting"}
             knative.becomes_ready("b")
             assert _image(knative.service("b")) == IMAGE
             knative.becomes_ready("a")
             await eventually(lambda: _image(knative.service("b")) == image, "the second one's new image")
             assert (notes("b")[initial], notes("b")[most], initial in notes("a")) == ("0", "3", False)
-            _, page = await door.admin("GET", "/metrics")
+            _, page = await client.admin("GET", "/metrics")
             assert 'kelvin_cluster_versions_behind{process="controlplane",reason="failed"} 0' in page
 
 
 async def test_the_lead_is_lost_and_won_again(knative: FakeKnative, tmp_path: Path) -> None:
-    """What it had open is closed at once; the same process goes on from what there is then."""
+    """Open connections close at once. The same process leads again and starts from the present state."""
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
     with running(tmp_path) as process:
-        async with inside(tmp_path) as door, feed(door) as reader:
-            await register(door)
+        async with inside(tmp_path) as client, feed(client) as reader:
+            await register(client)
             await eventually(lambda: knative.services() == {old}, "its Service")
             revision = knative.becomes_ready()
             knative.pods("one")
@@ -199,23 +199,23 @@ async def test_the_lead_is_lost_and_won_again(knative: FakeKnative, tmp_path: Pa
             knative.take_the_lease()
             with pytest.raises((aiohttp.ClientError, msgspec.DecodeError)):
                 await until(reader, lambda line: False)
-        async with inside(tmp_path) as door:
-            snapshot = await again(door)
+        async with inside(tmp_path) as client:
+            snapshot = await first_feed_line(client)
             assert [row.name for row in snapshot.revisions] == [revision]
             assert [row.runtime_id for row in snapshot.replicas] == ["one"]
-            await register(door, "b")
-            assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
+            await register(client, "b")
+            assert (await client.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
             await eventually(lambda: knative.services() == {old, new}, "both")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
 
-async def again(door: ControlPlaneClient) -> Feed:
-    """The first line of a feed, once there is one."""
+async def first_feed_line(client: ControlPlaneClient) -> Feed:
+    """Return the first line of a feed, once there is one."""
     async with asyncio.timeout(60):
         while True:
             try:
-                async with feed(door) as reader:
+                async with feed(client) as reader:
                     return await reader.line()
             except aiohttp.ClientError:
                 await asyncio.sleep(0.01)
@@ -227,7 +227,7 @@ def _image(obj: Json) -> str:
 
 
 async def test_second_control_plane_waits_for_the_lease(knative: FakeKnative, tmp_path: Path) -> None:
-    """Alive and not ready, with neither socket nor database; it goes on when the first one ends."""
+    """It is alive but not ready, without socket and database. It starts when the first one ends."""
     port, other = free_port(), tmp_path / "other"
     with running(tmp_path) as first:
         await _open(tmp_path)
@@ -250,8 +250,8 @@ async def test_second_control_plane_waits_for_the_lease(knative: FakeKnative, tm
 
 
 async def test_service_leads_to_the_leader_alone(knative: FakeKnative, tmp_path: Path) -> None:
-    """Both pods are Ready before and after the leader is killed and its container started again: the Service has one
-    endpoint, which is the leader's, and the label of the killed one is gone.
+    """Both pods are ready before and after the leader is killed and restarted. The Service has one endpoint, the
+    leader's, and the killed pod loses the label.
     """
     ports = {"one": free_port(), "two": free_port()}
     for pod in ports:
@@ -265,7 +265,7 @@ async def test_service_leads_to_the_leader_alone(knative: FakeKnative, tmp_path:
         return program(tmp_path / pod / "data", **settings)
 
     async def ready(*names: str, and_leads: str) -> None:
-        """Those are, and the Service has that endpoint."""
+        """Wait until these pods are ready and the Service's only endpoint is `and_leads`."""
         readiness: dict[str, tuple[int, str]] = {}
         endpoints: list[str] = []
         try:
@@ -303,17 +303,19 @@ async def test_service_leads_to_the_leader_alone(knative: FakeKnative, tmp_path:
 
 
 async def test_a_leader_without_a_database(knative: FakeKnative, tmp_path: Path) -> None:
-    """Alive, and not ready, for as long as it waits: a kubelet that were told nothing would end it over and over."""
-    port, nobody = free_port(), free_port()
+    """It is alive and not ready while it waits. Without a liveness answer the kubelet would restart it again and
+    again.
+    """
+    port, unused_port = free_port(), free_port()
     log = tmp_path / "controlplane.log"
-    database = f"postgresql://kelvin@127.0.0.1:{nobody}/kelvin"
+    database = f"postgresql://kelvin@127.0.0.1:{unused_port}/kelvin"
     with running(tmp_path, database=database, health_listen=f"127.0.0.1:{port}") as process:
         async with probing(port) as says, asyncio.timeout(60):
             while (await says("/healthz"))[0] == 0:
-                await asyncio.sleep(0.01)  # it has yet to begin
+                await asyncio.sleep(0.01)  # the process is still starting
             while "the database can't be opened" not in log.read_text():
                 assert ((await says("/healthz"))[0], (await says("/readyz"))[0]) == (200, 503)
-            assert knative.leader(), "its Lease is won"
+            assert knative.leader(), "it holds the Lease"
             for _ in range(20):
                 assert (await says("/healthz"))[0] == 200
                 status, why = await says("/readyz")
@@ -329,23 +331,23 @@ async def _open(tmp_path: Path) -> None:
 
 
 async def test_a_push_needs_a_zygote_beside(knative: FakeKnative, tmp_path: Path) -> None:
-    """With one that came later its jobs are done, and no standby stays."""
+    """A zygote may start later. Its jobs are done, and no standby stays."""
     where = RunDirectory(tmp_path / "data" / "run")
     gate, seal = encode(GateJob(config_json="{}", tensors={})), encode(SealJob(tenant="default", version=digest("a")))
     with running(tmp_path):
         await _open(tmp_path)
         with fake_zygote(where):
-            async with inside(tmp_path) as door:
-                status, facts = await door.ask("POST", "/internal/v1/jobs/gate", gate)
+            async with inside(tmp_path) as client:
+                status, facts = await client.ask("POST", "/internal/v1/jobs/gate", gate)
                 assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
-                status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", seal)
+                status, attestation = await client.ask("POST", "/internal/v1/jobs/seal", seal)
                 assert (status, attestation["version"]) == (200, digest("a"))
                 await eventually(lambda: not where.sockets(), "the end of the standbys")
                 assert knative.services() == set()
 
 
 def test_missing_cluster_ends_the_control_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says which setting, and ends."""
+    """The error names the setting."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with running(tmp_path) as process:
         assert process.wait(60) == 2

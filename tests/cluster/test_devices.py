@@ -1,4 +1,4 @@
-"""How many devices there are, to the control plane as a program: what its Services may order together."""
+"""The device limit of a cluster: the maximum scales of all Services together stay within it."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.eventually import eventually
 
 
 async def test_all_together_order_no_more_than_there_is(knative: FakeKnative, tmp_path: Path) -> None:
-    """The first model has its `max`, the second what is left; a `min` that no devices are there for is refused."""
+    """The first model gets its maximum, the second the rest. A minimum above the devices is refused."""
 
     def most() -> list[str]:
         found = (knative.server.get(SERVING, "Service", service_name(each, digest("a")), NAMESPACE) for each in "mn")
@@ -18,12 +18,12 @@ async def test_all_together_order_no_more_than_there_is(knative: FakeKnative, tm
         return [each["autoscaling.knative.dev/max-scale"] for each in notes]
 
     with running(tmp_path, cluster_devices="8"):
-        async with inside(tmp_path) as door:
+        async with inside(tmp_path) as client:
             for name in "mn":
-                assert (await door.ask("POST", "/internal/v1/versions", encode(registration(name, "a"))))[0] == 201
-                assert (await door.admin("PUT", f"/models/{name}/scale", {"max": 1000}))[0] == 200
+                assert (await client.ask("POST", "/internal/v1/versions", encode(registration(name, "a"))))[0] == 201
+                assert (await client.admin("PUT", f"/models/{name}/scale", {"max": 1000}))[0] == 200
             await eventually(lambda: len(knative.services()) == 2 and most() == ["8", "1"], "all of them, and one")
-            assert (await door.admin("PUT", "/models/m/scale", {"max": 6}))[0] == 200
+            assert (await client.admin("PUT", "/models/m/scale", {"max": 6}))[0] == 200
             await eventually(lambda: most() == ["6", "2"], "what is left")
-            status, problem = await door.admin("PUT", "/models/n/scale", {"min": 9})
+            status, problem = await client.admin("PUT", "/models/n/scale", {"min": 9})
             assert (status, problem["detail"]) == (400, "min=9: must be 8 or less: there are no more devices")

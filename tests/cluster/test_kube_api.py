@@ -1,6 +1,6 @@
-"""Rules of the tests' API server that nothing recorded shows, or that more rests on than one exchange.
+"""Rules of the fake API server that no recording shows, or that several tests rely on.
 
-Faults, watches and credentials are held to by the tests of the client that speaks to it (tests/controlplane).
+Faults, watches and credentials are covered by the tests of its client (tests/controlplane).
 """
 
 from typing import Final
@@ -40,7 +40,7 @@ def owned_by(obj: Json) -> Json:
 
 
 def test_a_definition_of_our_own(api_server: ApiServer) -> None:
-    """Its kind is served as soon as it is there, by its schema, with a status of its own."""
+    """A CRD's kind is served at once, with its schema and its status subresource."""
     schema = {
         "type": "object",
         "properties": {
@@ -72,25 +72,25 @@ def test_a_definition_of_our_own(api_server: ApiServer) -> None:
 
 
 def test_a_status_is_applied(api_server: ApiServer) -> None:
-    """It is another owner's than the spec is, changes nothing but the status, and no generation."""
+    """The status has its own field owner. Its apply changes neither the spec nor the generation."""
     api_server.create(service())
     body = service() | {"spec": {"template": {"spec": {"containers": []}}}, "status": {"url": "http://llama"}}
     path = "/apis/serving.knative.dev/v1/namespaces/default/services/llama/status"
     query = {"fieldManager": "kelvin", "force": "true"}
     request = {"method": "PATCH", "path": path, "query": query, "content_type": "application/apply-patch+yaml"}
-    said = ask(api_server, request | {"body": body})
-    assert said.status == 200, said.body
-    assert said.body["status"] == {"url": "http://llama"}
-    assert said.body["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/runtime:1"
-    assert said.body["metadata"]["generation"] == 1
-    (owned,) = (each for each in said.body["metadata"]["managedFields"] if each["manager"] == "kelvin")
+    response = ask(api_server, request | {"body": body})
+    assert response.status == 200, response.body
+    assert response.body["status"] == {"url": "http://llama"}
+    assert response.body["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/runtime:1"
+    assert response.body["metadata"]["generation"] == 1
+    (owned,) = (each for each in response.body["metadata"]["managedFields"] if each["manager"] == "kelvin")
     assert (owned["subresource"], owned["fieldsV1"]) == ("status", {"f:status": {"f:url": {}}})
     again = ask(api_server, request | {"body": body})
-    assert again.body["metadata"]["resourceVersion"] == said.body["metadata"]["resourceVersion"]
+    assert again.body["metadata"]["resourceVersion"] == response.body["metadata"]["resourceVersion"]
 
 
 def test_an_apply_that_names_an_object_makes_none(api_server: ApiServer) -> None:
-    """One without a uid does; with its own it changes it."""
+    """An apply with a uid creates no object. One without creates it, and one with the right uid changes it."""
     path = "/apis/serving.knative.dev/v1/namespaces/default/services/llama"
     request = {"method": "PATCH", "path": path, "query": {"fieldManager": "kelvin", "force": "true"}}
     request |= {"content_type": "application/apply-patch+yaml"}
@@ -98,8 +98,8 @@ def test_an_apply_that_names_an_object_makes_none(api_server: ApiServer) -> None
     def applied(uid: str | None) -> tuple[int, str]:
         body = service()
         body["metadata"] = {**body["metadata"], **({} if uid is None else {"uid": uid})}
-        said = ask(api_server, request | {"body": body})
-        return said.status, str(said.body.get("message") or said.body["metadata"]["uid"])
+        response = ask(api_server, request | {"body": body})
+        return response.status, str(response.body.get("message") or response.body["metadata"]["uid"])
 
     assert applied("1-2-3") == (
         409,
@@ -112,7 +112,7 @@ def test_an_apply_that_names_an_object_makes_none(api_server: ApiServer) -> None
 
 
 def test_empty_endpoint_slice_holds_nulls(api_server: ApiServer) -> None:
-    """Of a private Service without pods (lifecycle/endpointslice.jsonl): who reads it has to expect that."""
+    """This is a private Service without pods (lifecycle/endpointslice.jsonl). Readers must expect it."""
     about = {"name": "llama-00001-private-x", "namespace": "default"}
     found: Json = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": about}
     made = api_server.create(found | {"addressType": "IPv4", "endpoints": [], "ports": []})
@@ -120,21 +120,21 @@ def test_empty_endpoint_slice_holds_nulls(api_server: ApiServer) -> None:
 
 
 def test_strategic_merge_patch_merges_by_key(api_server: ApiServer) -> None:
-    """A condition is changed by its type, and the others stay; a merge patch would replace them all."""
+    """A condition is replaced by type, and the others stay. A merge patch replaces the whole list."""
     conditions = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one", "namespace": "default"}}
     containers = {"containers": [{"name": "runtime", "image": "registry.example/runtime:1"}]}
     api_server.create(pod | {"spec": containers, "status": {"conditions": conditions}})
     patch = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     request = {"method": "PATCH", "path": "/api/v1/namespaces/default/pods/one/status", "body": patch}
-    said = ask(api_server, request | {"content_type": "application/strategic-merge-patch+json"})
-    assert said.body["status"]["conditions"] == [{"type": "Ready", "status": "True"}, conditions[1]]
-    said = ask(api_server, request | {"content_type": "application/merge-patch+json"})
-    assert said.body["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+    response = ask(api_server, request | {"content_type": "application/strategic-merge-patch+json"})
+    assert response.body["status"]["conditions"] == [{"type": "Ready", "status": "True"}, conditions[1]]
+    response = ask(api_server, request | {"content_type": "application/merge-patch+json"})
+    assert response.body["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
 
 
 def test_dependents_go_with_their_owner(api_server: ApiServer) -> None:
-    """Nobody asks for it: the collector runs beside the server."""
+    """The garbage collector runs beside the server."""
     owner = api_server.create(config_map("owner"))
     api_server.create(config_map("owned", ownerReferences=[owned_by(owner)]))
     api_server.delete(owner)

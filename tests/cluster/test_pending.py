@@ -1,5 +1,5 @@
-"""Pods that no node has room for, as a control plane beside a cluster tells them: to operators, to a scraper, to
-activators. Where Knative and a scheduler would act, the test does.
+"""Pods without a node, as a control plane process reports them to operators, metrics and activators. The test plays
+Knative and the scheduler.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -32,15 +32,15 @@ LABELS = 'process="controlplane",device="gpu",zone="eu-1a",spot="only"'
 
 
 class Scene:
-    """A version whose first revision was made, and what is told of it."""
+    """A version whose first revision exists, and the feed of its control plane."""
 
-    def __init__(self, knative: FakeKnative, door: ControlPlaneClient, reader: FeedReader) -> None:
+    def __init__(self, knative: FakeKnative, client: ControlPlaneClient, reader: FeedReader) -> None:
         self._server, self._knative = knative.server, knative
-        self.door, self._reader = door, reader
+        self.client, self._reader = client, reader
         self.failures: list[str] = []
 
     def pod(self, name: str, *conditions: Json) -> Json:
-        """Of the spec that its Service asks for, with what a Deployment puts on it."""
+        """Create a pod with the spec of the Service and the labels of a Deployment."""
         of = self._knative.service()
         template, service = of["spec"]["template"], of["metadata"]["name"]
         labels = template["metadata"]["labels"] | {"serving.knative.dev/service": service}
@@ -52,11 +52,11 @@ class Scene:
         })  # fmt: skip
 
     def becomes(self, pod: Json, *conditions: Json) -> None:
-        """What a scheduler or a kubelet says of it now."""
+        """Set the pod's conditions, as a scheduler or a kubelet does."""
         self._server.set_status(pod, {"phase": "Pending", "conditions": list(conditions)})
 
     def fails(self, reason: str) -> None:
-        """Its Revision does, as Knative has it."""
+        """Set the Revision failed, as Knative does."""
         name = f"{service_name('m', digest('a'))}-00001"
         template = self._knative.service()["spec"]["template"]
         about = {"name": name, "namespace": NAMESPACE, "labels": template["metadata"]["labels"]}
@@ -66,8 +66,8 @@ class Scene:
             self._server.create({**revision, "spec": template["spec"]})
         self._server.set_status(revision, {"conditions": [condition]})
 
-    async def told(self, holds: Callable[[Feed], Any]) -> Feed:
-        """The next line that says so."""
+    async def read_until(self, holds: Callable[[Feed], Any]) -> Feed:
+        """Return the next feed line that fulfils the condition."""
         while True:
             line = await self._reader.line()
             self.failures += [each.message for each in line.failures]
@@ -75,23 +75,23 @@ class Scene:
                 return line
 
     async def forecast(self, holds: Callable[[float], bool] = lambda ready_in_s: True) -> Forecast:
-        """The next one of which that is so; while a pod waits they are repeated."""
-        line = await self.told(lambda line: any(holds(each.ready_in_ms / 1000) for each in line.forecasts))
+        """Return the next forecast that fulfils the condition. Forecasts repeat while a pod waits."""
+        line = await self.read_until(lambda line: any(holds(each.ready_in_ms / 1000) for each in line.forecasts))
         return line.forecasts[0]
 
     async def pending(self) -> list[Json]:
-        """As operators see it."""
-        _, shown = await self.door.admin("GET", "/status")
+        """Return the pending replicas of the status."""
+        _, shown = await self.client.admin("GET", "/status")
         return [{name: row[name] for name in (*ROW, "replicas", "measured")} for row in shown["pending"]]
 
     async def is_scraped(self, line: str) -> bool:
-        """Whether it is on the page of metrics."""
-        _, text = await self.door.admin("GET", "/metrics")
+        """Return whether the metrics page has this line."""
+        _, text = await self.client.admin("GET", "/metrics")
         return line in text.splitlines()
 
 
 def at(seconds_ago: float) -> str:
-    """As an API server has it: whole seconds."""
+    """Return a time as an API server writes it, in whole seconds."""
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -105,26 +105,26 @@ def scheduled(seconds_ago: float = 0.0) -> Json:
 
 @asynccontextmanager
 async def scene(knative: FakeKnative, tmp_path: Path) -> AsyncIterator[Scene]:
-    """With a control plane as a program, whose version waits for its first pod."""
+    """Yield a version that waits for its first pod, with the control plane as a process."""
     with running(tmp_path, **SPOT):
-        async with inside(tmp_path) as door, feed(door) as reader:
-            await register(door)
+        async with inside(tmp_path) as client, feed(client) as reader:
+            await register(client)
             await eventually(lambda: bool(knative.services()), "its Service")
             name = f"{service_name('m', digest('a'))}-00001"
             knative.server.set_status(knative.service(), {"conditions": [], "latestCreatedRevisionName": name})
-            it = Scene(knative, door, reader)
-            await it.told(lambda line: line.revisions)
+            it = Scene(knative, client, reader)
+            await it.read_until(lambda line: line.revisions)
             yield it
 
 
 async def test_a_replica_without_a_node_is_counted_and_foretold(knative: FakeKnative, tmp_path: Path) -> None:
-    """By device, zone and spot, as its Service was rendered; by a guess first, and by what was measured then."""
+    """It is counted by device, zone and spot. The forecast is a default first, and a measured time later."""
     async with scene(knative, tmp_path) as it:
         assert await it.pending() == []
         one = it.pod("one", unscheduled(100))
-        said = await it.forecast()
-        assert (said.tenant, said.model, said.version) == ("default", "m", digest("a"))
-        assert GUESS_S + START_GUESS_S - 100 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
+        forecast_row = await it.forecast()
+        assert (forecast_row.tenant, forecast_row.model, forecast_row.version) == ("default", "m", digest("a"))
+        assert GUESS_S + START_GUESS_S - 100 - forecast_row.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
         assert await it.pending() == [ROW | {"replicas": 1, "measured": 0}]
         assert await it.is_scraped(f"kelvin_pending_replicas{{{LABELS}}} 1")
         it.becomes(one, scheduled(40))
@@ -133,26 +133,26 @@ async def test_a_replica_without_a_node_is_counted_and_foretold(knative: FakeKna
         assert await it.is_scraped(f"kelvin_pending_replicas{{{LABELS}}} 0")
         knative.server.delete(one)
         it.pod("two", unscheduled(10))
-        said = await it.forecast(lambda ready_in_s: ready_in_s > 0)
-        assert 60 + START_GUESS_S - 10 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
+        forecast_row = await it.forecast(lambda ready_in_s: ready_in_s > 0)
+        assert 60 + START_GUESS_S - 10 - forecast_row.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
 
 
 async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: FakeKnative, tmp_path: Path) -> None:
-    """A revision that no node has room for has not failed; one whose image is not to be had has (the control)."""
+    """A revision without a node has not failed. Control: one with a missing image has."""
     async with scene(knative, tmp_path) as it:
         it.pod("one", unscheduled())
-        said = await it.forecast()
+        forecast_row = await it.forecast()
         it.fails("Unschedulable")
         it.becomes(it.pod("two", unscheduled()), scheduled())
         await it.forecast()
         assert it.failures == []
         it.fails("ImagePullBackOff")
-        await it.told(lambda line: line.failures)
+        await it.read_until(lambda line: line.failures)
         assert it.failures == ["no replica could be started: its image can't be pulled"]
-        # What an activator makes of it: who has less time is refused at once, and told when to come again.
+        # An activator refuses a request with a shorter deadline at once, and says when to retry.
         starts = StartForecasts()
         key = VersionKey("default", "m", digest("a"))
-        starts.set_forecast(key, said, now=0.0)
+        starts.set_forecast(key, forecast_row, now=0.0)
         expected_s = starts.wait_estimate(key, now=10.0).remaining_s
         assert expected_s is not None
         assert is_too_late(expected_s, 30.0)
@@ -162,9 +162,9 @@ async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative:
 
 
 async def test_a_pod_that_has_its_node_is_no_pending_replica(knative: FakeKnative, tmp_path: Path) -> None:
-    """The control: it starts as pods do, and nothing is counted or foretold of it."""
+    """Control: it starts normally, and is neither counted nor forecast."""
     async with scene(knative, tmp_path) as it:
         it.pod("one", scheduled())
         knative.pods("one")
-        await it.told(lambda line: line.replicas)
+        await it.read_until(lambda line: line.replicas)
         assert await it.pending() == []

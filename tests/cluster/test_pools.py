@@ -1,5 +1,5 @@
-"""The control plane as a program, a cluster, and a pod that waits behind mutual TLS: from a report to a replica, over
-the death of the control plane, to the release.
+"""The control plane as a process, a cluster, and a parked pod behind mutual TLS: from a load report to a replica,
+across a kill of the control plane, to the release.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from tests.kelvin.crypto.pki import Authority, write
 
 POOLS: Final = "kelvin--pools"
 SERVICE: Final = "kelvin-pool--small"
-# Of this process alone: the port is one and the same for all pods.
+# An address of this process only, since all pods use the same port.
 ADDRESS: Final = f"127.75.{os.getpid() % 250}.{1 + os.getpid() // 250 % 250}"
 
 
 @dataclass
-class Waiting:
-    """A pod that waits."""
+class ParkedPod:
+    """A parked pod."""
 
     take: BindPodRequest | None = None
     life: int = 1
@@ -66,7 +66,7 @@ class Waiting:
 
         @app.post("/control/release")
         async def release(_: Request) -> Response:
-            if self.take is None:  # it was asked what it has before the release came, and is told once more
+            if self.take is None:  # it was released already, and the call is repeated
                 return Response(status_code=204)
             self.take, self.life, self.releases = None, self.life + 1, self.releases + 1
             return Response(status_code=202)
@@ -84,8 +84,8 @@ class Waiting:
 
 
 @asynccontextmanager
-async def listening(pod: Waiting, inner: Path) -> AsyncIterator[None]:
-    """Who asks has to be the control plane."""
+async def listening(pod: ParkedPod, inner: Path) -> AsyncIterator[None]:
+    """Serve the pod's control API. Only the control plane may call it."""
     stop = asyncio.Event()
     identity = TlsIdentity(_files(inner, Role.RUNTIME), Role.RUNTIME)
     serving = asyncio.create_task(
@@ -106,7 +106,7 @@ def _files(inner: Path, role: Role) -> IdentityFiles:
 
 
 def appears(knative: FakeKnative, address: str = ADDRESS, port: int = 8012) -> None:
-    """The pod, in its Service's slice and as an object; and the Revision."""
+    """Create the pod's object, its entry in the EndpointSlice, and the Revision."""
     server = knative.server
     found = server.get(SERVING, "Service", SERVICE, POOLS)
     condition = {"type": "Ready", "status": "True"}
@@ -133,7 +133,7 @@ def appears(knative: FakeKnative, address: str = ADDRESS, port: int = 8012) -> N
 
 
 def cost(knative: FakeKnative) -> str | None:
-    """Of the pod's deletion."""
+    """Return the deletion cost of the pod."""
     found: str | None = (knative.server.get("v1", "Pod", "one", POOLS)["metadata"].get("annotations") or {}).get(
         DELETION_COST
     )
@@ -142,12 +142,12 @@ def cost(knative: FakeKnative) -> str | None:
 
 @pytest.mark.uvloop
 async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) -> None:
-    """A version of a named model has no Service, the pool has one; what a report asks for is bound to the pod that
-    waits, and told; a control plane that is killed leaves it bound, and the next one's first word has it. A deletion
-    releases it. Knative is to be told of one pod more than are taken.
+    """A pooled model has no Service, but the pool has one. A load report binds its version to the parked pod. The
+    binding survives a killed control plane and is in the next one's first snapshot. A deletion releases it. The pool
+    wants one pod more than are bound.
     """
     make_tenant_namespace(knative.server, "-pools")
-    inner, pod = tmp_path / "inner", Waiting()
+    inner, pod = tmp_path / "inner", ParkedPod()
     _files(inner, Role.CONTROLPLANE)
     settings = SETTINGS | {
         "inner_tls": str(inner), "control_listen": f"127.0.0.1:{free_port()}", "cluster_pools": "small=1000000:1:4",
@@ -157,22 +157,22 @@ async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) 
     def rows(line_rows: tuple[ReplicaRow, ...]) -> list[tuple[str, str, bool]]:
         return [(row.runtime_id, row.url, row.draining) for row in line_rows]
 
-    there = ("r1", f"http://{ADDRESS}:8012", False)
+    expected = ("r1", f"http://{ADDRESS}:8012", False)
     with program(tmp_path / "data", **settings) as process:
-        async with inside(tmp_path) as door, feed(door) as reader, listening(pod, inner):
-            await register(door)
+        async with inside(tmp_path) as client, feed(client) as reader, listening(pod, inner):
+            await register(client)
             await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
             appears(knative)
-            told = await until(reader, lambda line: bool(line.pools))
-            assert [(row.namespace, row.name, row.share) for row in told.pools] == [(POOLS, f"{SERVICE}-00001", 1.0)]
-            await eventually(lambda: cost(knative) == "0", "it waits")
-            assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
-            told = await until(reader, lambda line: bool(line.replicas))
-            assert rows(told.replicas) == [there]
-            told = await until(reader, lambda line: bool(line.pools))
-            assert [(row.share, row.wanted) for row in told.pools] == [(2.0, 2)]
-            await eventually(lambda: cost(knative) == "1000", "it is worth more than those that wait")
-            _, shown = await door.admin("GET", "/status")
+            line = await until(reader, lambda line: bool(line.pools))
+            assert [(row.namespace, row.name, row.share) for row in line.pools] == [(POOLS, f"{SERVICE}-00001", 1.0)]
+            await eventually(lambda: cost(knative) == "0", "it is parked")
+            assert (await client.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+            line = await until(reader, lambda line: bool(line.replicas))
+            assert rows(line.replicas) == [expected]
+            line = await until(reader, lambda line: bool(line.pools))
+            assert [(row.share, row.wanted) for row in line.pools] == [(2.0, 2)]
+            await eventually(lambda: cost(knative) == "1000", "it costs more than a parked pod")
+            _, shown = await client.admin("GET", "/status")
             assert shown["pools"] == [{"name": "small", "wanted": 2, "pods": {"bound": 1}}]
             assert pod.take is not None
             assert (pod.take.device_class, pod.take.store) == ("h100", "s3://models/prod")
@@ -182,11 +182,11 @@ async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) 
     knative.forget_the_lease()
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
     with program(tmp_path / "data", **settings) as process:
-        async with listening(pod, inner), inside(tmp_path) as door, feed(door) as reader:
-            assert rows((await reader.line()).replicas) == [there]
-            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
+        async with listening(pod, inner), inside(tmp_path) as client, feed(client) as reader:
+            assert rows((await reader.line()).replicas) == [expected]
+            assert (await client.admin("DELETE", "/models/m?force=true"))[0] == 200
             await until(reader, lambda line: line.removed_replicas == ("r1",))
             assert (pod.releases, pod.life) == (1, 2)
-            await eventually(lambda: cost(knative) == "0", "it waits again")
+            await eventually(lambda: cost(knative) == "0", "it is parked again")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

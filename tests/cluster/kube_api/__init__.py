@@ -1,5 +1,5 @@
-"""A strict Kubernetes API server in memory, held to recorded answers of a real one (`data/`).
+"""A strict Kubernetes API server in memory, checked against recorded answers of a real one (`data/`).
 
-The tests that use it are one folder up, and in tests/controlplane, tests/manifests and tests/e2e. Begin with
+Its users are the tests one folder up and in tests/controlplane, tests/manifests and tests/e2e. Begin with
 `api_server.py`.
 """

@@ -1,13 +1,14 @@
-"""A strict Kubernetes API server in this process, on a real port: for tests of whoever speaks to one.
+"""A strict Kubernetes API server in this process, on a real port.
 
-It imitates what the product, its tests and kubectl ask of a kube-apiserver 1.36.2 with Knative Serving's kinds and
-webhooks. `test_recorded_answers.py` holds it to recorded exchanges with a real one:
-- `objects`, `schemas`: decoding, strict field validation, metadata, generations
-- `ownership`, `fields`: server-side apply, conflicts, removal of what is no longer applied
-- `store`, `watches`: lists and their pages, watches, expiry
-- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation
+It imitates what the product, its tests and kubectl use of kube-apiserver 1.36.2 with Knative Serving's kinds and
+webhooks. `test_recorded_answers.py` checks it against recorded exchanges with a real one:
+- `objects`, `structural_schemas`: decoding, strict field validation, metadata, generations
+- `field_ownership`, `field_sets`: server-side apply, conflicts, removal of fields
+- `event_store`, `watches`: lists and their pages, watches, expiry
+- `object_storage`, `deletions`, `garbage_collector`: preconditions, finalizers, propagation
 - `knative_webhook`: defaults and refusals of Services
-There is no kubelet, scheduler or controller of Knative: what those write, a test writes itself (`playing.FakeKnative`).
+
+There is no kubelet, scheduler or Knative controller. Tests write what those would (`fake_knative.FakeKnative`).
 """
 
 import asyncio
@@ -38,21 +39,21 @@ NAMESPACES: Final = ("default", "kube-system", "knative-serving")
 
 @dataclass(slots=True)
 class ApiServer:
-    """The server while its block runs. Its methods may be called from any thread."""
+    """The running server. Its methods may be called from any thread."""
 
     url: str
     cluster: ObjectStorage
     front: HttpFrontend
-    trusted: bytes = b""  # the PEM of its certificate, where it speaks TLS
+    trusted: bytes = b""  # PEM of its certificate; empty without TLS
     features: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.features = self.cluster.webhook.features  # Knative's flags: config-features
 
-    # -- what is there
+    # -- objects
 
     def create(self, obj: Json, *, manager: str = "test") -> Json:
-        """As an administrator creates it; with its status, if it has one."""
+        """Create an object as an administrator, with its status if it has one."""
         kind, namespace = self.kind(obj), obj["metadata"].get("namespace", "")
         made = self.cluster.create(kind, namespace, obj, Options(manager)).body
         if kind.has_status and "status" in obj:
@@ -60,7 +61,7 @@ class ApiServer:
         return made
 
     def get(self, api_version: str, kind: str, name: str, namespace: str = "") -> Json:
-        """Raises Refused (404)."""
+        """Return an object. Raises Refused (404)."""
         return self.cluster.get(self.cluster.kinds.of(api_version, kind), namespace, name)
 
     def objects(self, api_version: str, kind: str, namespace: str | None = None) -> list[Json]:
@@ -69,7 +70,7 @@ class ApiServer:
         return [said | each for each in self.cluster.listed(of, namespace)["items"]]
 
     def set_status(self, obj: Json, status: Json, *, manager: str = "controller") -> Json:
-        """The whole status, as a controller writes it."""
+        """Replace the whole status, as a controller does."""
         kind, metadata = self.kind(obj), obj["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata["name"]
         with self.cluster.lock:
@@ -78,13 +79,13 @@ class ApiServer:
             return self.cluster.update(kind, namespace, name, now | {"status": status}, Options(manager), sub=sub).body
 
     def change(self, obj: Json, patch: Json, *, manager: str = "test") -> Json:
-        """By a merge patch."""
+        """Change an object by a merge patch."""
         kind, metadata = self.kind(obj), obj["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata["name"]
         return self.cluster.patch(kind, namespace, name, patch, "merge-patch+json", Options(manager)).body
 
     def delete(self, obj: Json, policy: str = "Background") -> None:
-        """Raises Refused (404)."""
+        """Delete an object. Raises Refused (404)."""
         metadata = obj["metadata"]
         delete(self.cluster, self.kind(obj), metadata.get("namespace", ""), metadata["name"], Deletion(policy))
 
@@ -94,47 +95,47 @@ class ApiServer:
     def namespace(self, name: str) -> None:
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
-    # -- what befalls its clients
+    # -- faults, watches and credentials
 
     @property
     def seen(self) -> list[SeenRequest]:
-        """Every request, in the order in which they came."""
+        """Every request, in order."""
         return self.front.seen
 
     @property
     def watching(self) -> int:
-        """How many watches are open."""
+        """The number of open watches."""
         return len(self.front.streams)
 
     def fail(self, *faults: Fault) -> None:
-        """What befalls the next requests that match, each once."""
+        """Add faults. Each applies once, to the next request that matches."""
         with self.cluster.lock:
             self.front.faults.extend(faults)
 
     def drop_watches(self) -> None:
-        """Every watch ends, without a last chunk."""
+        """End every watch without a last chunk."""
         self.front.cut()
 
     def bookmark(self) -> None:
-        """Every watch that takes bookmarks is sent one."""
+        """Send a bookmark to every watch that takes bookmarks."""
         self.front.book()
 
     def expire(self, *, as_status: bool = False) -> None:
-        """Every resource version until now is too old to watch or to go on listing from.
+        """Make every resource version until now too old for a watch or for the next page of a list.
 
-        A watch is then told 410 by an ERROR event, or with `as_status` by the status of HTTP.
+        A watch then gets 410 as an ERROR event, or as the HTTP status with `as_status`.
         """
         self.front.gone_as_status = as_status
         with self.cluster.lock:
             self.cluster.store.expire()
 
     def collect(self) -> None:
-        """The garbage collector, now, and not before this returns."""
+        """Run the garbage collector to its end."""
         collect(self.cluster)
 
     @contextmanager
     def no_collector(self) -> Iterator[None]:
-        """The garbage collector does nothing but what `collect` asks for."""
+        """Stop the automatic garbage collector. `collect` still works."""
         self.front.collecting = False
         try:
             yield
@@ -143,7 +144,7 @@ class ApiServer:
             self.front.awake()
 
     def service_account(self, directory: Path, namespace: str = "default") -> Path:
-        """What a pod finds in /var/run/secrets/kubernetes.io/serviceaccount, written there."""
+        """Write the files that a pod finds in /var/run/secrets/kubernetes.io/serviceaccount."""
         for name, text in (
             ("token", self.front.token.encode()),
             ("ca.crt", self.trusted),
@@ -153,7 +154,7 @@ class ApiServer:
         return directory
 
     def kubeconfig(self, path: Path, namespace: str = "default") -> Path:
-        """Written there, for this server and its administrator."""
+        """Write a kubeconfig for this server's administrator."""
         about = {"server": self.url}
         if self.trusted:
             about["certificate-authority-data"] = base64.b64encode(self.trusted).decode()
@@ -171,7 +172,7 @@ class ApiServer:
 
 
 def installed() -> ObjectStorage:
-    """A cluster with a few namespaces, and Knative Serving's definitions."""
+    """Return a cluster with a few namespaces and Knative Serving's CRDs."""
     cluster = ObjectStorage()
     for definition in knative():
         cluster.create(cluster.kinds.of("apiextensions.k8s.io/v1", "CustomResourceDefinition"), "", definition)
@@ -183,7 +184,9 @@ def installed() -> ObjectStorage:
 
 @contextmanager
 def serving(*, tls: Path | None = None) -> Iterator[ApiServer]:
-    """The server on a port of this machine, on a loop in a thread of its own; with TLS if `tls`, where its key lies."""
+    """Yield the server on a local port, on a loop in its own thread. `tls` is the folder for its key, None for plain
+    HTTP.
+    """
     front = HttpFrontend(installed())
     context: ssl.SSLContext | None = None
     trusted, host = b"", HOST

@@ -1,4 +1,4 @@
-"""How an object ends: its preconditions, its finalizers, and its owner's policy. Pods have no time to end here."""
+"""Deletion of objects: preconditions, finalizers and propagation policy. Pods have no grace period here."""
 
 import copy
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ HOLDING: Final = {"Foreground": "foregroundDeletion"}
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What a DELETE says."""
+    """The options of a DELETE."""
 
     policy: str = ""
     uid: str = ""
@@ -26,7 +26,7 @@ PLAIN: Final = Deletion()
 
 
 def delete(cluster: ObjectStorage, kind: Kind, namespace: str, name: str, how: Deletion = PLAIN) -> Answer:
-    """Gone, or marked to go where something holds it. Raises Refused: 404, 409 for a precondition."""
+    """Delete an object, or mark it while finalizers hold it. Raises Refused: 404, or 409 for a precondition."""
     with cluster.lock:
         old = cluster.stored(kind, namespace, name)
         _check(kind, old, how)
@@ -49,7 +49,7 @@ def delete(cluster: ObjectStorage, kind: Kind, namespace: str, name: str, how: D
 
 
 def finish(cluster: ObjectStorage, kind: Kind, obj: Json) -> None:
-    """Gone at once: what held it has gone."""
+    """Remove an object whose last finalizer is gone."""
     with cluster.lock:
         metadata = obj["metadata"]
         found = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])

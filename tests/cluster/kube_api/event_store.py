@@ -1,6 +1,6 @@
-"""What lies in etcd and the watch cache: objects, their one sequence of versions, and every event since the beginning.
+"""The etcd and watch cache of the fake server: objects, one sequence of versions, and every event.
 
-Nothing is locked here: the cluster does that. Objects are never changed in place, so an event may keep them.
+Nothing is locked here; ObjectStorage does that. Objects are never changed in place, so events may share them.
 """
 
 import base64
@@ -19,7 +19,7 @@ FIRST_VERSION: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event: what an object is now, and was before."""
+    """One event: the object after it and before it."""
 
     version: int
     type: str  # "ADDED" | "MODIFIED" | "DELETED"
@@ -29,18 +29,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """What a list or a watch is asked for, from its query."""
+    """The query of a list or a watch."""
 
     namespace: str | None
     wanted: Callable[[Json], bool]
-    selected: bool  # by labels, so not all there is
+    selected: bool  # a label selector was given
     version: str = ""
     limit: int = 0
     token: str = ""
 
     @classmethod
     def read(cls, namespace: str | None, query: dict[str, str]) -> "ListQuery":
-        """Raises Refused (400) for what is not imitated."""
+        """Parse a query. Raises Refused (400) for parameters that are not imitated."""
         for name in ("fieldSelector", "resourceVersionMatch", "sendInitialEvents"):
             if query.get(name):
                 raise refused(400, f"{name}: not imitated")
@@ -54,7 +54,7 @@ class ListQuery:
 
 
 def _by_label(text: str) -> Callable[[Json], bool]:
-    """By `key=value`, `key!=value` and `key` alone. Raises Refused (400) for the rest."""
+    """Return a filter for `key=value`, `key!=value` and `key`. Raises Refused (400) for other selectors."""
     tests = [re.fullmatch(r"([\w./-]+)(?:(!?=)([\w.-]*))?", each) for each in filter(None, text.split(","))]
     if None in tests:
         raise refused(400, f"{text}: not imitated")
@@ -71,7 +71,7 @@ def _by_label(text: str) -> Callable[[Json], bool]:
 
 
 def number(text: str) -> int:
-    """A resource version. Raises Refused (500, as recorded)."""
+    """Parse a resource version. Raises Refused (500, as recorded)."""
     if text.isdigit():
         return int(text)
     why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
@@ -84,13 +84,13 @@ def token(version: int, start: str) -> str:
 
 
 def opened(text: str) -> tuple[int, str]:
-    """The version of a continue token, and the last key before it."""
+    """Return the version of a continue token, and the last key before it."""
     found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     return int(found["rv"]), str(found["start"]).removesuffix("\0")
 
 
 class EventStore:
-    """All objects, and what became of each."""
+    """All objects and all their events."""
 
     def __init__(self) -> None:
         self.version = FIRST_VERSION
@@ -110,7 +110,7 @@ class EventStore:
                 yield stored, obj
 
     def put(self, kind: Kind, obj: Json) -> Json:
-        """Stored under the next version."""
+        """Store an object under the next version."""
         metadata = obj["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
         self.version += 1
@@ -122,7 +122,7 @@ class EventStore:
         return found
 
     def drop(self, kind: Kind, obj: Json) -> None:
-        """Gone; its event has the last state under a new version."""
+        """Remove an object. Its event has the last state under a new version."""
         metadata = obj["metadata"]
         before = self._objects[kind.stored].pop((metadata.get("namespace", ""), metadata["name"]))
         self.version += 1
@@ -131,25 +131,25 @@ class EventStore:
 
     def _note(self, kind: Kind, entry: Entry) -> None:
         self._events.setdefault(kind.stored, []).append(entry)
-        for told in self.changed:
-            told()
+        for notify in self.changed:
+            notify()
 
     def events(self, kind: Kind) -> list[Entry]:
         return self._events.setdefault(kind.stored, [])
 
     def oldest(self, kind: Kind) -> int:
-        """A watch can begin after this version, not before."""
+        """Return the version after which a watch can begin."""
         return self._oldest.get(kind.stored, 0)
 
     def expire(self, kind: Kind | None = None) -> None:
-        """Versions until now are compacted: what continues from one of them is told 410."""
+        """Compact all versions until now. Continuing from one of them gives 410."""
         for stored in list(self._events) if kind is None else [kind.stored]:
             self._oldest[stored] = self.version
         if kind is None:
             self._lists_from = self.version + 1
 
     def begin(self, kind: Kind) -> None:
-        """The watch cache of a kind that was just defined."""
+        """Start the watch cache of a newly defined kind."""
         self._oldest[kind.stored] = self.version
 
     def _at(self, kind: Kind, version: int) -> list[Json]:
@@ -166,7 +166,7 @@ class EventStore:
         return [state[key] for key in sorted(state)]
 
     def listed(self, kind: Kind, asked: ListQuery) -> Json:
-        """A list as it is answered. Raises Refused: 410 for what expired."""
+        """Return a list response. Raises Refused: 410 for an expired version."""
         version, start = self.version, ""
         if asked.token:
             version, start = opened(asked.token)
@@ -190,7 +190,7 @@ class EventStore:
 
 
 def _start(asked: ListQuery, obj: Json) -> str:
-    """Where in the order of keys an object lies, as continue tokens have it."""
+    """Return the object's key in list order, as continue tokens have it."""
     metadata = obj["metadata"]
     name = str(metadata["name"])
     return f"/{name}" if asked.namespace is not None else f"{metadata.get('namespace', '')}/{name}"

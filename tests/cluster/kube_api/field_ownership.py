@@ -1,7 +1,7 @@
-"""Who owns which field: server-side apply, and what other writes take (structured-merge-diff's merge/update.go).
+"""Owners of fields: server-side apply, and the effect of other writes (structured-merge-diff's merge/update.go).
 
-Kept in `metadata.managedFields` as a real server keeps it. Fields that are nobody's (names, times, versions) are left
-out; writing to a subresource owns nothing outside of it, and writing to the object owns no status where the status is a
+Owners are in `metadata.managedFields`, as on a real server. Fields without an owner (names, times, versions) are left
+out. A write to a subresource owns nothing outside of it. A write to the object owns no status if the status is a
 subresource.
 """
 
@@ -46,7 +46,7 @@ NOBODYS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Manager:
-    """Who wrote, and how."""
+    """A field manager: its name and kind of write."""
 
     operation: str  # "Apply" | "Update"
     name: str
@@ -92,13 +92,13 @@ def written(managers: Managers, times: Times) -> list[Json]:
 
 
 def bare(obj: Json) -> Json:
-    """The object without who owns what."""
+    """Return the object without its managed fields."""
     metadata = {key: value for key, value in obj.get("metadata", {}).items() if key != "managedFields"}
     return obj | {"metadata": metadata}
 
 
 def _owned(found: Fields, subresource: str, has_status: bool) -> Fields:
-    """What of a set can be owned by such a write."""
+    """Return the fields that such a write can own."""
 
     def may(path: Path) -> bool:
         if path in NOBODYS:
@@ -127,9 +127,9 @@ def conflicting(conflicts: Managers) -> Refused:
 
 
 def applied(schema: Schema, live: Json, config: Json, who: Manager, *, force: bool, now: str, has_status: bool) -> Json:
-    """The object after an apply, with its `managedFields`.
+    """Return the object after an apply, with its `managedFields`.
 
-    Raises Undeclared if the schema doesn't have what is applied, Refused (409) where others own what would change.
+    Raises UndeclaredField for fields that the schema lacks, Refused (409) for changed fields of other managers.
     """
     if faults := check(schema, config):
         raise UndeclaredField(faults)
@@ -155,7 +155,9 @@ def applied(schema: Schema, live: Json, config: Json, who: Manager, *, force: bo
 
 
 def _pruned(schema: Schema, merged: Json, managers: Managers, last: Fields) -> Json:
-    """Less what this manager applied last time and nobody owns now (prune, addBackOwnedItems, addBackDanglingItems)."""
+    """Remove fields of this manager's last apply that have no owner now (prune, addBackOwnedItems,
+    addBackDanglingItems).
+    """
     last = with_parents(schema, last)
     pruned = without(schema, merged, last)
     pruned = {} if not isinstance(pruned, dict) else pruned
@@ -178,8 +180,9 @@ def _without_nulls(value: Json) -> Json:
 
 
 def updated(schema: Schema, live: Json, new: Json, who: Manager, *, now: str, has_status: bool) -> Json:
-    """The new object with its `managedFields`, after a write that asks nobody: it takes what it changed. What it says
-    itself of who owns what is so (fieldmanager.go, Update), as where kubectl takes over what was applied without it.
+    """Return the object after a write other than apply, with its `managedFields`. The writer takes the fields that it
+    changed. Managed fields in the object itself are accepted (fieldmanager.go, Update), as kubectl sends them when it
+    migrates to apply.
     """
     managers, times = read(new) if new.get("metadata", {}).get("managedFields") else read(live)
     new = bare(new)

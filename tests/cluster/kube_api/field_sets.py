@@ -1,9 +1,9 @@
-"""Which fields an object has, which differ between two, and one merged into another, by its schema.
+"""Field sets of objects by schema: the fields of an object, differences, and merging.
 
-A path is a tuple of `f:name`, `k:{"key":...}` or `v:"value"` as in `fieldsV1`; a set of fields is a set of paths. The
-rules are those of sigs.k8s.io/structured-merge-diff v6 (typed/tofieldset.go, compare.go, merge.go, remove.go): a list
-is atomic unless its schema says map or set, a map is granular unless it says atomic, and what has no schema is deduced
-from its value (lists atomic).
+A path is a tuple of `f:name`, `k:{"key":...}` or `v:"value"` as in `fieldsV1`; a field set is a set of paths. The rules
+are those of sigs.k8s.io/structured-merge-diff v6 (typed/tofieldset.go, compare.go, merge.go, remove.go). A list is
+atomic unless its schema says map or set. A map is granular unless it says atomic. Without a schema the type is deduced
+from the value (lists are atomic).
 """
 
 import json
@@ -20,7 +20,7 @@ EMPTY: Final[Fields] = frozenset()
 
 
 class UndeclaredField(Exception):
-    """The object doesn't fit its schema; one line for each fault."""
+    """The object does not fit its schema. There is one line per fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
@@ -28,13 +28,13 @@ class UndeclaredField(Exception):
 
 
 def declared(schema: Schema, name: str) -> Schema | None:
-    """The schema of a field of that name if the schema names it, as a struct does."""
+    """Return the schema of a field that the schema names, else None."""
     found: Schema | None = schema.get("properties", {}).get(name)
     return found
 
 
 def of_field(schema: Schema, name: str) -> Schema | None:
-    """The schema of what lies at a key; None where no such key may be."""
+    """Return the schema of the value at a key, or None if the key is not allowed."""
     found = declared(schema, name)
     if found is not None:
         return found
@@ -46,7 +46,7 @@ def of_field(schema: Schema, name: str) -> Schema | None:
 
 
 def atomic(schema: Schema, value: Any) -> bool:
-    """It is owned as a whole."""
+    """Return whether the value has one owner as a whole."""
     if isinstance(value, list):
         return bool(schema.get("x-kubernetes-list-type", "atomic") == "atomic")
     return not isinstance(value, dict) or schema.get("x-kubernetes-map-type") == "atomic"
@@ -57,7 +57,7 @@ def compact(value: Any) -> str:
 
 
 def element(schema: Schema, item: Any) -> str:
-    """How an item of a list of type map or set is named in a path."""
+    """Return the path element of an item in a list of type map or set."""
     if schema["x-kubernetes-list-type"] == "set":
         return f"v:{compact(item)}"
     properties = schema.get("items", {}).get("properties", {})
@@ -67,7 +67,7 @@ def element(schema: Schema, item: Any) -> str:
 
 
 def children(schema: Schema, value: Any) -> Iterator[tuple[str, Schema, Any]]:
-    """What a granular value consists of."""
+    """Yield the parts of a granular value."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield f"f:{name}", of_field(schema, name) or DEDUCED, each
@@ -77,7 +77,7 @@ def children(schema: Schema, value: Any) -> Iterator[tuple[str, Schema, Any]]:
 
 
 def shown(path: Iterable[str]) -> str:
-    """As messages show it: `.spec.containers[name="runtime"].image`."""
+    """Return the path as messages show it: `.spec.containers[name="runtime"].image`."""
     text = ""
     for each in path:
         kind, name = each[0], each[2:]
@@ -91,7 +91,7 @@ def shown(path: Iterable[str]) -> str:
 
 
 def check(schema: Schema, value: Any, at: Path = ()) -> list[str]:
-    """What keeps a value from being typed: a field that is not declared (the first of a map, by name), a wrong type."""
+    """Return the faults of a value: an undeclared field (the first of a map, by name), a wrong type."""
     kind = schema.get("type")
     if kind is None or value is None:
         return []
@@ -127,7 +127,7 @@ def mistyped(kind: str, value: Any) -> str:
 
 
 def fields(schema: Schema, value: Any, at: Path = ()) -> Fields:
-    """Every field that it sets, as a manager that applies it owns them."""
+    """Return every field that the value sets, as an applying manager owns them."""
     if atomic(schema, value):
         return frozenset({at})
     found: set[Path] = set()
@@ -143,7 +143,7 @@ def fields(schema: Schema, value: Any, at: Path = ()) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between an object and the next one."""
+    """The fields that differ between two versions of an object."""
 
     added: Fields = EMPTY
     modified: Fields = EMPTY
@@ -191,7 +191,7 @@ def difference(schema: Schema, old: Any, new: Any) -> Difference:
 
 
 def merge(schema: Schema, live: Any, config: Any) -> Any:
-    """What is applied laid over what is there."""
+    """Return the applied configuration merged into the live value."""
     if atomic(schema, config) or type(live) is not type(config):
         return config
     if isinstance(config, dict):
@@ -209,7 +209,7 @@ def merge(schema: Schema, live: Any, config: Any) -> Any:
 
 
 def without(schema: Schema, value: Any, gone: Fields, at: Path = ()) -> Any:
-    """The value less those fields; a map that loses all that it had is null."""
+    """Return the value without these fields. A map that loses all its fields becomes null."""
     if atomic(schema, value):
         return value
     kept = [
@@ -223,7 +223,7 @@ def without(schema: Schema, value: Any, gone: Fields, at: Path = ()) -> Any:
 
 
 def with_parents(schema: Schema, found: Fields) -> Fields:
-    """With every field of a struct on the way to a member."""
+    """Return the fields with every parent that is a field of a struct."""
     grown = set(found)
     for path in found:
         inner: Schema = schema
@@ -238,7 +238,7 @@ def with_parents(schema: Schema, found: Fields) -> Fields:
 
 
 def in_order(found: Fields) -> list[Path]:
-    """As a set is walked: the members of a level by name, then what lies below."""
+    """Return the paths in walking order: the members of a level by name, then the levels below."""
 
     def walk(paths: list[Path], depth: int) -> Iterator[Path]:
         yield from sorted(path for path in paths if len(path) == depth + 1)
@@ -253,7 +253,7 @@ def in_order(found: Fields) -> list[Path]:
 
 
 def to_v1(found: Fields) -> dict[str, Any]:
-    """As `fieldsV1` has it."""
+    """Return the fields in the `fieldsV1` format."""
     root: dict[str, Any] = {}
     parents = {path[:depth] for path in found for depth in range(1, len(path))}
     for path in found:

@@ -1,7 +1,7 @@
-"""What a kube-controller-manager does about deletion: the garbage collector. Namespaces are not deleted here.
+"""The garbage collector of kube-controller-manager. Namespaces are not deleted here.
 
-A dependent goes with the last of its owners, or first where the owner was deleted in the foreground. An object that
-holds others is deleted in the foreground itself, as the real collector does while an owner waits.
+A dependent goes with the last of its owners, or before an owner that is deleted in the foreground. During a foreground
+deletion a dependent with its own dependents is deleted in the foreground, too, as by the real collector.
 """
 
 from tests.cluster.kube_api.deletions import Deletion, delete, finish
@@ -13,7 +13,7 @@ ROUNDS = 50
 
 
 def collect(cluster: ObjectStorage) -> None:
-    """Until nothing more is to be done. Everything that happens has happened when this returns."""
+    """Collect until nothing changes any more."""
     with cluster.lock:
         for _ in range(ROUNDS):
             if not _round(cluster):

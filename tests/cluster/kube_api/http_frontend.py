@@ -1,4 +1,6 @@
-"""The API server's HTTP: paths, parameters, media types, who is asking, watches as streams, and faults on request."""
+"""The HTTP side of the fake API server: paths, parameters, media types, authorization, watch streams, injected
+faults.
+"""
 
 import asyncio
 import contextlib
@@ -31,20 +33,20 @@ YES: Final = ("true", "1")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What befalls one request that matches."""
+    """A fault for one matching request."""
 
-    status: int = 0  # answered without looking; 0 is none
+    status: int = 0  # the response's status; 0 for no such fault
     delay_s: float = 0.0
-    drop: bool = False  # the connection is closed, nothing is done
-    lost: bool = False  # done, and the connection closed without an answer
-    method: str = ""  # "" is any; "WATCH" a watch
-    path: str = ""  # a part of it
+    drop: bool = False  # the connection is closed before the request is handled
+    lost: bool = False  # the request is handled, and the connection closed without a response
+    method: str = ""  # "" matches any; "WATCH" matches a watch
+    path: str = ""  # a substring of the path
     retry_after_s: int | None = None
 
 
 @dataclass(slots=True)
 class SeenRequest:
-    """A request that came, and what was answered (0 while it was not)."""
+    """A received request, and the status of its response (0 before it)."""
 
     method: str  # "WATCH" for a watch
     path: str
@@ -56,7 +58,7 @@ class SeenRequest:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A watch that is open."""
+    """An open watch."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     booked: int = 0
@@ -65,13 +67,13 @@ class _Stream:
 
 @dataclass(slots=True)
 class HttpFrontend:
-    """Runs on one loop; `fail`, `cut`, `book` and `awake` may be called from any thread."""
+    """Serves HTTP on one loop. `fail`, `cut`, `book` and `awake` may be called from any thread."""
 
     cluster: ObjectStorage
     seen: list[SeenRequest] = field(default_factory=list)
-    pace: float = 1.0  # how long a second of a watch's life lasts
+    pace: float = 1.0  # real length of a second of a watch's timeout
     gone_as_status: bool = False
-    token: str = TOKEN  # another one, and who has the old is told 401
+    token: str = TOKEN  # after a change, the old token gets 401
     collecting: bool = True
     faults: list[Fault] = field(default_factory=list)
     streams: set[_Stream] = field(default_factory=set)
@@ -79,10 +81,10 @@ class HttpFrontend:
     _collect: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """The garbage collector, until `stop`."""
+        """Run the garbage collector until `stop`."""
         self._loop = asyncio.get_running_loop()
         self.cluster.store.changed.append(self.awake)
-        self._collect.set()  # for what was changed before
+        self._collect.set()  # for earlier changes
         collector = asyncio.create_task(self._collector())
         try:
             await stop.wait()
@@ -100,7 +102,7 @@ class HttpFrontend:
                 collect(self.cluster)
 
     def awake(self) -> None:
-        """Something changed: who waits looks again."""
+        """Wake the collector and the watches after a change."""
         self._call(self._awake)
 
     def _call(self, what: Any) -> None:
@@ -114,7 +116,7 @@ class HttpFrontend:
             each.wake.set()
 
     def cut(self) -> None:
-        """Every watch ends, without a last chunk."""
+        """End every watch without a last chunk."""
 
         def all_of_them() -> None:
             for each in self.streams:
@@ -124,7 +126,7 @@ class HttpFrontend:
         self._call(all_of_them)
 
     def book(self) -> None:
-        """Every watch that takes bookmarks is sent one."""
+        """Send a bookmark to every watch that takes bookmarks."""
 
         def all_of_them() -> None:
             for each in self.streams:
@@ -247,17 +249,17 @@ class HttpFrontend:
             self.streams.discard(stream)
 
     async def _stream(self, response: web.StreamResponse, watch: Watch, stream: _Stream, ends_at: float | None) -> None:
-        """Events as they come, bookmarks when they are asked for, until the time is over or somebody cuts it."""
+        """Send events as they come and bookmarks on request, until the time is over or the stream is cut."""
         booked = 0
         while True:
             stream.wake.clear()
             with self.cluster.lock:
-                told = watch.due()
+                events = watch.due()
                 if stream.booked > booked and watch.bookmarks and not watch.over:
-                    told.append(watch.bookmark())
+                    events.append(watch.bookmark())
             booked = stream.booked
-            if told:
-                await response.write(b"".join(json.dumps(each).encode() + b"\n" for each in told))
+            if events:
+                await response.write(b"".join(json.dumps(each).encode() + b"\n" for each in events))
             is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
             if watch.over or stream.cut or is_late:
                 return
@@ -307,7 +309,7 @@ def _refusal(error: Refused) -> web.Response:
 
 
 def _hang_up(request: web.BaseRequest) -> web.Response:
-    """No answer, or no end of one: the connection is closed."""
+    """Close the connection without a response, or in the middle of one."""
     if request.transport is not None:
         request.transport.close()
     return web.Response(status=500)

@@ -1,4 +1,4 @@
-"""JSON merge patch (RFC 7386), JSON patch (RFC 6902), and a strategic merge without its directives but `delete`."""
+"""JSON merge patch (RFC 7386), JSON patch (RFC 6902), and strategic merge patch with only the `delete` directive."""
 
 import copy
 from typing import Any, Final
@@ -13,7 +13,7 @@ class Failed(Exception):
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """A null removes, a list replaces."""
+    """Return the target with a merge patch: null removes a field, a list replaces a list."""
     if not isinstance(patch, dict):
         return patch
     found = dict(target) if isinstance(target, dict) else {}
@@ -26,7 +26,7 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def strategic(schema: Schema, target: Any, patch: Any) -> Any:
-    """As a merge patch, but that a list whose items have keys is merged by them."""
+    """Return the target with a strategic merge patch: lists whose items have keys are merged by key."""
     if isinstance(patch, dict):
         found = dict(target) if isinstance(target, dict) else {}
         for key, value in patch.items():
@@ -91,7 +91,7 @@ def _remove(root: Any, parts: list[str]) -> Any:
 
 
 def patched(target: Any, operations: list[dict[str, Any]]) -> Any:
-    """All of the operations or none. Raises Failed."""
+    """Apply all operations or none. Raises Failed."""
     root = copy.deepcopy(target)
     for each in operations:
         parts = _parts(each["path"])

@@ -1,4 +1,4 @@
-"""The kinds that are served: the built-in ones that the product speaks of, and those of CustomResourceDefinitions."""
+"""The kinds that are served: built-in ones that the product uses, and those of CustomResourceDefinitions."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from tests.cluster.kube_api.structural_schemas import of_model, with_metadata
 
 KNATIVE: Final = Path(__file__).parent / "data" / "knative-crds.jsonl"
 VERBS: Final = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-# As an API server lists a custom resource's.
+# In the order in which an API server lists them for custom resources.
 CUSTOM_VERBS: Final = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
 
 
@@ -30,7 +30,7 @@ class Kind:
     custom: bool = False
     has_status: bool = False
     generations: bool = False  # metadata.generation counts its changes
-    returned: bool = False  # a DELETE answers the object
+    returned: bool = False  # a DELETE returns the object
     singular: str = ""
     short: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -45,15 +45,15 @@ class Kind:
 
     @property
     def stored(self) -> tuple[str, str]:
-        """Versions of a kind are one storage."""
+        """The storage of the kind, which all its versions share."""
         return self.group, self.plural
 
     def named(self, name: str = "") -> ObjectRef:
         return ObjectRef(self.group, self.plural, self.kind, name)
 
     def listed(self) -> list[Json]:
-        """As discovery has it."""
-        told: Json = {
+        """Return the kind's entries for discovery."""
+        entry: Json = {
             "name": self.plural,
             "singularName": self.singular or self.kind.lower(),
             "namespaced": self.namespaced,
@@ -61,12 +61,12 @@ class Kind:
             "verbs": list(CUSTOM_VERBS if self.custom else VERBS),
         }
         if self.short:
-            told["shortNames"] = list(self.short)
+            entry["shortNames"] = list(self.short)
         if self.categories:
-            told["categories"] = list(self.categories)
+            entry["categories"] = list(self.categories)
         digest = hashlib.sha256(f"{self.api_version}/{self.kind}".encode()).digest()
-        told["storageVersionHash"] = base64.b64encode(digest[:8]).decode()
-        found = [told]
+        entry["storageVersionHash"] = base64.b64encode(digest[:8]).decode()
+        found = [entry]
         if self.has_status:
             about: Json = {"name": f"{self.plural}/status", "singularName": "", "namespaced": self.namespaced}
             found.append(about | {"kind": self.kind, "verbs": ["get", "patch", "update"]})
@@ -103,7 +103,7 @@ BUILT_IN: Final = (
 
 
 def defined(definition: Json) -> list[Kind]:
-    """The kinds of a CustomResourceDefinition, one for each version that is served."""
+    """Return the kinds of a CustomResourceDefinition, one for each served version."""
     spec = definition["spec"]
     names = spec["names"]
     return [
@@ -127,12 +127,12 @@ def defined(definition: Json) -> list[Kind]:
 
 
 def knative() -> list[Json]:
-    """Knative Serving's definitions, less their descriptions."""
+    """Return Knative Serving's CRDs, without their descriptions."""
     return [json.loads(line) for line in KNATIVE.read_text().splitlines()]
 
 
 class Kinds:
-    """All that is served now. Not locked: its owner does that."""
+    """The kinds that are served now. Not locked; the owner does that."""
 
     def __init__(self) -> None:
         self._known = {(each.group, each.version, each.plural): each for each in BUILT_IN}
@@ -141,7 +141,7 @@ class Kinds:
         return self._known.get((group, version, plural))
 
     def of(self, api_version: str, kind: str) -> Kind:
-        """Raises KeyError."""
+        """Return a kind. Raises KeyError."""
         for each in self._known.values():
             if (each.api_version, each.kind) == (api_version, kind):
                 return each
@@ -156,7 +156,7 @@ class Kinds:
             self._known[each.group, each.version, each.plural] = each
 
     def of_definition(self, definition: Json) -> Kind:
-        """The kind of a definition, in its first version that is served."""
+        """Return the kind of a CRD in its first served version."""
         return self.of(*((found := defined(definition)[0]).api_version, found.kind))
 
     def forget(self, definition: Json) -> None:
@@ -165,7 +165,7 @@ class Kinds:
             del self._known[key]
 
     def discover(self, path: str) -> Json | None:
-        """What a GET of a path of discovery answers; None if it is none."""
+        """Return the response for a discovery path, or None for another path."""
         groups: dict[str, list[str]] = {}
         for each in self._known.values():
             versions = groups.setdefault(each.group, [])
@@ -191,10 +191,10 @@ class Kinds:
             "kind": "APIResourceList",
             "apiVersion": "v1",
             "groupVersion": found[0].api_version,
-            "resources": [told for each in found for told in each.listed()],
+            "resources": [entry for each in found for entry in each.listed()],
         }
 
 
 def _group(name: str, versions: list[str]) -> Json:
-    told = [{"groupVersion": f"{name}/{version}", "version": version} for version in sorted(versions)]
-    return {"name": name, "versions": told, "preferredVersion": told[0]}
+    listed = [{"groupVersion": f"{name}/{version}", "version": version} for version in sorted(versions)]
+    return {"name": name, "versions": listed, "preferredVersion": listed[0]}

@@ -1,7 +1,7 @@
-"""Knative's admission webhooks for Services, as far as Kelvin renders them: what they default and refuse.
+"""Knative's admission webhooks for Services, as far as Kelvin renders them: defaults and refusals.
 
-Held to recorded answers (data/webhook.jsonl); the code is knative/serving's 98e5ef9. A field of a pod that Kelvin does
-not render is refused here, whatever flag would allow it there: record the real answer before rendering one.
+Checked against recorded answers (data/webhook.jsonl); the code is knative/serving's 98e5ef9. A pod field that Kelvin
+does not render is refused, whatever the flags say. Record the real answer before rendering one.
 """
 
 import copy
@@ -58,16 +58,16 @@ IMAGE: Final = re.compile(
 
 @dataclass(slots=True)
 class KnativeWebhook:
-    """`features`: the flags of config-features, by their names there."""
+    """`features` are the flags of config-features, by name."""
 
     features: dict[str, str] = field(default_factory=dict)
 
     def mutate(self, kind: Kind, old: Json | None, new: Json, user: str) -> Json:
-        """Return the object with its defaults, and who made and changed it. Raises Refused (400)."""
+        """Return the object with its defaults, creator and last modifier. Raises Refused (400)."""
         return _signed(old, _defaulted(new), user) if _is_service(kind) else new
 
     def validate(self, kind: Kind, new: Json) -> None:
-        """Raises Refused (400)."""
+        """Check a Service. Raises Refused (400)."""
         if _is_service(kind) and (faults := list(self._faults(new))):
             raise denied(f"validation.webhook.{SERVING}", f"validation failed: {_printed(faults)}")
 
@@ -347,7 +347,7 @@ def _label(name: str) -> Iterator[Fault]:
 
 
 def _printed(faults: list[Fault]) -> str:
-    """As FieldError.Error: one line for each message, its paths merged, by message."""
+    """Return the text of FieldError.Error: one line per message, with its paths merged."""
     merged: dict[tuple[str, str], list[str]] = {}
     for message, path, details in faults:
         paths = merged.setdefault((message, details), [])

@@ -1,6 +1,6 @@
-"""The rules of an API server's storage, in memory and without HTTP: create, read, update, patch, apply, delete.
+"""The storage rules of an API server, in memory and without HTTP: create, read, update, patch, apply, delete.
 
-Every method may be called from any thread. Objects handed out are copies. Refusals are `answers.Refused`.
+Methods may be called from any thread. Returned objects are copies. Refusals are `status_answers.Refused`.
 """
 
 import copy
@@ -22,7 +22,7 @@ from tests.cluster.kube_api.status_answers import Cause, Json, Refused, invalid,
 from tests.cluster.kube_api.structural_schemas import defaulted
 from tests.cluster.kube_api.watches import Watch
 
-# Where an update must say which version it read.
+# Kinds whose updates must name the version that was read.
 CONDITIONAL: Final = ("leases", "customresourcedefinitions")
 SYSTEMS: Final = (
     "uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink",
@@ -33,7 +33,7 @@ STRATEGIC: Final = "strategic-merge-patch+json"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A success."""
+    """A successful response."""
 
     status: int
     body: Json
@@ -134,7 +134,7 @@ class ObjectStorage:
         *,
         sub: str = "",
     ) -> Answer:
-        """A PUT."""
+        """Handle a PUT."""
         with self.lock:
             obj = decoded(kind, copy.deepcopy(body))
             metadata = obj["metadata"]
@@ -162,7 +162,7 @@ class ObjectStorage:
         *,
         sub: str = "",
     ) -> Answer:
-        """A PATCH that is no apply; `how` is the content type without its `application/`."""
+        """Handle a PATCH other than apply. `how` is the content type without `application/`."""
         with self.lock:
             old = self.stored(kind, namespace, name)
             if how == "json-patch+json":
@@ -178,7 +178,7 @@ class ObjectStorage:
             return self._write(kind, old, new, options)
 
     def apply(self, kind: Kind, namespace: str, name: str, body: Json, options: Options, *, sub: str = "") -> Answer:
-        """A server-side apply."""
+        """Handle a server-side apply."""
         with self.lock:
             config = copy.deepcopy(body)
             metadata = config.setdefault("metadata", {})
@@ -226,7 +226,9 @@ class ObjectStorage:
         return updated(kind.schema, live, new, who, now=now(), has_status=kind.has_status)
 
     def _laid(self, kind: Kind, old: Json, new: Json, sub: str) -> Json:
-        """What of a write counts: the status alone where it is written to, all but the status elsewhere."""
+        """Return the part of a write that counts: only the status for the status subresource, all but the status
+        otherwise.
+        """
         if sub == "status":
             found = bare(old) | {"metadata": dict(old["metadata"])}
             for name in ("resourceVersion", "uid"):
@@ -240,7 +242,7 @@ class ObjectStorage:
         return new
 
     def _write(self, kind: Kind, old: Json, new: Json, options: Options) -> Answer:
-        """The checks and effects that every change of an object shares."""
+        """Run the checks and effects that all changes share."""
         name, was, metadata = old["metadata"]["name"], old["metadata"], dict(new["metadata"])
         new = new | {"metadata": metadata}
         if (version := metadata.get("resourceVersion")) and number(version) != int(was["resourceVersion"]):
@@ -270,7 +272,7 @@ class ObjectStorage:
         return Answer(200, copy.deepcopy(new))
 
     def drop(self, kind: Kind, old: Json) -> None:
-        """Out of the store, with what it defined. Called under the lock."""
+        """Remove an object from the store, and a CRD's kinds with it. The lock is held."""
         self.store.drop(kind, old)
         if kind.plural == "customresourcedefinitions":
             self.kinds.forget(old)
@@ -286,7 +288,7 @@ def _with_entries(obj: Json, entries: Any) -> Json:
 
 
 def _without_times(obj: Json) -> Json:
-    """Less the times of its `managedFields`: a write that changes nothing else changes nothing, as on a real server."""
+    """Return the object without the times of its `managedFields`. A write that changes only these changes nothing."""
     entries = [
         {name: each for name, each in entry.items() if name != "time"}
         for entry in obj["metadata"].get("managedFields", [])
@@ -295,7 +297,7 @@ def _without_times(obj: Json) -> Json:
 
 
 def _specified(kind: Kind, obj: Json) -> Json:
-    """What `generation` counts the changes of."""
+    """Return the fields whose changes `generation` counts."""
     left = ("apiVersion", "kind", "metadata", *(("status",) if kind.has_status else ()))
     return {key: value for key, value in obj.items() if key not in left}
 

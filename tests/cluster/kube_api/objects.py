@@ -1,4 +1,4 @@
-"""What an object must be to be stored: its decoding, its metadata, and the few rules of built-in kinds."""
+"""The requirements for a stored object: decoding, metadata, and a few rules of built-in kinds."""
 
 import re
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ GO: Final = {"string": "string", "integer": "int32", "boolean": "bool", "number"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request says beside its object."""
+    """The options of a request besides its object."""
 
     manager: str = ""
     force: bool = False
@@ -59,7 +59,7 @@ def reach(obj: Json, path: str) -> Any:
 
 
 def decoded(kind: Kind, body: Json) -> Json:
-    """The object as the kind knows it. Raises Refused (400), always where there are unknown fields."""
+    """Return the object as its kind defines it. Raises Refused (400), always for unknown fields."""
     if body.get("apiVersion", kind.api_version) != kind.api_version:
         text = (
             f"the API version in the data ({body['apiVersion']}) does not match the expected API version "
@@ -80,7 +80,7 @@ def decoded(kind: Kind, body: Json) -> Json:
 
 
 def tidy(metadata: Json) -> Json:
-    """Empty maps and lists of metadata are not kept."""
+    """Drop empty maps and lists from metadata."""
     return {key: value for key, value in metadata.items() if value not in (None, {}, [])}
 
 
@@ -91,7 +91,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _decode(kind: Kind, body: Json) -> None:
-    """As Go reads JSON into a struct: a wrong type, or a time that is none."""
+    """Check types and times, as Go does when it reads JSON into a struct."""
     for plural, path in MICRO_TIMES:
         value = reach(body, path)
         if plural == kind.plural and isinstance(value, str) and (why := _no_micro_time(value)):
@@ -134,7 +134,7 @@ def _no_micro_time(text: str) -> str:
 
 
 def meta_faults(kind: Kind, obj: Json) -> list[Cause]:
-    """What of the metadata is refused (apimachinery api/validation/objectmeta.go)."""
+    """Return the faults of the metadata (apimachinery api/validation/objectmeta.go)."""
     metadata = obj["metadata"]
     found: list[Cause] = []
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -171,7 +171,7 @@ def name_faults(kind: Kind, obj: Json) -> list[Cause]:
 
 
 def kind_faults(kind: Kind, obj: Json) -> list[Cause]:
-    """The schema's, for a custom resource; what is recorded or needed, for a built-in kind."""
+    """Return the schema's faults of a custom resource, or the recorded rules of a built-in kind."""
     if kind.custom:
         return faults(kind.schema, {key: value for key, value in obj.items() if key != "metadata"})
     match kind.plural:
@@ -192,7 +192,9 @@ def _lease_faults(spec: Json) -> list[Cause]:
 
 
 def _event_faults(obj: Json) -> list[Cause]:
-    """An event lies in its object's namespace; one with a time in microseconds says who reports what was done."""
+    """Check that an event is in its object's namespace. One with a time in microseconds must name reporter and
+    action.
+    """
     found = []
     theirs = (obj.get("involvedObject") or {}).get("namespace", "")
     ours = obj["metadata"].get("namespace", "")
@@ -208,7 +210,7 @@ def _event_faults(obj: Json) -> list[Cause]:
 
 
 def accept(kind: Kind, obj: Json, *, old: Json | None) -> None:
-    """Raises Refused (422) for an object that cannot be stored."""
+    """Check that an object can be stored. Raises Refused (422)."""
     found = [] if old else name_faults(kind, obj)
     if old is not None and old["metadata"].get("deletionTimestamp"):
         had = old["metadata"].get("finalizers") or []

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities and Go's durations, as far as fields and annotations hold them."""
+"""Kubernetes quantities and Go durations, as far as fields and annotations use them."""
 
 import re
 from fractions import Fraction
@@ -13,7 +13,7 @@ UNIT_S: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 6
 
 
 def amount(text: Any) -> Fraction | None:
-    """The value of a quantity; None if it is none."""
+    """Return the value of a quantity, or None for another text."""
     match = NUMBER.fullmatch(str(text))
     if match is None or isinstance(text, bool):
         return None
@@ -27,7 +27,7 @@ def amount(text: Any) -> Fraction | None:
 
 
 def canonical(text: Any) -> str:
-    """As Go writes a quantity that it read: `8192Mi` is `8Gi`, `0.5` is `500m`."""
+    """Return a quantity as Go writes it: `8192Mi` becomes `8Gi`, `0.5` becomes `500m`."""
     value = amount(text)
     assert value is not None, text
     suffix = NUMBER.fullmatch(str(text))[3]  # type: ignore[index]
@@ -46,7 +46,7 @@ def canonical(text: Any) -> str:
 
 
 def seconds(text: str) -> float | None:
-    """The length of a Go duration; None if it is none."""
+    """Return the length of a Go duration, or None for another text."""
     if not DURATION.fullmatch(text):
         return None
     length = sum(float(digits) * UNIT_S[unit] for digits, unit in PART.findall(text))

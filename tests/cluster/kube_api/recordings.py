@@ -1,8 +1,8 @@
-"""The recordings of a real API server, and how an answer of ours is compared with a recorded one.
+"""Recordings of a real API server, and the comparison of our responses with them.
 
-Uids, resource versions and continue tokens are other ones here: each recorded one stands for the one that took its
-place, which a comparison learns when it first sees the pair, and then holds to. A time is only a time. Where a
-recording leaves `managedFields` out, they are not compared.
+Uids, resource versions and continue tokens differ here. The comparison pairs each recorded one with ours when it first
+sees them, and expects the same pair later. Times only need the right format. `managedFields` are compared only if the
+recording has them.
 """
 
 import http.client
@@ -27,13 +27,13 @@ TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def copied(name: str) -> list[Json]:
-    """Recorded exchanges that lie beside the tests."""
+    """Return recorded exchanges from the `data` folder."""
     return [json.loads(line) for line in (Path(__file__).parent / "data" / f"{name}.jsonl").read_text().splitlines()]
 
 
 @dataclass(slots=True)
 class Answered:
-    """An answer of ours."""
+    """A response of the fake server."""
 
     status: int
     headers: dict[str, str]
@@ -41,7 +41,7 @@ class Answered:
 
 
 class Client:
-    """One connection to the server, as `python-requests` would use it."""
+    """One connection to the server, with the headers of `python-requests`."""
 
     def __init__(self, server: ApiServer) -> None:
         parts = urllib.parse.urlsplit(server.url)
@@ -54,16 +54,16 @@ class Client:
         self._connection.close()
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """What is answered to a GET, line by line, as it comes."""
+        """Yield the response to a GET line by line, as it arrives."""
         self._connection.request("GET", path, headers={"User-Agent": AGENT, "Authorization": f"Bearer {TOKEN}"})
         answer = self._connection.getresponse()
         rest = b""
-        while piece := answer.read1():  # unlike `readline` it tells an end from a connection that broke
+        while piece := answer.read1():  # unlike `readline`, `read1` raises if the connection breaks
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
 
     def send(self, request: Json) -> Answered:
-        """A recorded request. A body that is text is sent as it is."""
+        """Send a recorded request. A text body is sent as it is."""
         query, body = request.get("query") or {}, request.get("body")
         path = request["path"] + (f"?{urllib.parse.urlencode(query)}" if query else "")
         given: dict[str, str | None] = {"User-Agent": AGENT, "Authorization": f"Bearer {TOKEN}"}
@@ -82,17 +82,17 @@ class Client:
 
 @dataclass(slots=True)
 class NameMapping:
-    """Which of ours took the place of which recorded uid, version or token."""
+    """The pairs of recorded and own uids, versions and tokens."""
 
     ours: dict[str, str] = field(default_factory=dict)
     theirs: dict[str, str] = field(default_factory=dict)
 
     def learn(self, theirs: str, ours: str) -> bool:
-        """Whether the two can stand for each other."""
+        """Record a pair. Return whether it fits the earlier pairs."""
         return self.ours.setdefault(theirs, ours) == ours and self.theirs.setdefault(ours, theirs) == theirs
 
     def translated(self, value: Any, key: str = "") -> Any:
-        """What was recorded, in our names."""
+        """Return a recorded value with our names."""
         if isinstance(value, dict):
             return {name: self.translated(each, name) for name, each in value.items()}
         if isinstance(value, list):
@@ -102,7 +102,7 @@ class NameMapping:
         return self.in_text(value) if isinstance(value, str) else value
 
     def in_text(self, text: str) -> str:
-        """Uids anywhere."""
+        """Replace uids anywhere in a text."""
         for theirs, ours in self.ours.items():
             if "-" in theirs:
                 text = text.replace(theirs, ours)
@@ -110,7 +110,7 @@ class NameMapping:
 
 
 def differences(want: Any, got: Any, names: NameMapping, at: str = "", key: str = "") -> list[str]:
-    """What keeps ours from being the recorded one, path by path."""
+    """Return the differences between the recorded and our value, path by path."""
     if isinstance(want, dict) and isinstance(got, dict):
         found = []
         want = {names.in_text(name): each for name, each in want.items()}  # k:{"uid":...}
@@ -144,13 +144,13 @@ def differences(want: Any, got: Any, names: NameMapping, at: str = "", key: str 
 
 
 def _settled(text: str) -> str:
-    """Without what is drawn by lot: names, the order in which Go walks a map; nor with a version of the cluster."""
+    """Return the text without random parts: names, Go's map order, versions of the cluster."""
     text = re.sub(r"in record \(\d+\)", "in record", text)
     return "\n".join(sorted(text.splitlines())) if text.startswith("failed to create typed") else text
 
 
 def compared(exchange: Json, said: Answered, names: NameMapping) -> list[str]:
-    """What differs between a recorded answer and ours: status, body. Ours never warns."""
+    """Return the differences in status and body between a recorded response and ours. Ours never has warnings."""
     want = exchange["response"]
     found = [] if want["status"] == said.status else [f"status {want['status']}, got {said.status}: {said.body}"]
     if want["headers"]["content-type"].partition(";")[0] != said.headers["content-type"].partition(";")[0]:
@@ -159,9 +159,9 @@ def compared(exchange: Json, said: Answered, names: NameMapping) -> list[str]:
 
 
 class ExchangeReplay:
-    """A server that nobody else writes to, and which of its names took the place of the recorded ones.
+    """A server with no other writer, and the mapping of recorded names to its own.
 
-    `before`: what happened before an exchange.
+    `before` has actions to run before an exchange.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class ExchangeReplay:
         self._before = before or {}
 
     def all(self, exchanges: list[Json]) -> dict[str, list[str]]:
-        """Every exchange in its order: what differs, by name."""
+        """Replay every exchange in order. Return the differences by name."""
         found = {each["name"]: self.step(each) for each in exchanges}
         return {name: faults for name, faults in found.items() if faults}
 
@@ -183,7 +183,7 @@ class ExchangeReplay:
         return compared(exchange, said, self.names)
 
     def _controllers(self, body: Any) -> None:
-        """The status that controllers had written by then, as the recorded answer shows it."""
+        """Set the status that controllers had written by then, from the recorded response."""
         if not isinstance(body, dict) or not isinstance(body.get("status"), dict) or "name" not in body["metadata"]:
             return
         try:

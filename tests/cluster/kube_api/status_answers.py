@@ -1,4 +1,4 @@
-"""What the API server answers when it refuses: a Status object with reason, message, details and code.
+"""Refusals of the API server: Status objects with reason, message, details and code.
 
 The texts are those of a recorded 1.36.2 server (`test_recorded_answers.py`).
 """
@@ -33,7 +33,7 @@ CONTINUE_TOO_OLD: Final = (
 
 
 class Refused(Exception):
-    """An answer that is no success: the status of HTTP, its body, and the header lines beside it."""
+    """A response that is not a success: HTTP status, body and headers."""
 
     def __init__(self, status: int, body: Json | str, headers: dict[str, str] | None = None) -> None:
         super().__init__(body["message"] if isinstance(body, dict) else body)
@@ -44,12 +44,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing wrong, and with which field."""
+    """One fault and its field."""
 
     field: str
     reason: str
     message: str
-    said: str = ""  # in the message of all, where that differs
+    said: str = ""  # its text in the joined message, if different
 
     @classmethod
     def value(cls, field: str, shown: str, why: str) -> "Cause":
@@ -58,7 +58,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """What an answer is about: `services.serving.knative.dev "llama"`, or by its kind."""
+    """The object of a response: `services.serving.knative.dev "llama"`, or by its kind."""
 
     group: str
     plural: str
@@ -80,7 +80,7 @@ class ObjectRef:
 
 
 def failure(code: int, message: str, *, reason: str | None = "", details: Json | None = None) -> Json:
-    """A Status; `reason` None leaves it out, "" takes the code's own."""
+    """Return a Status. `reason` None leaves it out, "" takes the code's own."""
     body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
     if reason is not None:
         body["reason"] = reason or ALL_REASONS[code]
@@ -103,7 +103,7 @@ def exists(about: ObjectRef) -> Refused:
 
 
 def modified(about: ObjectRef) -> Refused:
-    """Somebody else wrote since: the resource version is not the stored one."""
+    """The resource version is not the stored one: another client wrote since."""
     text = (
         f'Operation cannot be fulfilled on {about.resource} "{about.name}": the object has been modified; '
         "please apply your changes to the latest version and try again"
@@ -112,7 +112,7 @@ def modified(about: ObjectRef) -> Refused:
 
 
 def nobody(about: ObjectRef, uid: str) -> Refused:
-    """An apply says for which object it is, and there is none of that name: it makes none (tried on 1.36)."""
+    """The apply names a uid and no object of that name exists, so none is created (tried on 1.36)."""
     why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
     text = f'Operation cannot be fulfilled on {about.resource} "{about.name}": {why}'
     return refused(409, text, details=about.detailed(about.plural))
@@ -124,7 +124,9 @@ def precondition(about: ObjectRef, what: str, why: str) -> Refused:
 
 
 def invalid(about: ObjectRef, causes: list[Cause], *, by_resource: bool = False) -> Refused:
-    """422. The message says each cause once, the details all of them; an update names the resource, not the kind."""
+    """A 422 refusal. The message has each cause once, the details have all. An update names the resource, not the
+    kind.
+    """
     said = list(dict.fromkeys(f"{each.field}: {each.said or each.message}" for each in causes))
     shown = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
     listed = [{"reason": each.reason, "message": each.message, "field": each.field} for each in causes]

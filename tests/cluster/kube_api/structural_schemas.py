@@ -1,7 +1,7 @@
-"""Structural schemas: what they don't know, what they refuse, what they default (apiextensions-apiserver).
+"""Structural schemas: unknown fields, refusals and defaults (apiextensions-apiserver).
 
-Expressions (`x-kubernetes-validations`) are not evaluated. The schemas of built-in kinds are read from the classes of
-the `kubernetes` client: their fields, types and which are maps; not what is required.
+Expressions (`x-kubernetes-validations`) are not evaluated. Schemas of built-in kinds come from the classes of the
+`kubernetes` client: fields, types and which lists are maps, but not required fields.
 """
 
 import functools
@@ -33,7 +33,7 @@ ATOMIC_MAPS: Final = {
     "V1LabelSelector", "V1ObjectReference", "V1OwnerReference", "V1SecretKeySelector", "V1ConfigMapKeySelector",
     "V1ObjectFieldSelector", "V1ResourceFieldSelector", "V1LocalObjectReference", "V1NodeSelector",
 }  # fmt: skip
-# A number is as good as its text in these.
+# In these a number is equal to its text.
 QUANTITIES: Final = {"limits", "requests", "capacity", "hard", "used", "sizeLimit", "divisor", "overhead"}
 SCALARS: Final = {
     "str": "string", "bytes": "string", "datetime": "string", "date": "string",
@@ -56,7 +56,7 @@ def _of_type(name: str, json_name: str, seen: frozenset[str]) -> Schema:
 
 @functools.cache
 def of_model(name: str, seen: frozenset[str] = frozenset()) -> Schema:
-    """The schema of a class of the client, as `V1Pod`."""
+    """Return the schema of a client class such as `V1Pod`."""
     model = getattr(models, name)
     seen |= {name}
     properties = {}
@@ -75,7 +75,7 @@ def of_model(name: str, seen: frozenset[str] = frozenset()) -> Schema:
 
 
 def with_metadata(schema: Schema) -> Schema:
-    """A custom resource's schema with the fields that every object has."""
+    """Return a custom resource's schema with the fields of every object."""
     common = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": of_model("V1ObjectMeta")}
     return schema | {"properties": schema.get("properties", {}) | common}
 
@@ -94,7 +94,7 @@ def _contents(schema: Schema, value: Any, path: str) -> Iterator[tuple[Any, str,
 
 
 def unknown(schema: Schema, value: Any, path: str = "") -> list[str]:
-    """The fields that the schema doesn't have."""
+    """Return the fields that the schema lacks."""
     found = []
     for _, at, inner, each in _contents(schema, value, path):
         found += [at] if inner is None else unknown(inner, each, at)
@@ -102,7 +102,7 @@ def unknown(schema: Schema, value: Any, path: str = "") -> list[str]:
 
 
 def defaulted(schema: Schema, value: Any) -> Any:
-    """With the schema's defaults where a field is not there."""
+    """Return the value with the schema's defaults for missing fields."""
     if isinstance(value, dict):
         found = {name: defaulted(of_field(schema, name) or {}, each) for name, each in value.items()}
         for name, inner in schema.get("properties", {}).items():
@@ -127,7 +127,7 @@ def typed(kind: str | None, value: Any) -> bool:
 
 
 def faults(schema: Schema, value: Any, path: str = "") -> list[Cause]:
-    """What the schema refuses."""
+    """Return what the schema refuses."""
     if schema.get("x-kubernetes-int-or-string"):
         ok = isinstance(value, int | str) and not isinstance(value, bool)
         return [] if ok else [_mistyped(path, "integer,string", value)]

@@ -1,4 +1,4 @@
-"""A watch: which events somebody is told who asked from a version on, as the watch cache tells them."""
+"""A watch: the events after a version that match a query, as the watch cache delivers them."""
 
 from tests.cluster.kube_api.event_store import Entry, EventStore, ListQuery, as_version, number
 from tests.cluster.kube_api.kinds import Kind
@@ -10,10 +10,10 @@ def expired(version: int, oldest: int) -> Json:
 
 
 class Watch:
-    """Not locked; `due` is asked again whenever the store changed."""
+    """Not locked. Call `due` again after each change of the store."""
 
     def __init__(self, store: EventStore, kind: Kind, namespace: str | None, query: dict[str, str]) -> None:
-        """Raises Refused for a query that is wrong."""
+        """Begin a watch. Raises Refused for an invalid query."""
         self.kind = kind
         self.bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
         self._store = store
@@ -32,7 +32,7 @@ class Watch:
         return {"type": type_, "object": as_version(self.kind, obj)}
 
     def bookmark(self) -> Json:
-        """That nothing was missed until now: the version of the last event of the kind, or of all at the beginning."""
+        """Return a bookmark with the version of the kind's last event, or of the whole store before the first one."""
         events = self._store.events(self.kind)
         version = max(self._after, events[-1].version) if events else self._store.version
         metadata: Json = {"resourceVersion": str(version)}
@@ -42,7 +42,7 @@ class Watch:
         }
 
     def due(self) -> list[Json]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         told, self._told = self._told, []
         if self.over:
             return told
@@ -54,7 +54,7 @@ class Watch:
         return told
 
     def _seen(self, entry: Entry) -> Json | None:
-        """An object that a selector begins or ceases to match is added or deleted to who selects."""
+        """Return the event as the selector sees it: an object that begins or ceases to match is added or deleted."""
         about = self._asked.about
         was = entry.before is not None and about(entry.before)
         is_ = entry.type != "DELETED" and about(entry.obj)
