@@ -1,4 +1,4 @@
-"""What each component is there for, as questions to whatever it was built into."""
+"""The purpose of each component, as checks on the objects that it was built into."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,37 +24,37 @@ ISTIOD: Final = Pod("istio-system", {"app": "istiod"})
 
 
 def pod(objects: list[Json], name: str, kind: str = "Deployment") -> Json:
-    """The pod's spec of the workload of that name."""
+    """Return the pod spec of a workload."""
     found = pod_of(find(objects, kind, name))
     assert found is not None
     return found
 
 
 def container(objects: list[Json], name: str, which: str) -> Json:
-    """One of the Deployment's."""
+    """Return a container of a Deployment."""
     (found,) = (each for each in pod(objects, name)["containers"] if each["name"] == which)
     return dict(found)
 
 
-def told(objects: list[Json], name: str, kind: str = "Deployment") -> Mapping[str, str]:
-    """The environment of its first container."""
+def env_of(objects: list[Json], name: str, kind: str = "Deployment") -> Mapping[str, str]:
+    """Return the environment of a workload's first container."""
     return environment_of(objects, pod(objects, name, kind)["containers"][0])
 
 
 def settings(objects: list[Json]) -> ClusterSettings:
-    """Of the cluster, as the control plane reads them."""
-    found = read_cluster(told(objects, "controlplane"), 1)
+    """Return the cluster settings as the control plane reads them."""
+    found = read_cluster(env_of(objects, "controlplane"), 1)
     assert found is not None
     return found
 
 
 def renders(objects: list[Json]) -> ClusterSpec:
-    """Where replicas are to run."""
+    """Return how replicas' pods are rendered."""
     return settings(objects).pods
 
 
 def _platform_keeps(objects: list[Json], kind: str, key: str) -> bool:
-    """Whether no pod of the platform's own goes, or goes willingly, to nodes with that label."""
+    """Return whether the platform's own pods avoid nodes with that label, by a rule of this kind."""
     pods = [pod_of(each) for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
     return all(each and key in str(each.get("affinity", {}).get("nodeAffinity", {}).get(kind, "")) for each in pods)
 
@@ -69,13 +69,13 @@ def _sidecar(objects: list[Json], name: str) -> Mapping[str, str]:
 
 
 def _yields(objects: list[Json], name: str) -> bool:
-    """Whether no pod of that class ends another one."""
+    """Return whether pods of that priority class never preempt others."""
     found = find(objects, "PriorityClass", name)
     return bool(found.get("preemptionPolicy") == "Never")
 
 
 def _trusts(objects: list[Json], name: str, which: str) -> bool:
-    """Whether a container has the trust roots where its settings say."""
+    """Return whether the container mounts the trust roots at the path in its settings."""
     found = container(objects, name, which)
     roots = environment_of(objects, found)["KELVIN_TRUST_ROOTS"]
     return any(each["mountPath"] == roots for each in found["volumeMounts"])
@@ -97,10 +97,10 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     ("multi-zone", lambda o: find(o, "HorizontalPodAutoscaler", "activator")["spec"]["minReplicas"] == 3),
     ("mesh", lambda o: find(o, "Namespace", "kelvin")["metadata"]["labels"]["istio-injection"] == "enabled"),
     ("mesh", lambda o: find(o, "PeerAuthentication", "kelvin")["spec"]["mtls"]["mode"] == "STRICT"),
-    # A scraper without a sidecar would be refused, and the front door would see its own sidecar's address.
+    # Otherwise a scraper without a sidecar is refused, and the front door sees its own sidecar as the client.
     ("mesh", lambda o: _sidecar(o, "activator")["traffic.sidecar.istio.io/excludeInboundPorts"] == "8443,7480"),
     ("trial", lambda o: may(o, CONTROLPLANE, POSTGRES, 5432)),
-    ("trial", lambda o: told(o, "snapshotter")["KELVIN_STORE"].endswith("http://s3.kelvin.svc:9000")),
+    ("trial", lambda o: env_of(o, "snapshotter")["KELVIN_STORE"].endswith("http://s3.kelvin.svc:9000")),
     ("gpu", lambda o: renders(o).device == "nvidia.com/gpu"),
     ("gpu", lambda o: "nvidia.com/gpu" in _tolerated(o)),
     ("gpu", _off_devices),
@@ -110,20 +110,20 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     ("spot", lambda o: renders(o).node_selector == {"kelvin.dev/capacity": "spot"}),
     ("spot", lambda o: "kelvin.dev/capacity" in _tolerated(o)),
     ("spot", lambda o: _platform_keeps(o, "requiredDuringSchedulingIgnoredDuringExecution", "kelvin.dev/capacity")),
-    # Queue-proxy's pause and the last records are part of the notice.
+    # The notice covers queue-proxy's pause and the last records as well.
     ("spot", lambda o: drain_s(renders(o)) <= 30),
     ("cache-agent", lambda o: renders(o).cache is not None),
     ("cache-agent", lambda o: renders(o).features == renders(of_base()).features | {HOST_PATH.flag}),
-    # On nodes that were said to have one alone, and there replicas go, too; at nobody's cost.
+    # It runs only on nodes that are labelled for a cache, where replicas go, too, and preempts no pod.
     ("cache-agent", lambda o: pod(o, "cache-agent", AGENTS)["nodeSelector"] == CACHE_NODE),
     ("cache-agent", lambda o: _yields(o, pod(o, "cache-agent", AGENTS)["priorityClassName"])),
     ("verify", lambda o: (renders(o).verify, renders(o).trust) == ("require", "kelvin-trust")),
     ("verify", lambda o: all(_trusts(o, "snapshotter", each) for each in ("snapshotter", "engine"))),
     ("verify", lambda o: environment_of(o, container(o, "snapshotter", "engine"))["KELVIN_VERIFY"] == "require"),
-    # Where replicas are, and with their store.
+    # It runs where replicas run, and uses their store.
     ("cache-agent", lambda o: _tolerated(o) <= {each["key"] for each in pod(o, "cache-agent", AGENTS)["tolerations"]}),
-    ("cache-agent", lambda o: told(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),
-    # The port of the setting, in the place of 443.
+    ("cache-agent", lambda o: env_of(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),
+    # The store's port of the setting, instead of 443.
     ("store-port", lambda o: all(may(o, each, OUTSIDE, 9000) for each in (SNAPSHOTTER, REPLICA))),
     ("store-port", lambda o: not any(may(o, each, OUTSIDE, 443) for each in (SNAPSHOTTER, REPLICA))),
     ("monitoring", lambda o: may(o, PROMETHEUS, ACTIVATOR, 7480) and not may(o, STRANGER, ACTIVATOR, 7480)),

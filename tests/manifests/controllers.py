@@ -1,6 +1,6 @@
-"""What Kubernetes' controllers make of a Deployment of which not every pod gets ready. Pure: numbers in, numbers out.
+"""What Kubernetes' controllers do with a Deployment whose pods do not all get ready. Pure functions of numbers.
 
-As kubernetes has it in pkg/controller/deployment (rolling.go, util/deployment_util.go) and pkg/controller/disruption
+Follows kubernetes' pkg/controller/deployment (rolling.go, util/deployment_util.go) and pkg/controller/disruption
 (disruption.go).
 """
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 
 Json = dict[str, Any]
 
-EVERY: Final = sys.maxsize  # of pods that get ready
+EVERY: Final = sys.maxsize  # all pods get ready
 _DEFAULT: Final = "25%"
 
 
 def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int]:
-    """Old and new pods once an update changes nothing any more. At most `ready` of all are ready: old ones, as long as
-    there are any, as who leads does so until it is ended.
+    """Return the old and new pods at the end of an update. At most `ready` pods are ready, old ones first, as a leader
+    stays leader until it is ended.
     """
     if strategy.get("type") == "Recreate":
         return 0, replicas
@@ -28,7 +28,7 @@ def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int
         room = min(replicas + surge - old, replicas) - new
         if room > 0:
             new += room
-        else:  # those that aren't ready go first, and the others as far as enough are
+        else:  # pods that aren't ready go first, then others while enough are ready
             old -= min(old - old_ready, max(0, old + new_ready - least))
             old -= min(old, max(0, old_ready + new_ready - least))
         if (old, new) == before:
@@ -36,7 +36,7 @@ def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int
 
 
 def least_available(replicas: int, strategy: Json) -> int:
-    """Return how many pods an update leaves ready at any moment, where all pods get ready."""
+    """Return how many pods stay ready at any moment of an update in which all pods get ready."""
     if strategy.get("type") == "Recreate":
         return 0
     unavailable = _share(strategy.get("rollingUpdate", {}).get("maxUnavailable", _DEFAULT), replicas, up=False)
@@ -50,7 +50,7 @@ def _surge(replicas: int, strategy: Json) -> int:
 
 
 def evictable(budget: Json, replicas: int, ready: int = EVERY) -> int:
-    """How many pods that are ready a PodDisruptionBudget lets be evicted at once."""
+    """Return how many ready pods a PodDisruptionBudget lets be evicted at once."""
     if "maxUnavailable" in budget:
         wanted = max(0, replicas - _share(budget["maxUnavailable"], replicas, up=True))
     else:
@@ -59,7 +59,7 @@ def evictable(budget: Json, replicas: int, ready: int = EVERY) -> int:
 
 
 def _share(amount: int | str, whole: int, *, up: bool) -> int:
-    """A number, or a percentage of the whole."""
+    """Return a number as it is, or a percentage of the whole."""
     if isinstance(amount, int):
         return amount
     parts = int(amount.removesuffix("%")) * whole

@@ -1,6 +1,6 @@
-"""The settings in `manifests/crds`, from the structs that state them: see `kelvin/contracts/patches.py`.
+"""Generate the settings in `manifests/crds` from their structs: see `kelvin/contracts/patches.py`.
 
-`python -m tests.manifests.crds` writes them.
+`python -m tests.manifests.crds` writes the files.
 """
 
 import re
@@ -16,7 +16,7 @@ from controlplane.scaling.policy.scale_settings import ScaleSettings
 from kelvin.contracts.serving.control_messages import TenantLimits
 
 CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
-# The file, the field of the spec, the struct that states its settings, and those of them that the cluster has.
+# The file, the field of the spec, the struct with its settings, and the settings that a cluster supports.
 PLACES: Final = (
     ("models.yaml", "scale", ScaleSettings, custom_resources.Scale),
     ("tenants.yaml", "limits", TenantLimits, custom_resources.Limits),
@@ -25,7 +25,7 @@ _INT32_MAX: Final = (1 << 31) - 1
 
 
 def with_settings(text: str, field: str, properties: dict[str, Any]) -> str:
-    """Return a CRD's text with these properties of the field. Raises ValueError where the text has no such field."""
+    """Return a CRD's text with these properties of the field. Raises ValueError if the text lacks the field."""
     found = re.search(rf"^( +){field}:\n(?:\1  .*\n)*?\1  properties:\n((?:\1    .*\n)+)", text, flags=re.M)
     if found is None:
         raise ValueError(f"no properties of {field}")
@@ -41,7 +41,7 @@ def properties_of(settings: type[msgspec.Struct], patch: type[msgspec.Struct]) -
 
 
 def _kubernetes(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a JSON schema as OpenAPI 3.0 has it, without null and defaults: what is left out stays as it is."""
+    """Yield a JSON schema in OpenAPI 3.0 form, without null and defaults, since a missing field means no change."""
     (schema,) = (each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
     yield "description", schema["description"]
     yield "type", schema.get("type", "string")
@@ -51,7 +51,7 @@ def _kubernetes(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if name == "exclusiveMinimum":
             yield from (("minimum", value), ("exclusiveMinimum", True))
         elif name == "pattern":
-            yield name, value.removesuffix(r"(?!\n)")  # its `$` is the end of the text alone
+            yield name, value.removesuffix(r"(?!\n)")  # there `$` matches only the end of the text
         elif name not in ("description", "type", "default"):
             yield name, value
 

@@ -1,4 +1,4 @@
-"""A Dockerfile as stages, and what is wrong with it. Docker is not needed for that."""
+"""Parse a Dockerfile into stages and check it. Docker is not needed."""
 
 import re
 import shlex
@@ -13,19 +13,19 @@ USER: Final = "65532:65532"
 
 @dataclass(slots=True)
 class Stage:
-    """One `FROM` and what follows it."""
+    """One `FROM` and its instructions."""
 
     name: str
     parent: str
     steps: list[tuple[str, str]] = field(default_factory=list)
 
     def given(self, instruction: str) -> list[str]:
-        """The arguments of its instructions of that kind, in order."""
+        """Return the arguments of all instructions of this kind, in order."""
         return [rest for what, rest in self.steps if what == instruction]
 
 
 def stages_of(text: str) -> dict[str, Stage]:
-    """By name. Raises ValueError for a line that is no instruction."""
+    """Return the stages by name. Raises ValueError for an invalid line."""
     stages: dict[str, Stage] = {}
     current: Stage | None = None
     joined = re.sub(r"\\\n\s*", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.M))
@@ -45,7 +45,7 @@ def stages_of(text: str) -> dict[str, Stage]:
 
 
 def lineage(stages: dict[str, Stage], name: str) -> list[Stage]:
-    """What an image is made of, from its base on."""
+    """Return the stages of an image, from its base to itself."""
     found = [stages[name]]
     while found[0].parent in stages:
         found.insert(0, stages[found[0].parent])
@@ -53,7 +53,7 @@ def lineage(stages: dict[str, Stage], name: str) -> list[Stage]:
 
 
 def extras_of(stages: dict[str, Stage]) -> set[str]:
-    """Those of ours that are installed anywhere."""
+    """Return the project's extras that any stage installs."""
     installs = [rest for stage in stages.values() for rest in stage.given("RUN")]
     return {
         name for rest in installs for found in re.findall(r"'\.\[([a-z0-9,]+)\]'", rest) for name in found.split(",")
@@ -61,7 +61,7 @@ def extras_of(stages: dict[str, Stage]) -> set[str]:
 
 
 def problems(text: str, targets: tuple[str, ...]) -> Iterator[str]:
-    """What a reviewer would refuse."""
+    """Yield each broken rule."""
     stages = stages_of(text)
     if ":latest" in text or re.search(r"^ARG BASE=\S+:\S+", text, flags=re.M) is None:
         yield "the base has no version"

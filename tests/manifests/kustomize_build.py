@@ -1,4 +1,4 @@
-"""The manifests as objects: built by kustomize 5 where there is one, and the base as plain YAML anywhere."""
+"""The manifests as objects: built by kustomize 5 if it is installed, and the base as plain YAML otherwise."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[2]
 MANIFESTS: Final = ROOT / "manifests"
 BASE: Final = MANIFESTS / "base"
 OVERLAYS: Final = tuple(sorted(path.name for path in (MANIFESTS / "overlays").glob("*") if path.is_dir()))
-# An overlay's own store.
+# The part of an overlay that sets its own store.
 STORE_AT: Final = (
     "configMapGenerator:\n"
     "  - {{name: kelvin-snapshotter, namespace: kelvin, behavior: merge, literals: ['KELVIN_STORE={url}']}}\n"
@@ -28,7 +28,7 @@ _NEEDED: Final = 5  # kubectl 1.27 and later have it
 
 @functools.cache
 def kustomize() -> tuple[str, ...] | None:
-    """The command that builds a directory, or None where there is none that is new enough."""
+    """Return the command that builds a directory, or None without a recent kustomize or kubectl."""
     if (alone := shutil.which("kustomize")) and _major([alone, "version"]) >= _NEEDED:
         return (alone, "build")
     kubectl = shutil.which("kubectl")
@@ -43,7 +43,7 @@ def _built(place: Path) -> str:
     assert command is not None
     done = subprocess.run([*command, str(place)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # what is deprecated is said there
+    assert done.stderr == ""  # deprecation warnings are written there
     return done.stdout
 
 
@@ -60,12 +60,12 @@ def _with(components: tuple[str, ...], more: str) -> str:
 
 
 def built(place: Path) -> list[Json]:
-    """The objects of a directory, each time new ones. A cell of YAML that stands twice in a mapping is an error."""
+    """Return new copies of a directory's objects. A repeated key in the YAML is an error."""
     return [each for each in yaml.load_all(_built(place), Loader=_Strict) if each]
 
 
 def build_with_components(*components: str, more: str = "") -> list[Json]:
-    """Those of an overlay that names the base and these, in this order; `more` is the rest of it. Likewise.
+    """Return the objects of an overlay with the base and these components in order; `more` is the rest of its file.
 
     Without `more`, `store-port` gets what it needs: a store whose URL names a port.
     """
@@ -75,43 +75,43 @@ def build_with_components(*components: str, more: str = "") -> list[Json]:
 
 
 def plain(place: Path = BASE) -> list[Json]:
-    """What kustomize would make of it without names that tell contents: resources, generators, images, namespaces."""
-    told = _kustomization(place)
-    objects = [*_resources(place, told), *_generated(told)]
-    for image in told.get("images", ()):
+    """Return kustomize's result without content hashes: resources, generators, images and namespaces only."""
+    kustomization = _kustomization(place)
+    objects = [*_resources(place, kustomization), *_generated(kustomization)]
+    for image in kustomization.get("images", ()):
         for container in containers(objects):
             if container["image"] == image["name"]:
                 container["image"] = f"{image['newName']}@{image['digest']}"
-    for each in objects if "namespace" in told else ():
+    for each in objects if "namespace" in kustomization else ():
         if each["kind"] == "Namespace":
-            each["metadata"]["name"] = told["namespace"]
+            each["metadata"]["name"] = kustomization["namespace"]
         else:
-            each["metadata"]["namespace"] = told["namespace"]
+            each["metadata"]["namespace"] = kustomization["namespace"]
     return objects
 
 
 def knative(which: str = "base") -> list[Json]:
-    """What Knative has to allow, as it is applied with the base, or with another overlay."""
+    """Return Knative's ConfigMaps that are applied with the base, or with another overlay."""
     return built(MANIFESTS / "knative" / which) if kustomize() else plain(MANIFESTS / "knative" / which)
 
 
 def crds() -> list[Json]:
-    """The kinds that are ours."""
+    """Return our CRDs."""
     return built(MANIFESTS / "crds") if kustomize() else plain(MANIFESTS / "crds")
 
 
 def of_base() -> list[Json]:
-    """The best that is to be had here."""
+    """Return the base's objects, built if possible, plain otherwise."""
     return built(BASE) if kustomize() else plain()
 
 
 def files() -> list[Path]:
-    """Every file below `manifests/`."""
+    """Return every file below `manifests/`."""
     return sorted(path for path in MANIFESTS.rglob("*") if path.is_file())
 
 
 def pod_of(obj: Json) -> Json | None:
-    """The pod's spec that a workload runs."""
+    """Return the pod spec of a workload, or None for another kind."""
     if obj["kind"] == "CronJob":
         obj = obj["spec"]["jobTemplate"]
     elif obj["kind"] not in ("Deployment", "DaemonSet", "StatefulSet", "Job"):
@@ -121,14 +121,14 @@ def pod_of(obj: Json) -> Json | None:
 
 
 def containers(objects: list[Json]) -> Iterator[Json]:
-    """Of all pods, those that only begin one, too."""
+    """Yield the containers of all pods, init containers included."""
     for pod in filter(None, map(pod_of, objects)):
         yield from pod.get("initContainers", ())
         yield from pod["containers"]
 
 
 def find(objects: list[Json], kind: str, name: str, namespace: str | None = None) -> Json:
-    """The one of that name, whatever hash ends it."""
+    """Return the object of that name, with or without a content hash."""
     (found,) = [
         each
         for each in objects
@@ -139,8 +139,8 @@ def find(objects: list[Json], kind: str, name: str, namespace: str | None = None
     return found
 
 
-def _resources(place: Path, told: Json) -> Iterator[Json]:
-    for name in told.get("resources", ()):
+def _resources(place: Path, kustomization: Json) -> Iterator[Json]:
+    for name in kustomization.get("resources", ()):
         path = place / name
         if path.is_dir():
             yield from plain(path)
@@ -148,29 +148,29 @@ def _resources(place: Path, told: Json) -> Iterator[Json]:
             yield from (each for each in yaml.load_all(path.read_text(), Loader=_Strict) if each)
 
 
-def _generated(told: Json) -> Iterator[Json]:
-    for each in told.get("configMapGenerator", ()):
+def _generated(kustomization: Json) -> Iterator[Json]:
+    for each in kustomization.get("configMapGenerator", ()):
         data = dict(literal.split("=", 1) for literal in each["literals"])
         about = {"name": each["name"], "namespace": each["namespace"]}
         yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": data}
 
 
 def _kustomization(place: Path) -> Json:
-    told: Json = yaml.load((place / "kustomization.yaml").read_text(), Loader=_Strict)
-    return told
+    kustomization: Json = yaml.load((place / "kustomization.yaml").read_text(), Loader=_Strict)
+    return kustomization
 
 
 def _major(command: list[str]) -> int:
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     except OSError:
         return 0
-    found = re.search(r"(?:^|Kustomize Version: )v(\d+)\.", said)
+    found = re.search(r"(?:^|Kustomize Version: )v(\d+)\.", output)
     return int(found[1]) if found else 0
 
 
 class _Strict(yaml.CSafeLoader):
-    """As an API server reads: a key that stands twice is refused."""
+    """Loads YAML as an API server does: a repeated key is refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -1,5 +1,7 @@
-"""Who may speak to whom by the network policies, as Kubernetes reads them: what no policy chooses is open, what one
-does is closed but for what any of them lets in, and both ends have to agree.
+"""Evaluate network policies as Kubernetes does.
+
+A pod that no policy selects is open. A selected pod accepts only what one of its policies allows. Both ends must allow
+a connection.
 """
 
 from collections.abc import Mapping
@@ -11,14 +13,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One end. Without a namespace it is not in the cluster: no policy is its."""
+    """One end of a connection. Without a namespace it is outside of the cluster, where no policy applies."""
 
     namespace: str | None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def may(objects: list[Json], source: Pod, target: Pod, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection from one to the other at that port is let through."""
+    """Return whether the policies allow a connection to that port."""
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     return _lets(policies, source, target, "Egress", port, protocol) and _lets(
         policies, target, source, "Ingress", port, protocol
@@ -26,7 +28,7 @@ def may(objects: list[Json], source: Pod, target: Pod, port: int, protocol: str 
 
 
 def without_rules(objects: list[Json]) -> list[Json]:
-    """The same objects, whose policies let nothing through any more."""
+    """Remove all rules from the policies, so that they allow nothing."""
     for each in objects:
         if each["kind"] == "NetworkPolicy":
             each["spec"].pop("ingress", None)
@@ -58,7 +60,7 @@ def _at(ports: list[Json] | None, port: int, protocol: str) -> bool:
 
 
 def _is_one(peer: Json, own: Pod, other: Pod) -> bool:
-    """Blocks of addresses are nobody's in the cluster."""
+    """Return whether the peer rule matches. An ipBlock never matches a pod of the cluster."""
     if other.namespace is None:
         return "ipBlock" in peer
     if "ipBlock" in peer:

@@ -1,7 +1,7 @@
-"""A container of a manifest as a process here: its command, its environment, its files, its probes.
+"""Run a container of a manifest as a local process: command, environment, files and probes.
 
-What a cluster would mount lies below a directory, and paths in values lead there; ports are free ones, and names of
-services lead to them.
+Mounts become folders below a directory, and paths in values are changed accordingly. Ports are replaced by free ones,
+and service names by local addresses.
 """
 
 import contextlib
@@ -29,32 +29,32 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LocalPaths:
-    """Where the cluster's things are on this machine.
+    """The local stand-ins for the cluster's things.
 
-    `secrets` are files by name, by secret. `ports` are by namespace's Deployment and container port. `instead` are
-    parts of values and what stands for them here.
+    `secrets` has files by name, for each secret. `ports` are by workload and container port. `instead` maps parts of
+    values to their local replacements.
     """
 
     place: Path
     secrets: Mapping[str, Mapping[str, bytes]]
     ports: Mapping[tuple[str, int], int]
     instead: Mapping[str, str]
-    beside: Mapping[str, str] = field(default_factory=dict)  # variables that a cluster's files stand for
+    beside: Mapping[str, str] = field(default_factory=dict)  # variables that replace files of a cluster
 
 
 @dataclass(frozen=True, slots=True)
 class RunningContainer:
-    """A container that runs."""
+    """A container that runs as a process."""
 
     name: str
     container: Json
     process: subprocess.Popen[bytes]
     ports: Mapping[str, int]  # by name
     log: Path
-    paths: Mapping[str, Path]  # what is mounted where
+    paths: Mapping[str, Path]  # local path of each mount path
 
     def probe(self, which: str) -> int | None:
-        """What its probe is answered; None where nothing listens."""
+        """Return the status of a probe, or None if there is no answer."""
         if (command := self.container[which].get("exec")) is not None:
             words = [_within(word, self.paths) for word in command["command"]]
             words[0] = sys.executable if words[0] == "python" else words[0]
@@ -67,7 +67,7 @@ class RunningContainer:
             return None
 
     def page(self) -> str:
-        """Its figures, where its health is told."""
+        """Return its metrics page, which is on the health port."""
         return self._ask("health", "/metrics")[1].decode()
 
     def _ask(self, port: str, path: str) -> tuple[int, bytes]:
@@ -80,7 +80,9 @@ class RunningContainer:
             connection.close()
 
     def until(self, which: str) -> None:
-        """Its probe passes. A process that ends, or takes too long, fails the test with its last lines."""
+        """Wait until the probe passes. A process that ends, or takes too long, fails the test with its last log
+        lines.
+        """
         limit = time.monotonic() + READY_S
         while (answer := self.probe(which)) != 200:
             said = self.log.read_text()[-3000:]
@@ -90,7 +92,7 @@ class RunningContainer:
 
 
 def ports_of(objects: list[Json]) -> dict[tuple[str, int], int]:
-    """A free one for each port of each container."""
+    """Return a free port for each port of each container."""
     ports = [
         (obj["metadata"]["name"], port["containerPort"])
         for obj in objects
@@ -109,9 +111,9 @@ def running(
     *,
     ended_by: signal.Signals = signal.SIGTERM,
 ) -> Iterator[RunningContainer]:
-    """A container of a Deployment or DaemonSet, the one of its name unless `which` says another; ended with SIGTERM,
-    which it must answer by an end with 0, and with nothing in its log that tells of a disorderly end. What several of
-    a pod mount is one directory, and outlives each of them.
+    """Run a container of a Deployment or DaemonSet, named like it unless `which` is given. It is ended with SIGTERM,
+    and must exit with 0 and a clean log. A volume that several containers mount is one directory and outlives each of
+    them.
     """
     (pod,) = (pod_of(each) for each in objects if pod_of(each) and each["metadata"]["name"] == name)
     assert pod is not None
@@ -139,7 +141,7 @@ def running(
 
 
 def command_of(container: Json, paths: Mapping[str, Path]) -> list[str]:
-    """As it is started here: the interpreter is ours."""
+    """Return the container's command with our interpreter."""
     words = [_within(word, paths) for word in (*container.get("command", ()), *container.get("args", ()))]
     assert words[0] in ("python", "kelvin"), words
     return (
@@ -148,7 +150,9 @@ def command_of(container: Json, paths: Mapping[str, Path]) -> list[str]:
 
 
 def environment_of(objects: list[Json], container: Json, here: LocalPaths | None = None) -> dict[str, str]:
-    """As Kubernetes makes it: `envFrom` first, then `env`. Without a `here` a secret's value is its name."""
+    """Return the environment as Kubernetes builds it: `envFrom` first, then `env`. Without `here` a secret's value is
+    its name.
+    """
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         wanted = source["configMapRef"]["name"]
@@ -166,23 +170,23 @@ def environment_of(objects: list[Json], container: Json, here: LocalPaths | None
             (settings,) = [o for o in objects if o["kind"] == "ConfigMap" and o["metadata"]["name"] == wanted["name"]]
             found[each["name"]] = settings["data"][wanted["key"]]
             continue
-        told = each["valueFrom"]["secretKeyRef"]
+        secret = each["valueFrom"]["secretKeyRef"]
         if here is None:
-            found[each["name"]] = told["name"]
-        elif told["name"] in here.secrets:
-            found[each["name"]] = here.secrets[told["name"]][told["key"]].decode()
+            found[each["name"]] = secret["name"]
+        elif secret["name"] in here.secrets:
+            found[each["name"]] = here.secrets[secret["name"]][secret["key"]].decode()
         else:
-            assert told.get("optional"), f"no secret {told['name']}"
+            assert secret.get("optional"), f"no secret {secret['name']}"
     return found
 
 
 def pod_name(workload: str) -> str:
-    """Return the name of the one pod that runs here of a workload."""
+    """Return the name of a workload's only local pod."""
     return f"{workload}-0"
 
 
 def _mounted(pod: Json, container: Json, root: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> dict[str, Path]:
-    """Where each mount path is here. A file that is mounted is copied: it is as good as read-only."""
+    """Return the local path of each mount. A file mount is copied, which is as good as read-only."""
     volumes = {each["name"]: each for each in pod["volumes"]}
     mounts = Counter(mount["name"] for each in pod["containers"] for mount in each["volumeMounts"])
     paths: dict[str, Path] = {}
@@ -207,7 +211,7 @@ def _mounted(pod: Json, container: Json, root: Path, secrets: Mapping[str, Mappi
 
 
 def _within(word: str, paths: Mapping[str, Path]) -> str:
-    """With what is mounted where it is here, wherever it is named."""
+    """Replace each mount path in the word by its local path."""
     for mount, path in paths.items():
         word = word.replace(mount, str(path)) if mount != "/tmp" else word
     return word

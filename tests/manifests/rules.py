@@ -1,4 +1,4 @@
-"""What each object has to be, beyond its schema. Each rule gives what is wrong, nothing where all is well."""
+"""Rules for the manifests beyond their schemas. Each rule yields what breaks it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ Rule = Callable[[list[Json]], Iterator[str]]
 
 DIGEST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
 SPEAKS_TO_THE_CLUSTER: Final = frozenset({"controlplane"})
-# Labels that the product writes to its pods: no pod template has them, and Services select by them.
+# Labels that the product writes to its pods. No pod template has them, but Services select by them.
 WRITTEN_LABELS: Final = frozenset({ROLE})
-BROUGHT: Final = frozenset({"kelvin-trust"})  # config maps that an operator makes, as secrets
-OWNED: Final = (("modelversions", "models"),)  # what is made, and whose it is
+BROUGHT: Final = frozenset({"kelvin-trust"})  # config maps that an operator creates, like secrets
+OWNED: Final = (("modelversions", "models"),)  # created kind and its owner
 _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _OWN_RIGHTS: Final = frozenset({"secrets", "roles", "clusterroles", "rolebindings", "clusterrolebindings"})
 _SECRET: Final = frozenset({"secrets", "configmaps"})
@@ -31,7 +31,7 @@ def _name(obj: Json) -> str:
 
 
 def limits(objects: list[Json]) -> Iterator[str]:
-    """A container that takes more than it was thought to is ended, not its neighbour."""
+    """Every container has requests and limits, so one that uses too much is ended and not its neighbour."""
     for each in containers(objects):
         for which in ("requests", "limits"):
             given = each.get("resources", {}).get(which, {})
@@ -39,7 +39,7 @@ def limits(objects: list[Json]) -> Iterator[str]:
 
 
 def probes(objects: list[Json]) -> Iterator[str]:
-    """Whoever hangs is started again, and who isn't ready is not asked. What ends by itself needs none."""
+    """Every container has its probes, except in jobs, which end by themselves."""
     for obj in objects:
         pod = pod_of(obj)
         for each in pod["containers"] if pod is not None and obj["kind"] not in ("Job", "CronJob") else ():
@@ -48,7 +48,7 @@ def probes(objects: list[Json]) -> Iterator[str]:
 
 
 def containment(objects: list[Json]) -> Iterator[str]:
-    """No root, no rights, nothing to write but what is mounted, nothing of the node."""
+    """Containers run without root, extra rights, writable image files or access to the node."""
     wanted = {
         "allowPrivilegeEscalation": False, "privileged": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True,
         "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -71,14 +71,14 @@ def containment(objects: list[Json]) -> Iterator[str]:
 
 
 def images(objects: list[Json]) -> Iterator[str]:
-    """By digest: what was tried is what runs."""
+    """Images are named by digest, so the tested one runs."""
     yield from (
         f"{each['name']}: {each['image']}" for each in containers(objects) if not DIGEST.fullmatch(each["image"])
     )
 
 
 def rights(objects: list[Json]) -> Iterator[str]:
-    """Nothing by a wildcard, nobody's secrets, no way to more rights; a binding has both its ends."""
+    """No wildcards, no general access to secrets, no way to more rights. A binding's role and account exist."""
     there = {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects}
     for obj in objects:
         for rule in obj.get("rules", ()) if obj["kind"] in ("Role", "ClusterRole") else ():
@@ -104,7 +104,7 @@ def rights(objects: list[Json]) -> Iterator[str]:
 
 
 def bounds(objects: list[Json]) -> Iterator[str]:
-    """What holds for the whole cluster only reads, except for kinds of ours and events."""
+    """Cluster-wide rights only read, except for our own kinds and events."""
     everywhere = {each["roleRef"]["name"] for each in objects if each["kind"] == "ClusterRoleBinding"}
     for obj in (each for each in objects if each["kind"] == "ClusterRole" and each["metadata"]["name"] in everywhere):
         for rule in obj["rules"]:
@@ -116,7 +116,9 @@ def bounds(objects: list[Json]) -> Iterator[str]:
 
 
 def owners(objects: list[Json]) -> Iterator[str]:
-    """Who makes what holds up its owner's end may say so of the owner: OwnerReferencesPermissionEnforcement asks."""
+    """A role that creates dependents may update their owner's finalizers, as OwnerReferencesPermissionEnforcement
+    requires.
+    """
     for obj in (each for each in objects if each["kind"] in ("Role", "ClusterRole")):
         may = {(what, verb) for rule in obj["rules"] for what in rule.get("resources", ()) for verb in rule["verbs"]}
         for made, owner in OWNED:
@@ -125,7 +127,7 @@ def owners(objects: list[Json]) -> Iterator[str]:
 
 
 def accounts(objects: list[Json]) -> Iterator[str]:
-    """Each pod has an account of its own, and a token only where it speaks to the API server."""
+    """Each pod has its own account, and a token only if it calls the API server."""
     there = {
         (each["metadata"]["namespace"], each["metadata"]["name"])
         for each in objects
@@ -145,7 +147,7 @@ def accounts(objects: list[Json]) -> Iterator[str]:
 
 
 def secrets(objects: list[Json]) -> Iterator[str]:
-    """By reference alone, and never readable by all in the container."""
+    """Secrets are only referenced, and not readable by every user of the container."""
     for obj in objects:
         if obj["kind"] == "Secret":
             yield f"{_name(obj)}: lies in a repository"
@@ -159,7 +161,7 @@ def secrets(objects: list[Json]) -> Iterator[str]:
 
 
 def availability(objects: list[Json]) -> Iterator[str]:
-    """What there are several of stays through a drain of its node, and is not all on one."""
+    """Deployments with several pods survive the drain of a node and are spread over nodes."""
     scaled = {each["spec"]["scaleTargetRef"]["name"] for each in objects if each["kind"] == "HorizontalPodAutoscaler"}
     budgets = [each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "PodDisruptionBudget"]
     for obj in (each for each in objects if each["kind"] == "Deployment"):
@@ -176,7 +178,7 @@ def availability(objects: list[Json]) -> Iterator[str]:
 
 
 def updates(objects: list[Json]) -> Iterator[str]:
-    """An update ends, and of several pods it never ends all at once."""
+    """An update ends, and never stops all of several pods at once."""
     for obj in (each for each in objects if each["kind"] == "Deployment"):
         name, replicas, strategy = obj["metadata"]["name"], _replicas(obj, objects), obj["spec"].get("strategy", {})
         old, _ = updated(replicas, strategy)
@@ -187,7 +189,7 @@ def updates(objects: list[Json]) -> Iterator[str]:
 
 
 def drains(objects: list[Json]) -> Iterator[str]:
-    """Whatever has a budget can be evicted, so no node is kept for it; of several pods never all at once."""
+    """A pod with a budget can be evicted, so a node can be drained, but never all of several pods at once."""
     for budget in (each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"):
         chosen = budget["selector"]["matchLabels"].items()
         for obj in (each for each in objects if each["kind"] in ("Deployment", "StatefulSet")):
@@ -203,7 +205,7 @@ def drains(objects: list[Json]) -> Iterator[str]:
 
 
 def preemption(objects: list[Json]) -> Iterator[str]:
-    """Nobody's pods are ended for a replica's or a cache's, only for what takes requests."""
+    """Only pods that take requests may preempt others, not replicas or caches."""
     for each in (each for each in objects if each["kind"] == "PriorityClass"):
         if each["metadata"]["name"] != "kelvin-platform" and each.get("preemptionPolicy") != "Never":
             yield f"{_name(each)}: preempts"
@@ -213,14 +215,14 @@ def preemption(objects: list[Json]) -> Iterator[str]:
 
 
 def exposure(objects: list[Json]) -> Iterator[str]:
-    """What names tenants is on no Service: figures and health are of pods."""
+    """No Service leads to the health port, since metrics name tenants."""
     for each in (each for each in objects if each["kind"] == "Service"):
         if any(port["targetPort"] == "health" for port in each["spec"]["ports"]):
             yield f"{_name(each)}: leads to figures"
 
 
 def kept(objects: list[Json]) -> Iterator[str]:
-    """What is not Kelvin's own, or is nowhere else, outlives an uninstall and a prune."""
+    """Objects that are not ours, or hold the only copy of data, survive an uninstall and a prune."""
     for each in objects:
         about, kind = each["metadata"], each["kind"]
         if kind == "CustomResourceDefinition" or about.get("namespace") == "knative-serving":
@@ -234,7 +236,7 @@ def kept(objects: list[Json]) -> Iterator[str]:
 
 
 def _replicas(obj: Json, objects: list[Json]) -> int:
-    """Of an autoscaler's the least."""
+    """Return the replicas of a workload; with an autoscaler its minimum."""
     for each in objects:
         if each["kind"] == "HorizontalPodAutoscaler":
             target = each["spec"]["scaleTargetRef"]
@@ -244,7 +246,7 @@ def _replicas(obj: Json, objects: list[Json]) -> int:
 
 
 def references(objects: list[Json]) -> Iterator[str]:
-    """What an object names is there: settings, classes, claims, ports, labels."""
+    """Everything that an object names exists: settings, classes, claims, ports, labels."""
     there = {(each["kind"], each["metadata"]["name"]) for each in objects}
     yield from _idle(objects)
     for obj in objects:
@@ -266,7 +268,7 @@ def references(objects: list[Json]) -> Iterator[str]:
 
 
 def _idle(objects: list[Json]) -> Iterator[str]:
-    """Priorities that no pod has, and that no replica is told to have."""
+    """Yield the priority classes that no pod and no replica uses."""
     used = {pod.get("priorityClassName") for pod in filter(None, map(pod_of, objects))}
     used |= {each["data"].get("KELVIN_CLUSTER_PRIORITY_CLASS") for each in objects if each["kind"] == "ConfigMap"}
     there = (each for each in objects if each["kind"] == "PriorityClass")
@@ -311,7 +313,7 @@ def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
 
 
 def store(objects: list[Json]) -> Iterator[str]:
-    """Whatever reads the store may reach its port, which the one setting names."""
+    """Every reader of the store may reach the port in its URL."""
     settings = [each["data"] for each in objects if each["kind"] == "ConfigMap"]
     (url,) = {data["KELVIN_STORE"] for data in settings if "KELVIN_STORE" in data}
     port, inside = store_port(url), Pod("kelvin", {"app.kubernetes.io/name": "s3"})
@@ -323,8 +325,8 @@ def store(objects: list[Json]) -> Iterator[str]:
             yield f"port {port} of {url} is closed for {' '.join(each.labels.values())}"
 
 
-# Admission policies for what the control plane writes: group, resource, operations, and what the conditions besides the
-# writer's name and the validations must be. Each validation is whole, since a part of one can let everything pass.
+# Admission policies for the control plane's writes: group, version, resource, operations, the conditions besides the
+# writer's name, and the validations. Each validation is compared as a whole, since a part of one can allow everything.
 ADMISSION: Final = {
     "kelvin-controlplane": (
         ("serving.knative.dev", "*", "services", {"CREATE", "UPDATE"}),
@@ -355,7 +357,7 @@ ADMISSION: Final = {
 
 
 def admission(objects: list[Json]) -> Iterator[str]:
-    """What the control plane writes beyond its own objects is checked by the API server, or denied."""
+    """The API server checks what the control plane writes beyond its own objects."""
     by_name = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects if "spec" in each}
     account = pod_of({"kind": "Deployment", "spec": by_name["Deployment", "controlplane"]})
     assert account is not None
@@ -390,5 +392,5 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def find_broken_rules(objects: list[Json]) -> list[str]:
-    """All that is wrong, each with its rule."""
+    """Return every fault with its rule."""
     return [f"{rule.__name__}: {each}" for rule in RULES for each in rule(objects)]

@@ -1,7 +1,7 @@
-"""Strict schemas of objects: every field exists, is of its type, and what must be there is.
+"""Strict schemas of objects: fields exist, have their type, and required ones are there.
 
-Core kinds by the models of the `kubernetes` client, which are generated from the API server's OpenAPI document. Kinds
-of others by what their projects publish, so far as it is used here.
+Core kinds use the models of the `kubernetes` client, generated from the API server's OpenAPI document. Other kinds use
+their projects' published schemas, as far as we need them.
 """
 
 import re
@@ -16,7 +16,7 @@ _SCALARS: Final[Mapping[str, tuple[type, ...]]] = {
     "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float), "datetime": (str,), "object": (object,),
 }  # fmt: skip
 _CORE: Final = re.compile(r"v\d+|[a-z0-9.]+(\.k8s\.io)?/v\d+")
-# Leaves are names of scalars; {"*": x} has keys of its own; [x] is a list. A name that ends with ! must be there.
+# Leaves are names of scalars; {"*": x} allows any keys; [x] is a list. A name that ends with ! is required.
 _LABELS: Final = {"*": "str"}
 _SELECTOR: Final = {"matchLabels": _LABELS}
 FOREIGN: Final[Mapping[tuple[str, str], Json]] = {
@@ -52,13 +52,13 @@ FOREIGN: Final[Mapping[tuple[str, str], Json]] = {
 
 
 def problems(obj: Json) -> list[str]:
-    """What an API server with strict field validation would refuse, each with its path."""
+    """Return what an API server with strict field validation would refuse, each with its path."""
     about = f"{obj.get('kind')} {obj.get('metadata', {}).get('name')}"
     return [f"{about}: {each}" for each in _problems(obj)]
 
 
 def model_of(api_version: str, kind: str) -> type[Any] | None:
-    """The class of a kind, None for one that is no core kind."""
+    """Return the class of a core kind, or None for another kind."""
     if not _CORE.fullmatch(api_version):
         return None
     found = getattr(client, api_version.rpartition("/")[2].capitalize() + kind, None)

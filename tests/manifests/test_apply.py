@@ -1,6 +1,5 @@
-"""The commands by which the manifests are applied leave Knative's ConfigMaps to those whose they are, but for our keys.
-
-kubectl itself is run, against an API server of the tests.
+"""The documented apply commands change only our keys in Knative's ConfigMaps. Real kubectl, against the fake API
+server.
 """
 
 import os
@@ -25,16 +24,16 @@ pytestmark = pytest.mark.skipif(
 
 OURS: Final = MANIFESTS / "knative" / "base" / "settings.yaml"
 _LINES: Final = re.findall(r"^kubectl .*(?:annotate configmap|manifests/knative).*$", PAGE, re.MULTILINE)
-# Theirs, and an administrator's own.
+# Settings of Knative, and of an administrator.
 LABELS: Final = {"app.kubernetes.io/name": "knative-serving"}
 THEIRS: Final = {"_example": "words", "an-administrator-s": "77s"}
 
 
 class Place:
-    """An API server that has Knative's ConfigMaps, and kubectl."""
+    """An API server with Knative's ConfigMaps, and kubectl."""
 
     def __init__(self, server: ApiServer, tmp_path: Path, *how: str) -> None:
-        """Applied as `how` says."""
+        """Install Knative's ConfigMaps by `kubectl apply` with the options `how`."""
         self._server = server
         self._env = {
             "PATH": os.environ["PATH"],
@@ -47,7 +46,7 @@ class Place:
         self.install(THEIRS)
 
     def install(self, data: dict[str, str]) -> None:
-        """As whoever installs Knative does, or another version of it."""
+        """Apply the ConfigMaps as Knative's installation, or a newer version of it, does."""
         about = {"namespace": "knative-serving", "labels": LABELS}
         objects = [
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about | {"name": name}, "data": data}
@@ -57,7 +56,7 @@ class Place:
         self.kubectl("apply", *self._how, "-f", str(self._theirs))
 
     def kubectl(self, *arguments: str) -> None:
-        """Without a schema to be held to, which the server has none of."""
+        """Run kubectl without schema validation, since the server has no OpenAPI document."""
         more = ("--validate=false",) if "apply" in arguments else ()
         done = subprocess.run(
             ["kubectl", *arguments, *more], env=self._env, capture_output=True, text=True, timeout=60, check=False
@@ -65,14 +64,14 @@ class Place:
         assert done.returncode == 0, done.stderr
 
     def apply(self, lines: list[str]) -> None:
-        """Commands of the docs, for what Knative is to allow alone."""
+        """Run commands of the docs, limited to Knative's settings."""
         for line in lines:
             first, *arguments = shlex.split(line.replace("-k manifests/knative/base", f"-f {OURS}"))
             assert first == "kubectl"
             self.kubectl(*arguments)
 
     def kept(self) -> set[str]:
-        """Which of what is theirs is in all of them; it is an error if something of ours is not."""
+        """Return the foreign keys that all ConfigMaps still have. Fails if one of our values is missing."""
         found = {*THEIRS, *LABELS}
         for each in yaml.safe_load_all(OURS.read_text()):
             now = self._server.get("v1", "ConfigMap", each["metadata"]["name"], "knative-serving")
@@ -81,12 +80,12 @@ class Place:
         return found
 
 
-@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["as Knative's instructions", "server-side"])
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
 def test_apply_keeps_settings_of_others(how: tuple[str, ...], tmp_path: Path) -> None:
-    """Also the second time, and after another version of Knative."""
+    """This holds for a second apply, and after another version of Knative."""
     with serving(tls=tmp_path) as server:
         place = Place(server, tmp_path, *how)
-        assert len(_LINES) == 2, "one that makes ready, one that applies"
+        assert len(_LINES) == 2, "one prepares, one applies"
         for _ in range(2):
             place.apply(_LINES)
             assert place.kept() == {*THEIRS, *LABELS}
@@ -98,12 +97,12 @@ def test_apply_keeps_settings_of_others(how: tuple[str, ...], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("how", "number", "gone"),
     [
-        pytest.param((), 1, "", id="the annotation"),
-        pytest.param(("--server-side",), 1, "--field-manager=kelvin-install", id="the manager"),
+        pytest.param((), 1, "", id="without the annotation"),
+        pytest.param(("--server-side",), 1, "--field-manager=kelvin-install", id="without the manager"),
     ],
 )
 def test_plain_apply_removes_settings_of_others(how: tuple[str, ...], number: int, gone: str, tmp_path: Path) -> None:
-    """The control: without one of the two a second apply takes them away."""
+    """Control: without the annotation or the manager, a second apply removes them."""
     with serving(tls=tmp_path) as server:
         place = Place(server, tmp_path, *how)
         for _ in range(2):
@@ -113,7 +112,7 @@ def test_plain_apply_removes_settings_of_others(how: tuple[str, ...], number: in
 
 @pytest.mark.parametrize("objects", [crds(), *(knative(each) for each in ("base", "cache-agent", "kind"))])
 def test_what_is_applied_apart_is_kept(objects: list[Json]) -> None:
-    """No tool prunes it or selects it with what is Kelvin's: it has the annotations of three, and no label of ours."""
+    """It has the keep annotations of three tools and none of our labels, so no tool prunes it."""
     assert objects
     for each in objects:
         about = each["metadata"]

@@ -1,4 +1,4 @@
-"""The authority and the certificate of a trial, by the commands of docs/operations/cluster-install.md."""
+"""The trial's authority and certificate, made by the commands of docs/operations/cluster-install.md."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ _COMMANDS: Final = re.findall(r"^openssl req (?:.*\\\n)*.*$", PAGE, re.MULTILINE
 
 
 def test_a_strict_client_accepts_them(tmp_path: Path) -> None:
-    """Python verifies so from 3.13 on: an authority has to say that it signs certificates."""
+    """Python verifies strictly from 3.13 on: an authority must state that it signs certificates."""
     assert len(_COMMANDS) == 2, "one for the authority, one for the front door"
     subprocess.run(["bash", "-ec", "\n".join(_COMMANDS)], cwd=tmp_path, check=True, capture_output=True)
     verify = [

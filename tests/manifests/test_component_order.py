@@ -1,4 +1,4 @@
-"""Components are put together in the order of the docs' table, and each does then what it does alone."""
+"""Components combined in the order of the docs' table: each still has its effect."""
 
 import itertools
 import re
@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.manifests import rules
-from tests.manifests.component_effects import AGENT, AGENTS, EFFECTS, PARKED, container, renders, told
+from tests.manifests.component_effects import AGENT, AGENTS, EFFECTS, PARKED, container, env_of, renders
 from tests.manifests.kustomize_build import ROOT, STORE_AT, Json, build_with_components, knative, kustomize
 from tests.manifests.network_reach import may
 from tests.manifests.pod_processes import environment_of
@@ -25,7 +25,7 @@ PAGE: Final = (ROOT / "docs" / "operations" / "cluster-install.md").read_text()
 
 
 def rows() -> list[list[str]]:
-    """The components in the docs' order; what stands in one row is one or the other."""
+    """Return the components in the docs' order. Those in one row exclude each other."""
     found = [
         re.findall(r"`([a-z-]+)`", cell) for cell in _ROW.findall(PAGE.partition("\n| `base`")[2].partition("\n\n")[0])
     ]
@@ -50,25 +50,25 @@ def _wrong(objects: list[Json], names: tuple[str, ...]) -> list[str]:
 
 
 def test_every_component_has_its_order() -> None:
-    """In the table, once."""
+    """The table has every component once."""
     assert sorted(itertools.chain(*ROWS)) == COMPONENTS
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_all_at_once(names: tuple[str, ...]) -> None:
-    """Nothing of one is undone by what comes after it."""
+    """A later component undoes nothing of an earlier one."""
     assert _wrong(build_with_components(*names), names) == []
 
 
 def test_wrong_component_order_is_found() -> None:
-    """The control: what the table says to put last, put first, is undone."""
+    """Control: a component that the table puts last has no effect if it comes first."""
     assert _wrong(build_with_components("spot", "gpu"), ("spot", "gpu")) == ["spot 14"]
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("names", PAIRS, ids=" ".join)
 def test_two_at_once(names: tuple[str, ...]) -> None:
-    """Likewise, without what others bring."""
+    """Each pair works without the other components."""
     assert _wrong(build_with_components(*names), names) == []
 
 
@@ -83,36 +83,36 @@ BLOCKS: Final = re.findall(r"^```\n(patches:\n.*?)^```", PAGE, re.MULTILINE | re
 
 
 def test_what_an_overlay_says_itself() -> None:
-    """Comes before its components, which go by it, and which undo it where they say the same; a patch comes last."""
+    """An overlay's settings come before its components, which use or override them. A patch comes last."""
     (profile,) = BLOCKS
     both = ("cache-agent", "mig")
     objects = build_with_components(*both, more=OWN + profile)
     assert renders(objects).device == "nvidia.com/mig-2g.20gb"
-    assert told(objects, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(objects).store_url == "s3://ours/versions"
+    assert env_of(objects, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(objects).store_url == "s3://ours/versions"
     assert renders(build_with_components(*both, more=OWN)).device == "nvidia.com/mig-1g.10gb"
 
 
 @pytest.mark.parametrize("port", [9000, 8443])
 def test_policies_follow_the_store_s_port(port: int) -> None:
-    """An overlay says the store once: all that reads it is told, and may reach its port and no other store's."""
+    """The overlay names the store once. All its readers use it and may reach its port only."""
     url = f"s3://ours/versions?endpoint=https://s3.example.com:{port}"
     objects = build_with_components("pools", "cache-agent", "store-port", more=STORE_AT.format(url=url))
-    agent = told(objects, "cache-agent", AGENTS)["KELVIN_STORE"]
+    agent = env_of(objects, "cache-agent", AGENTS)["KELVIN_STORE"]
     engine = environment_of(objects, container(objects, "snapshotter", "engine"))["KELVIN_STORE"]
-    assert {renders(objects).store_url, told(objects, "snapshotter")["KELVIN_STORE"], agent, engine} == {url}
+    assert {renders(objects).store_url, env_of(objects, "snapshotter")["KELVIN_STORE"], agent, engine} == {url}
     for each in (SNAPSHOTTER, REPLICA, PARKED, AGENT):
         assert [number for number in (443, 8443, 9000) if may(objects, each, OUTSIDE, number)] == [port]
     assert rules.find_broken_rules(objects) == GIVEN_UP["cache-agent"]
 
 
 def test_a_store_without_a_port_is_refused_where_policies_follow_it() -> None:
-    """When it is built, with the value: nothing is applied that would let the wrong port through."""
+    """The build fails with the value, so no policy with a wrong port is applied."""
     with pytest.raises(AssertionError, match="out of bounds for value s3://ours/versions"):
         build_with_components("store-port", more=STORE_AT.format(url="s3://ours/versions"))
 
 
 def _yours(objects: list[Json]) -> set[str]:
-    """What an installation has to bring, or shares with others."""
+    """Return the names that an installation has to supply, or shares with other software."""
     found: set[str] = set()
     for each in objects:
         name, home = each["metadata"]["name"], each["metadata"].get("namespace", "")
@@ -124,7 +124,7 @@ def _yours(objects: list[Json]) -> set[str]:
             found.add(name)
         for setting, value in each.get("data", {}).items():
             if "example.com" in value:
-                found |= {setting, name.rpartition("-")[0]}  # without the hash of its contents
+                found |= {setting, name.rpartition("-")[0]}  # without its content hash
         for way in ("ingress", "egress") if each["kind"] == "NetworkPolicy" else ():
             for rule in each["spec"].get(way, ()):
                 found |= {part for peer in rule.get("from", rule.get("to", ())) for part in _others(peer)}
@@ -132,7 +132,7 @@ def _yours(objects: list[Json]) -> set[str]:
 
 
 def _others(peer: Json) -> set[str]:
-    """A namespace that is not ours, and the labels of pods there."""
+    """Return a foreign namespace in the rule, and the labels of its pods."""
     home = peer.get("namespaceSelector", {}).get("matchLabels", {}).get("kubernetes.io/metadata.name", "kelvin")
     if home.startswith("kelvin"):
         return set()
@@ -141,7 +141,7 @@ def _others(peer: Json) -> set[str]:
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_what_is_yours_to_say(names: tuple[str, ...]) -> None:
-    """Each of it is named in the docs."""
+    """The docs name each of them."""
     yours = _yours([*build_with_components(*names), *knative()])
     assert {"KELVIN_DOMAIN", "config-features", "app: istiod", "kelvin-inner", "snapshotter", "postgres"} <= yours
     assert [each for each in sorted(yours) if f"`{each}`" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""A cluster's schemas have the settings that the structs state, and nothing else."""
+"""The CRD schemas have the settings of the structs, and no others."""
 
 from typing import Annotated, Any
 
@@ -12,13 +12,13 @@ from tests.manifests.crds import CRDS, PLACES, properties_of, with_settings
 
 @pytest.mark.parametrize(("name", "field", "settings", "patch"), PLACES, ids=[place[0] for place in PLACES])
 def test_files_are_up_to_date(name: str, field: str, settings: Any, patch: Any) -> None:
-    """Each is what `python -m tests.manifests.crds` writes."""
+    """Each file equals the output of `python -m tests.manifests.crds`."""
     text = (CRDS / name).read_text()
     assert text == with_settings(text, field, properties_of(settings, patch))
 
 
 class Things(msgspec.Struct):
-    """Settings of each kind."""
+    """Settings of each type."""
 
     count: Annotated[int, Meta(ge=1, le=1 << 40, description="How many.")] | None = None
     wait_s: Annotated[float, Meta(gt=0, le=9, description="How long.")] = 1.0
@@ -27,7 +27,7 @@ class Things(msgspec.Struct):
 
 
 def test_schemas_are_those_of_kubernetes() -> None:
-    """Names, units, bounds, and no null. A setting that a cluster has not is left out."""
+    """Names, units and bounds are converted, without null. Settings that a cluster lacks are left out."""
     found = properties_of(Things, patch_of(Things, "Patch", "A patch.", without=("here",)))
     assert found == {
         "count": {"description": "How many.", "type": "integer", "format": "int64", "minimum": 1, "maximum": 1 << 40},
@@ -39,7 +39,7 @@ def test_schemas_are_those_of_kubernetes() -> None:
 
 
 def test_a_stale_file_is_noticed() -> None:
-    """Controls: another bound, a setting more, a field that there is not."""
+    """Controls: a changed bound, an extra setting, a missing field."""
     text = (
         "spec:\n  scale:\n    type: object\n    properties:\n      min: {type: integer}\n  status:\n    type: object\n"
     )

@@ -1,4 +1,4 @@
-"""Every overlay is built by kustomize 5 (kubectl 1.27 or later), and is held to what the base is held to."""
+"""Every overlay builds with kustomize 5 (kubectl 1.27 or later), and follows the rules of the base."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.knative.cluster_settings import read_cluster
 from tests.manifests import rules
-from tests.manifests.component_effects import AGENT, EFFECTS, Effect, container, pod, renders, told
+from tests.manifests.component_effects import AGENT, EFFECTS, Effect, container, env_of, pod, renders
 from tests.manifests.kustomize_build import (
     BASE,
     MANIFESTS,
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kub
 
 INSTALL_PAGE: Final = ROOT / "docs" / "operations" / "cluster-install.md"
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
-# By version where nobody here knows a digest: what trials stand on, and what was loaded into nodes.
+# Images by version, without a digest: the trial's own services, and images that are loaded into nodes.
 VERSIONED = re.compile(r"(docker\.io/library|quay\.io/minio)/[a-z]+:\D*\d[\w.-]+|kelvin\.local/kelvin(-runtime)?:trial")
 
 
-# What a component gives up, and nothing beyond it.
+# The rules that a component breaks on purpose.
 GIVEN_UP = {"cache-agent": ["containment: hostPID of the node", "containment: data: a directory of the node"]}
 
 
@@ -46,14 +46,14 @@ def _overlay(name: str) -> list[Json]:
     return built(MANIFESTS / "overlays" / name)
 
 
-def _harmless(name: str, told: str) -> bool:
-    image = re.fullmatch(r"images: [a-z0-9]+: (\S+)", told)
+def _harmless(name: str, fault: str) -> bool:
+    image = re.fullmatch(r"images: [a-z0-9]+: (\S+)", fault)
     return name in ("kind", "trial") and image is not None and VERSIONED.fullmatch(image[1]) is not None
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_builds_and_breaks_no_rule(name: str) -> None:
-    """Builds without a warning, is taken by a strict API server, and breaks no rule."""
+    """It builds without a warning, fits strict schemas, and breaks no rule."""
     objects = _overlay(name)
     assert [each for obj in objects for each in problems(obj)] == []
     assert [each for each in rules.find_broken_rules(objects) if not _harmless(name, each)] == []
@@ -63,13 +63,13 @@ def test_overlay_builds_and_breaks_no_rule(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_settings_are_known(name: str) -> None:
-    """Known to the product; what isn't ours has its own."""
+    """The product knows every setting. Objects of other software are not checked."""
     ours = [each for each in _overlay(name) if each["kind"] != "StatefulSet"]
     assert unknown(ours) == []
     assert unused(ours) == []
     assert commands(ours) == []
-    assert read_cluster(told(ours, "controlplane"), 1) is not None
-    stores = [told(ours, "controlplane")["KELVIN_CLUSTER_STORE"], told(ours, "snapshotter")["KELVIN_STORE"]]
+    assert read_cluster(env_of(ours, "controlplane"), 1) is not None
+    stores = [env_of(ours, "controlplane")["KELVIN_CLUSTER_STORE"], env_of(ours, "snapshotter")["KELVIN_STORE"]]
     assert stores[0] == stores[1]
     engine = container(ours, "snapshotter", "engine")
     assert (engine["image"], environment_of(ours, engine)["KELVIN_STORE"]) == (renders(ours).image, stores[0])
@@ -77,7 +77,7 @@ def test_overlay_settings_are_known(name: str) -> None:
 
 
 def test_without_kustomize() -> None:
-    """What reads the base as plain YAML sees the objects that kustomize makes."""
+    """Plain YAML gives the same objects as kustomize."""
 
     def heads(objects: list[Json]) -> list[tuple[str, ...]]:
         unhashed = (re.sub(r"^(kelvin-[a-z]+)-[a-z0-9]{10}$", r"\1", each["metadata"]["name"]) for each in objects)
@@ -93,7 +93,7 @@ def test_without_kustomize() -> None:
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_is_tried(name: str) -> None:
-    """With the base; those that need other projects' kinds have no overlay, as a cluster may lack these."""
+    """It is built with the base. Components that need foreign CRDs have no overlay, since a cluster may lack them."""
     if name in OVERLAYS:
         text = (MANIFESTS / "overlays" / name / "kustomization.yaml").read_text()
         assert f"../../components/{name}" in text
@@ -102,11 +102,11 @@ def test_each_component_is_tried(name: str) -> None:
     assert [each for obj in objects for each in problems(obj)] == []
     assert rules.find_broken_rules(objects) == GIVEN_UP.get(name, [])
     assert (unknown(objects), unused(objects), commands(objects)) == ([], [], [])
-    assert read_cluster(told(objects, "controlplane"), 1) is not None
+    assert read_cluster(env_of(objects, "controlplane"), 1) is not None
 
 
 def test_what_trials_stand_on() -> None:
-    """Each is reached by who uses it, and by nobody else."""
+    """Only their users reach the trial's database, Redis and store."""
     objects = _overlay("trial")
     inside = {name: Pod("kelvin", {"app.kubernetes.io/name": name}) for name in ("postgres", "redis", "s3")}
     used = {
@@ -123,14 +123,14 @@ def test_what_trials_stand_on() -> None:
     ("name", "does"), EFFECTS, ids=[f"{name} {number}" for number, (name, _) in enumerate(EFFECTS)]
 )
 def test_what_a_component_does(name: str, does: Effect) -> None:
-    """It is there with it, and not without."""
+    """The effect is there with the component, and not without."""
     assert does(build_with_components(name))
-    with contextlib.suppress(KeyError, ValueError):  # the object is not there either
+    with contextlib.suppress(KeyError, ValueError):  # the object does not exist either
         assert not does(built(BASE))
 
 
 def test_kind_overlay_adds_ports_and_images() -> None:
-    """A door of the machine, less reserved, no more doors for that, and images that were loaded: of replicas, too."""
+    """It adds a port of the machine, reserves less, has fewer activators, and uses loaded images, also for replicas."""
     objects = _overlay("kind")
     assert find(objects, "Service", "activator")["spec"]["ports"][0]["nodePort"] == 30443
     assert pod(objects, "activator")["containers"][0]["resources"]["requests"]["cpu"] == "100m"

@@ -1,4 +1,4 @@
-"""Pods that wait for versions have what a tenant's replicas have, and take orders from the control plane alone."""
+"""Parked pods have the rights of a tenant's replicas, and only the control plane may send them control requests."""
 
 from collections.abc import Callable
 from typing import Final
@@ -36,18 +36,18 @@ Harm = Callable[[list[Json]], object]
 @pytest.mark.parametrize(
     ("source", "target", "port"),
     [
-        pytest.param(CONTROLPLANE, PARKED, LISTEN_PORT, id="orders"),
+        pytest.param(CONTROLPLANE, PARKED, LISTEN_PORT, id="control requests"),
         pytest.param(ACTIVATOR, PARKED, 8012, id="requests, through queue-proxy"),
         pytest.param(KNATIVE["activator"], PARKED, 8012, id="probes of Knative's activator"),
         pytest.param(KNATIVE["autoscaler"], PARKED, 9090, id="queue-proxy's figures"),
-        pytest.param(PARKED, CONTROLPLANE, 7500, id="records that it owes"),
+        pytest.param(PARKED, CONTROLPLANE, 7500, id="usage records"),
         pytest.param(PARKED, SNAPSHOTTER, 7501, id="seals"),
-        pytest.param(PARKED, NAMES, 53, id="names"),
+        pytest.param(PARKED, NAMES, 53, id="DNS"),
         pytest.param(PARKED, OUTSIDE, 443, id="the store"),
     ],
 )
 def test_needed_pool_connections_are_allowed(source: Pod, target: Pod, port: int) -> None:
-    """Passes; and without our policies' word for it nothing does."""
+    """Control: without the rules the connection is refused."""
     objects = build_with_components("pools")
     assert may(objects, source, target, port)
     assert not may(without_rules(objects), source, target, port)
@@ -56,26 +56,26 @@ def test_needed_pool_connections_are_allowed(source: Pod, target: Pod, port: int
 @pytest.mark.parametrize(
     ("source", "target", "port"),
     [
-        pytest.param(ACTIVATOR, PARKED, LISTEN_PORT, id="orders of an activator"),
-        pytest.param(SNAPSHOTTER, PARKED, LISTEN_PORT, id="orders of the snapshotter"),
-        pytest.param(KNATIVE["activator"], PARKED, LISTEN_PORT, id="orders of Knative"),
-        pytest.param(REPLICA, PARKED, LISTEN_PORT, id="orders of a tenant's replica"),
-        pytest.param(Pod("kelvin-acme", RUNTIME), PARKED, LISTEN_PORT, id="orders of another tenant's"),
-        pytest.param(PARKED, PARKED, LISTEN_PORT, id="orders of one that waits itself"),
-        pytest.param(NAMESAKE, PARKED, LISTEN_PORT, id="orders of a namesake of the control plane"),
+        pytest.param(ACTIVATOR, PARKED, LISTEN_PORT, id="control requests of an activator"),
+        pytest.param(SNAPSHOTTER, PARKED, LISTEN_PORT, id="control requests of the snapshotter"),
+        pytest.param(KNATIVE["activator"], PARKED, LISTEN_PORT, id="control requests of Knative"),
+        pytest.param(REPLICA, PARKED, LISTEN_PORT, id="control requests of a replica"),
+        pytest.param(Pod("kelvin-acme", RUNTIME), PARKED, LISTEN_PORT, id="control requests of another tenant"),
+        pytest.param(PARKED, PARKED, LISTEN_PORT, id="control requests of a parked pod"),
+        pytest.param(NAMESAKE, PARKED, LISTEN_PORT, id="control requests of a foreign namesake"),
         pytest.param(STRANGER, PARKED, 8012, id="around the front door"),
         pytest.param(CONTROLPLANE, PARKED, 8012, id="requests of the control plane"),
         pytest.param(CONTROLPLANE, REPLICA, LISTEN_PORT, id="the control plane, to a tenant's replica"),
-        pytest.param(CONTROLPLANE, BESIDE, LISTEN_PORT, id="the control plane, to what else runs there"),
-        pytest.param(PARKED, REPLICA, 8012, id="a pod that waits, to a tenant's replica"),
-        pytest.param(REPLICA, PARKED, 8012, id="a tenant's replica, to one that waits"),
+        pytest.param(CONTROLPLANE, BESIDE, LISTEN_PORT, id="the control plane, to another pod there"),
+        pytest.param(PARKED, REPLICA, 8012, id="a parked pod, to a replica"),
+        pytest.param(REPLICA, PARKED, 8012, id="a replica, to a parked pod"),
         pytest.param(PARKED, OUTSIDE, 5432, id="to the database"),
         pytest.param(PARKED, OUTSIDE, 6443, id="to the API server"),
-        pytest.param(BESIDE, OUTSIDE, 443, id="what else runs there, to anywhere"),
+        pytest.param(BESIDE, OUTSIDE, 443, id="another pod there, to anywhere"),
     ],
 )
 def test_unneeded_pool_connections_are_refused(source: Pod, target: Pod, port: int) -> None:
-    """Does not pass; without the policies it would."""
+    """Control: without the policies the connection is allowed."""
     assert not may(build_with_components("pools"), source, target, port)
     assert may([], source, target, port)
 
@@ -97,22 +97,22 @@ def _let_activators(objects: list[Json]) -> None:
 @pytest.mark.parametrize(
     ("harm", "source", "passes"),
     [
-        pytest.param(lambda o: o.remove(_orders(o)), CONTROLPLANE, False, id="no way in"),
-        pytest.param(lambda o: o.remove(_way(o)), CONTROLPLANE, False, id="no way out"),
-        pytest.param(lambda o: _orders(o)["spec"]["ingress"][0].pop("from"), NAMESAKE, True, id="a way in for all"),
-        pytest.param(_let_activators, ACTIVATOR, True, id="a way for activators"),
-        pytest.param(lambda o: o.remove(_orders(o)), NAMESAKE, False, id="closed but for it"),
+        pytest.param(lambda o: o.remove(_orders(o)), CONTROLPLANE, False, id="no ingress rule"),
+        pytest.param(lambda o: o.remove(_way(o)), CONTROLPLANE, False, id="no egress rule"),
+        pytest.param(lambda o: _orders(o)["spec"]["ingress"][0].pop("from"), NAMESAKE, True, id="ingress for all"),
+        pytest.param(_let_activators, ACTIVATOR, True, id="ingress and egress for activators"),
+        pytest.param(lambda o: o.remove(_orders(o)), NAMESAKE, False, id="closed without the ingress rule"),
     ],
 )
 def test_both_ends_say_who_gives_orders(harm: Harm, source: Pod, passes: bool) -> None:
-    """The control: who takes one of the two away, or opens them, sees the tests above go red."""
+    """Control: removing or widening one of the two policies makes the tests above fail."""
     objects = build_with_components("pools")
     harm(objects)
     assert may(objects, source, PARKED, LISTEN_PORT) is passes
 
 
 def _writers(objects: list[Json]) -> list[tuple[str, str | None, set[str]]]:
-    """Who may write pods: roles, where they hold, and how."""
+    """Return the roles that may write pods: kind, namespace and verbs."""
     return [
         (each["kind"], each["metadata"].get("namespace"), set(rule["verbs"]) - READS)
         for each in objects
@@ -123,7 +123,7 @@ def _writers(objects: list[Json]) -> list[tuple[str, str | None, set[str]]]:
 
 
 def test_pool_rights_are_limited_to_its_namespace() -> None:
-    """Pods of that namespace and of its own are patched by the control plane, and nothing else is written of any."""
+    """The control plane may patch pods there and in its own namespace, and write none elsewhere."""
     objects = build_with_components("pools")
     own = ("Role", "kelvin", {"patch"})
     assert _writers(of_base()) == [own]
@@ -134,7 +134,7 @@ def test_pool_rights_are_limited_to_its_namespace() -> None:
 
 
 def test_missing_and_excess_pool_rights_are_found() -> None:
-    """The control: a role that is not there, and one that may all, are found."""
+    """Control: a missing role and a wildcard are found."""
     objects = build_with_components("pools")
     role = find(objects, "Role", "controlplane", NAMESPACE)
     role["rules"][0]["verbs"].append("*")
@@ -144,11 +144,11 @@ def test_missing_and_excess_pool_rights_are_found() -> None:
 
 
 def test_a_pod_that_waits_is_meant() -> None:
-    """What the control plane has Knative make is in that namespace, is chosen by its policies, and finds its secret."""
+    """The rendered pool is in that namespace, its policies select it, and its secret exists."""
     objects = build_with_components("pools", "certificates", "pools-certificates")
-    told = settings(objects)
-    (spec,) = told.pools.pools
-    made = pool_service(spec, told.pods, 1 << 30)
+    cluster_settings = settings(objects)
+    (spec,) = cluster_settings.pools.pools
+    made = pool_service(spec, cluster_settings.pods, 1 << 30)
     template = made["spec"]["template"]
     assert (
         made["metadata"]["namespace"]
@@ -156,15 +156,17 @@ def test_a_pod_that_waits_is_meant() -> None:
     )
     assert template["metadata"]["labels"] == PARKED.labels
     (port,) = _orders(objects)["spec"]["ingress"][0]["ports"]
-    assert port["port"] == told.pools.port
+    assert port["port"] == cluster_settings.pools.port
     mounted = {each["secret"]["secretName"] for each in template["spec"]["volumes"] if "secret" in each}
     assert mounted == {find(objects, "Certificate", "kelvin-inner-runtime", NAMESPACE)["spec"]["secretName"]}
 
 
 def test_what_a_pod_that_waits_mounts_is_asked_for() -> None:
-    """The docs name each secret and ConfigMap that an operator puts into its namespace: without one it never starts."""
-    told = settings(build_with_components("pools", "verify"))
-    volumes = pool_service(told.pools.pools[0], told.pods, 1 << 30)["spec"]["template"]["spec"]["volumes"]
+    """The docs name each secret and ConfigMap that the namespace needs. Without one no pod starts."""
+    cluster_settings = settings(build_with_components("pools", "verify"))
+    volumes = pool_service(cluster_settings.pools.pools[0], cluster_settings.pods, 1 << 30)["spec"]["template"]["spec"][
+        "volumes"
+    ]
     named = {each["secret"]["secretName"] for each in volumes if "secret" in each}
     named |= {each["configMap"]["name"] for each in volumes if "configMap" in each}
     assert named == {"kelvin-inner-runtime", "kelvin-trust"}
@@ -178,7 +180,9 @@ def _kept(objects: list[Json], namespace: str) -> dict[str, Json]:
 
 
 def test_pool_namespace_is_closed_like_a_tenants() -> None:
-    """The namespace is closed as a tenant's, but for orders, and stays so where a tenant's gives something up."""
+    """It has a tenant's policies and the one for control requests. It stays closed if a component opens a tenant's
+    namespace.
+    """
     objects = build_with_components("pools")
     tenants, pools = (_kept(objects, each) for each in ("kelvin-default", NAMESPACE))
     assert pools.pop("orders")
@@ -190,7 +194,7 @@ def test_pool_namespace_is_closed_like_a_tenants() -> None:
 
 
 def test_what_others_add() -> None:
-    """Pods that wait reach the store of a trial, where `pools` comes first, and the mesh, where they are told to."""
+    """Parked pods reach the trial's store if `pools` comes first, and the mesh with `pools-mesh`."""
     assert may(build_with_components("pools", "trial"), PARKED, S3, 9000)
     assert not may(build_with_components("trial", "pools"), PARKED, S3, 9000)
     meshed = build_with_components("pools", "mesh", "pools-mesh")

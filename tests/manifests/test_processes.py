@@ -1,4 +1,4 @@
-"""What the manifests start does start: each Deployment's own command, environment and files, until its probes pass."""
+"""The manifests' processes really start: each Deployment's command, environment and files, until its probes pass."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ AUTHORITY = Authority()
 
 
 def given(redis: str) -> dict[str, dict[str, bytes]]:
-    """The secrets that docs/operations/cluster-install.md has an operator make."""
+    """Return the secrets that docs/operations/cluster-install.md lets an operator create."""
     pairs = {role: AUTHORITY.of(role) for role in Role}
     return {
         **{
@@ -49,7 +49,7 @@ def given(redis: str) -> dict[str, dict[str, bytes]]:
 
 @contextlib.contextmanager
 def autoscaler() -> Iterator[str]:
-    """Where one listens."""
+    """Run a fake Knative autoscaler and yield its URL."""
     listening, there = StrictAutoscaler(), threading.Event()
 
     async def main(stop: asyncio.Event) -> None:
@@ -68,8 +68,8 @@ STORE: Final = "s3://kelvin/versions"
 
 @contextlib.contextmanager
 def outside(objects: list[Json], place: Path) -> Iterator[tuple[LocalPaths, ApiServer]]:
-    """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
-    activator's reports.
+    """Run everything outside of our Deployments: real PostgreSQL and Redis, an S3 server, an API server, an
+    autoscaler.
     """
     with (
         PostgresServer() as postgres,
@@ -101,8 +101,8 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[LocalPaths, ApiS
 
 @pytest.mark.timeout(300)
 def test_every_probe_answers_over_mutual_tls(tmp_path: Path) -> None:
-    """All together: an activator is ready once it has heard the control plane, over mutual TLS by role. Each tells when
-    the certificate ends that it has for that.
+    """All run together. An activator is ready once it has the feed, over mutual TLS by role. Each exports the expiry of
+    its certificate.
     """
     objects = of_base()
     with (
@@ -111,7 +111,7 @@ def test_every_probe_answers_over_mutual_tls(tmp_path: Path) -> None:
         running(objects, "snapshotter", here) as snapshotter,
     ):
         activator.until("livenessProbe")
-        assert activator.probe("readinessProbe") == 503  # it has heard nobody yet
+        assert activator.probe("readinessProbe") == 503  # it has no feed yet
         with running(objects, "controlplane", here) as controlplane:
             for each in (controlplane, activator, snapshotter):
                 each.until("readinessProbe")
@@ -131,8 +131,8 @@ def test_every_probe_answers_over_mutual_tls(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGHUP])
 def test_ends_leave_no_traceback(tmp_path: Path, ended_by: signal.Signals) -> None:
-    """Whatever asks for an end, of each process: the control plane's under the feed that an activator reads. See
-    `running` for who looks, also at the ends by SIGTERM of other tests.
+    """Each process ends cleanly on each signal, the control plane while an activator reads its feed. `running` does the
+    checks.
     """
     objects = of_base()
     with (
@@ -147,8 +147,8 @@ def test_ends_leave_no_traceback(tmp_path: Path, ended_by: signal.Signals) -> No
 
 @pytest.mark.timeout(300)
 def test_a_certificate_of_another_role(tmp_path: Path) -> None:
-    """Is refused by its process: the check above would not pass with just any files."""
-    objects, secrets = of_base(), given("unix:///nobody.sock")  # it ends before it asks anybody
+    """Control: the process refuses it, so the test above needs the right files."""
+    objects, secrets = of_base(), given("unix:///nobody.sock")  # it ends before it connects to anything
     wrong = {**secrets, "kelvin-inner-activator": secrets["kelvin-inner-runtime"]}
     with (
         pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
@@ -160,7 +160,7 @@ def test_a_certificate_of_another_role(tmp_path: Path) -> None:
 @pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 @pytest.mark.timeout(300)
 def test_a_cache_agent(tmp_path: Path) -> None:
-    """By its command and its probes, which are programs; it isn't ready before it is there, nor after it was."""
+    """Its probes are commands. It is ready only while it runs."""
     objects = build_with_components("cache-agent")
     small = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 64 << 20}
     with serving() as buckets:

@@ -1,5 +1,5 @@
-"""`kelvin push` against what the base starts, by its Deployments' commands, settings and files: gated and sealed by the
-engine beside the snapshotter, registered with the control plane, and applied to the cluster.
+"""`kelvin push` against the base's processes: gated and sealed by the engine, registered with the control plane,
+applied to the cluster.
 """
 
 import subprocess
@@ -20,19 +20,19 @@ from tests.manifests.pod_processes import LocalPaths, RunningContainer, running
 from tests.manifests.test_processes import AUTHORITY, outside
 from tests.runtime.processes import poll_until
 
-# Less than the manifest's, as this machine has less; one slab for the model, one made ahead.
+# Less memory than in the manifest, for a small machine: one slab for the model, one in advance.
 SMALL: Final = {"KELVIN_HOST_BYTES": str(16 << 20), "KELVIN_SLAB_BYTES": str(4 << 20)}
 
 
 def trusted(here: LocalPaths) -> LocalPaths:
-    """Its front door has a certificate of this machine's name."""
+    """Give the front door a certificate for this machine's name."""
     front = AUTHORITY.sign(name="localhost")
     given = {"tls.crt": front.certificate, "tls.key": front.key}
     return replace(here, secrets={**here.secrets, "kelvin-front": given}, beside={**here.beside, **SMALL})
 
 
 def push(here: LocalPaths, door: RunningContainer, model: Path) -> "subprocess.CompletedProcess[str]":
-    """As a user types it."""
+    """Run `kelvin push` as a user does."""
     ca, key = here.place / "ca.pem", here.place / "admin.key"
     ca.write_bytes(AUTHORITY.pem)
     key.write_bytes(here.secrets["kelvin-keys"]["admin.key"])
@@ -42,14 +42,14 @@ def push(here: LocalPaths, door: RunningContainer, model: Path) -> "subprocess.C
 
 
 def services(api: ApiServer) -> set[str]:
-    """Knative's, of the tenant."""
+    """Return the tenant's Knative Services."""
     return {each["metadata"]["name"] for each in api.objects(SERVING, "Service", NAMESPACE)}
 
 
 @pytest.mark.timeout(400)
 def test_push_waits_for_an_engine(tmp_path: Path) -> None:
-    """Unavailable as long as there is no engine, and the same again once there is: then the version is there, and its
-    Service is applied. An engine that is gone again takes nothing of that along.
+    """Without an engine the push is refused as unavailable. With one the same push succeeds and its Service is applied.
+    That Service stays when the engine is gone.
     """
     objects, model = of_base(), make_tiny(tmp_path / "model", "llama")
     with (
@@ -78,7 +78,7 @@ def test_push_waits_for_an_engine(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_push_survives_a_change_of_leader(tmp_path: Path) -> None:
-    """While nobody leads a push is gated, and nothing comes of it; it waits for the next leader, and is done."""
+    """Without a leader the push is gated and waits. The next leader completes it."""
     objects, model = of_base(), make_tiny(tmp_path / "model", "llama")
     with (
         outside(objects, tmp_path) as (given, api),

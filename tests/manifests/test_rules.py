@@ -1,4 +1,4 @@
-"""Every object is contained, bounded, probed and by reference; and each rule goes red for an object that breaks it."""
+"""The base breaks no rule, and each rule fails for an object that breaks it."""
 
 import copy
 from collections.abc import Callable
@@ -45,19 +45,19 @@ def _budget(objects: list[Json], name: str) -> Json:
 
 
 def _policy(objects: list[Json]) -> Json:
-    """That of Services."""
+    """Return the admission policy for Services."""
     found: Json = find(objects, "ValidatingAdmissionPolicy", "kelvin-controlplane")["spec"]
     return found
 
 
 def _three(objects: list[Json]) -> list[Json]:
-    """Control planes, as with zones."""
+    """Set three control planes, as with zones."""
     find(objects, "Deployment", "controlplane")["spec"].update(replicas=3)
     return objects
 
 
 def test_base() -> None:
-    """All of it, as plain YAML and as it is built."""
+    """This holds for plain YAML and for the built objects."""
     assert rules.find_broken_rules(plain()) == []
     assert rules.find_broken_rules(of_base()) == []
 
@@ -265,17 +265,17 @@ HARMS: tuple[tuple[Harm, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("harm", "said"), HARMS, ids=[said for _, said in HARMS])
-def test_broken_manifest_rule_is_found(harm: Harm, said: str) -> None:
-    """Is told, with the object."""
+@pytest.mark.parametrize(("harm", "fault"), HARMS, ids=[fault for _, fault in HARMS])
+def test_broken_manifest_rule_is_found(harm: Harm, fault: str) -> None:
+    """The fault names the object."""
     objects = copy.deepcopy(plain())
     harm(objects)
-    assert [each for each in rules.find_broken_rules(objects) if each.startswith(said)]
+    assert [each for each in rules.find_broken_rules(objects) if each.startswith(fault)]
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_control_planes_are_updated_and_drained(replicas: int) -> None:
-    """As followers are ready. The control: if the leader alone were, an update would keep old pods for ever, and its
+    """Followers are ready, too. Control: if only the leader were ready, an update would keep old pods for ever, and its
     node could not be drained.
     """
     objects = of_base()
@@ -286,7 +286,7 @@ def test_control_planes_are_updated_and_drained(replicas: int) -> None:
 
 
 def test_the_control_plane_s_service_selects_the_leader() -> None:
-    """By the label that control planes write. They are told their pods' names. See `rules.admission` for other pods."""
+    """It selects by a label that control planes write to their own pods. `rules.admission` covers other pods."""
     objects = of_base()
     assert find(objects, "Service", "controlplane")["spec"]["selector"][ROLE] == LEADER
     template = find(objects, "Deployment", "controlplane")["spec"]["template"]

@@ -1,4 +1,4 @@
-"""Each object is one that an API server takes with strict field validation; what it would refuse is told."""
+"""Each object passes strict field validation, and invalid ones are reported."""
 
 import copy
 from collections.abc import Callable
@@ -12,24 +12,24 @@ from tests.manifests.schemas import problems
 Harm = Callable[[list[Json]], object]
 
 
-def _told(objects: list[Json]) -> list[str]:
+def _all_problems(objects: list[Json]) -> list[str]:
     return [each for obj in objects for each in problems(obj)]
 
 
 def test_base_fits_its_schemas() -> None:
-    """As plain YAML and as it is built."""
-    assert _told(plain()) == []
-    assert _told(of_base()) == []
+    """This holds for plain YAML and for the built objects."""
+    assert _all_problems(plain()) == []
+    assert _all_problems(of_base()) == []
 
 
-def test_names_are_told_once() -> None:
-    """No two objects are one."""
+def test_object_names_are_unique() -> None:
+    """No two objects have the same kind, namespace and name."""
     names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in of_base()]
     assert len(names) == len(set(names))
 
 
 def test_manifests_hold_only_referenced_yaml() -> None:
-    """`manifests/` holds nothing else, and no file that nothing names."""
+    """Every file is YAML and is named in its kustomization."""
     assert {path.suffix for path in files()} == {".yaml"}
     for directory in {path.parent for path in files()}:
         named = (directory / "kustomization.yaml").read_text()
@@ -65,31 +65,31 @@ HARMS: tuple[tuple[Harm, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("harm", "said"), HARMS, ids=[said for _, said in HARMS])
-def test_invalid_manifest_is_refused_with_its_path(harm: Harm, said: str) -> None:
-    """A field that there is not, one of another type, one that is missing: each with its path."""
+@pytest.mark.parametrize(("harm", "fault"), HARMS, ids=[fault for _, fault in HARMS])
+def test_invalid_manifest_is_refused_with_its_path(harm: Harm, fault: str) -> None:
+    """The faults are an unknown field, a wrong type and a missing field."""
     objects = copy.deepcopy(plain())
     harm(objects)
-    assert [each for each in _told(objects) if said in each]
+    assert [each for each in _all_problems(objects) if fault in each]
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "fault"),
     [
         pytest.param(
             {"selector": {"matchLabels": {"a": "b"}}, "podMetricsEndpoints": [{"port": "health"}]}, [], id="a good one"
         ),
         pytest.param(
-            {"selector": {}}, ["PodMonitor x: .spec.podMetricsEndpoints: must be there"], id="without its endpoints"
+            {"selector": {}}, ["PodMonitor x: .spec.podMetricsEndpoints: must be there"], id="missing endpoints"
         ),
         pytest.param(
             {"selector": {}, "podMetricsEndpoints": [{"prot": "health"}]},
             ["PodMonitor x: .spec.podMetricsEndpoints[0].prot: is no field"],
-            id="a field that there is not",
+            id="an unknown field",
         ),
     ],
 )
-def test_kinds_of_others(spec: Json, said: list[str]) -> None:
-    """By what their projects publish."""
+def test_kinds_of_others(spec: Json, fault: list[str]) -> None:
+    """The schemas are those that other projects publish."""
     about = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": {"name": "x"}}
-    assert problems({**about, "spec": spec}) == said
+    assert problems({**about, "spec": spec}) == fault

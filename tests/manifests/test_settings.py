@@ -1,4 +1,4 @@
-"""Every name in an environment is one that the product knows, with a value that it takes; every command is ours."""
+"""Every environment variable is a known setting with a valid value, and every command is ours."""
 
 import re
 
@@ -15,18 +15,18 @@ from tests.manifests.pod_processes import environment_of
 from tests.manifests.rules import DIGEST
 
 OTHERS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-BESIDE_BYTES = 3 << 30  # zygote, standby, agent: libraries and what a probe computes
+BESIDE_BYTES = 3 << 30  # zygote, standby, agent: libraries and the memory of a probe
 NOT_OURS_TO_SET = {"KELVIN_LIFELINE_FD", "KELVIN_LISTENER_FD", "KELVIN_POD"}
 
 
 def unknown(objects: list[Json]) -> list[str]:
-    """Names in the environments of our processes that have no effect."""
+    """Return variables of our processes that have no effect."""
     good = (KNOWN_SETTINGS | OTHERS) - NOT_OURS_TO_SET
     return [name for each in containers(objects) for name in environment_of(objects, each) if name not in good]
 
 
 def unused(objects: list[Json]) -> list[str]:
-    """Settings of a process that another one would read: a misplaced one has no effect either."""
+    """Return settings that their process does not read. A misplaced setting has no effect."""
     found = []
     for each in containers(objects):
         package = ROOT / each["command"][-1] if each.get("command", [""])[0] == "python" else None
@@ -43,7 +43,7 @@ def unused(objects: list[Json]) -> list[str]:
 
 
 def commands(objects: list[Json]) -> list[str]:
-    """Those that would not start, with what is wrong."""
+    """Return the commands that would not start, each with its fault."""
     found = []
     for each in containers(objects):
         words = [*each.get("command", ()), *each.get("args", ())]
@@ -58,7 +58,7 @@ def commands(objects: list[Json]) -> list[str]:
 
 
 def _refused(name: str, words: list[str]) -> list[str]:
-    """By the command's own parser: nothing is run."""
+    """Return the fault that the command's parser finds, without running it."""
     command: click.Command = main
     try:
         context = click.Context(main)
@@ -73,7 +73,7 @@ def _refused(name: str, words: list[str]) -> list[str]:
 
 
 def room_beside_the_host_tier(objects: list[Json]) -> int:
-    """Bytes of an engine's container."""
+    """Return the bytes of the engine's container beyond its host tier."""
     pod = pod_of(find(objects, "Deployment", "snapshotter"))
     assert pod is not None
     (engine,) = (each for each in pod["containers"] if each["name"] == "engine")
@@ -83,13 +83,13 @@ def room_beside_the_host_tier(objects: list[Json]) -> int:
 
 
 def test_manifest_settings_are_known() -> None:
-    """Known, and read by the process that is given them."""
+    """The process that gets a setting also reads it."""
     assert unknown(of_base()) == []
     assert unused(of_base()) == []
 
 
 def test_unknown_manifest_setting_is_found() -> None:
-    """Are found: a misspelt one, one of another process, one that is a supervisor's."""
+    """Control: a misspelt setting, one of another process, and one of a supervisor are found."""
     objects = plain()
     settings = find(objects, "ConfigMap", "kelvin-activator")["data"]
     settings |= {"KELVIN_QUEUE_REQUEST": "1", "KELVIN_LIFELINE_FD": "3", "KELVIN_SEAL_S": "600"}
@@ -98,29 +98,28 @@ def test_unknown_manifest_setting_is_found() -> None:
 
 
 def test_manifest_commands_are_ours() -> None:
-    """Each is a program of ours."""
     assert commands(of_base()) == []
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "fault"),
     [
         pytest.param(["python", "-P", "-m", "activater"], "x: no program activater", id="no such program"),
         pytest.param(["python", "-P", "-m", "activator", "--fast"], "x: ['python'", id="an argument of a process"),
         pytest.param(["kelvin", "serve"], "x: No such command", id="no such command"),
         pytest.param(["kelvin", "status", "--fast"], "x: No such option", id="no such option"),
-        pytest.param(["sh", "-c", "true"], "x: ['sh'", id="somebody else's"),
+        pytest.param(["sh", "-c", "true"], "x: ['sh'", id="a foreign command"),
     ],
 )
-def test_unknown_manifest_command_is_found(command: list[str], said: str) -> None:
-    """Are found without running anything."""
+def test_unknown_manifest_command_is_found(command: list[str], fault: str) -> None:
+    """No command is run."""
     objects = plain()
     next(containers(objects)).update(name="x", command=command)
-    assert commands(objects)[0].startswith(said)
+    assert commands(objects)[0].startswith(fault)
 
 
 def test_a_drain_is_let_end() -> None:
-    """The time until a kill covers the pause before it, the drain, and the last records."""
+    """The grace period covers the pause before the drain, the drain, and the last records."""
     objects = of_base()
     pod = pod_of(find(objects, "Deployment", "activator"))
     assert pod is not None
@@ -131,7 +130,7 @@ def test_a_drain_is_let_end() -> None:
 
 
 def test_memory_holds_what_is_let_in() -> None:
-    """Bodies and queues of an activator at their bounds fit, with as much again for the process."""
+    """The limits of bodies and queues fit twice into an activator's memory, which leaves as much for the process."""
     limit = next(containers(of_base()))["resources"]["limits"]["memory"]
     assert limit.endswith("Gi")
     held = DEFAULTS["KELVIN_BODY_BYTES_IN_ALL"] + DEFAULTS["KELVIN_QUEUE_BYTES_IN_ALL"]
@@ -139,7 +138,7 @@ def test_memory_holds_what_is_let_in() -> None:
 
 
 def test_weights_that_are_judged_fit() -> None:
-    """An engine's container holds the host tier, and what is beside it: both are told in one place each."""
+    """The engine's container has room beside its host tier. Control: a larger host tier does not fit."""
     objects = of_base()
     room = room_beside_the_host_tier(objects)
     assert room >= BESIDE_BYTES
@@ -148,7 +147,7 @@ def test_weights_that_are_judged_fit() -> None:
 
 
 def test_every_role_has_its_certificate() -> None:
-    """A process that is one of the roles mounts that role's files."""
+    """Each process mounts the certificate of its own role."""
     for obj in of_base():
         if (pod := pod_of(obj)) is not None:
             role = Role(obj["metadata"]["name"])
@@ -157,33 +156,33 @@ def test_every_role_has_its_certificate() -> None:
 
 
 def test_what_replicas_are_told() -> None:
-    """The image by its digest; the store, the addresses and the fields that others of these objects name."""
+    """The image is a digest. Store, addresses and features agree with the other objects."""
     objects = of_base()
-    told = find(objects, "ConfigMap", "kelvin-controlplane")["data"]
-    assert DIGEST.fullmatch(told["KELVIN_CLUSTER_IMAGE"])
+    settings = find(objects, "ConfigMap", "kelvin-controlplane")["data"]
+    assert DIGEST.fullmatch(settings["KELVIN_CLUSTER_IMAGE"])
     (control,) = [each for each in containers(objects) if each["name"] == "controlplane"]
     store = find(objects, "ConfigMap", "kelvin-snapshotter")["data"]["KELVIN_STORE"]
     assert environment_of(objects, control)["KELVIN_CLUSTER_STORE"] == store
     others = find(objects, "ConfigMap", "kelvin-activator")["data"]
-    assert told["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
-    assert told["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]
+    assert settings["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
+    assert settings["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]
     on = find(knative(), "ConfigMap", "config-features")["data"]
     zero = {ZERO_INITIAL_SCALE} & find(knative(), "ConfigMap", "config-autoscaler")["data"].keys()
     assert zero
-    assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys() | zero
-    assert find(objects, "PriorityClass", told["KELVIN_CLUSTER_PRIORITY_CLASS"])
+    assert set(settings["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys() | zero
+    assert find(objects, "PriorityClass", settings["KELVIN_CLUSTER_PRIORITY_CLASS"])
 
 
 def test_how_a_database_is_trusted() -> None:
-    """By its name, and by roots that are in the image: where psycopg's libpq takes the system's to be is nothing."""
-    told = find(of_base(), "ConfigMap", "kelvin-controlplane")["data"]
-    asked = conninfo_to_dict(told["KELVIN_DATABASE"])
-    assert asked["sslmode"] == "verify-full"
-    assert f"test -s {asked['sslrootcert']} " in (ROOT / "Dockerfile").read_text()
+    """It is verified by name, with roots that are in the image. The default path of psycopg's libpq is empty there."""
+    settings = find(of_base(), "ConfigMap", "kelvin-controlplane")["data"]
+    conninfo = conninfo_to_dict(settings["KELVIN_DATABASE"])
+    assert conninfo["sslmode"] == "verify-full"
+    assert f"test -s {conninfo['sslrootcert']} " in (ROOT / "Dockerfile").read_text()
 
 
 def test_what_knative_has_to_allow() -> None:
-    """The renderer's fields are on, but for directories of the nodes, and its longest timeout is taken."""
+    """Every field that the renderer uses is enabled, except host paths, and its longest timeout is allowed."""
     on = find(knative(), "ConfigMap", "config-features")["data"]
     wanted = {each.flag for each in FEATURES if each is not HOST_PATH}
     assert wanted == {name for name, value in on.items() if value == "enabled"}

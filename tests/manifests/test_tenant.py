@@ -1,4 +1,4 @@
-"""The namespace of a tenant: what `kelvin cluster tenant` prints is what the manifests have for `default`."""
+"""A tenant's namespace: `kelvin cluster tenant` prints what the manifests have for `default`."""
 
 import json
 
@@ -25,14 +25,14 @@ ACME = Pod("kelvin-acme", RUNTIME)
 
 
 def printed(*more: str, tenant: str = "acme") -> tuple[list[Json], str]:
-    """What the command prints, and what it says beside."""
+    """Return the printed objects and the text on stderr."""
     done = CliRunner().invoke(main, ["cluster", "tenant", tenant, *more])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)["items"], done.stderr
 
 
 def lacks(objects: list[Json], tenant: str, needs: NamespaceRequirements) -> tuple[str, ...]:
-    """What the control plane would say of a namespace that consists of these."""
+    """Return what the control plane would find missing in a namespace with these objects."""
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     seen = ObservedNamespace(
         find(objects, "Namespace", f"kelvin-{tenant}")["metadata"]["labels"],
@@ -45,7 +45,7 @@ def lacks(objects: list[Json], tenant: str, needs: NamespaceRequirements) -> tup
 
 
 def test_manifests_and_command_agree() -> None:
-    """Object by object, for the tenant that the base has."""
+    """The base's tenant has the same objects."""
     base = of_base()
     for made in render_namespace("default", NamespaceRequirements.of(renders(base)), "kelvin"):
         (there,) = [
@@ -59,7 +59,7 @@ def test_manifests_and_command_agree() -> None:
 
 
 def test_a_printed_namespace_is_complete() -> None:
-    """The control plane finds nothing missing in it; without any one of the objects it does."""
+    """Nothing is missing. Without any one of the objects something is."""
     objects, _ = printed()
     needs = NamespaceRequirements.of(renders(of_base()))
     assert [each for obj in objects for each in problems(obj)] == []
@@ -69,7 +69,7 @@ def test_a_printed_namespace_is_complete() -> None:
 
 
 def test_a_printed_namespace_is_closed() -> None:
-    """Activators reach its replicas, no other tenant's pod does, and its replicas reach no other tenant's."""
+    """Activators reach its replicas. Other tenants' pods do not, nor do its replicas reach them."""
     objects = [*of_base(), *printed()[0]]
     assert may(objects, ACTIVATOR, ACME, 8012)
     assert may(objects, ACME, CONTROLPLANE, 7500)
@@ -79,7 +79,7 @@ def test_a_printed_namespace_is_closed() -> None:
 
 
 def test_a_printed_namespace_lets_the_store_s_port_through() -> None:
-    """That of the URL; 443 where it names none."""
+    """The port is the URL's, or its scheme's default."""
     for url, port in (
         ("s3://ours/versions", 443),
         ("s3://ours/versions?endpoint=https://s3.example.com", 443),
@@ -91,17 +91,17 @@ def test_a_printed_namespace_lets_the_store_s_port_through() -> None:
 
 
 def test_secrets_are_named_and_not_printed() -> None:
-    """On stderr, with their keys: one that pods don't need is left out."""
-    objects, said = printed("--trust", "kelvin-trust")
+    """They are named on stderr. A secret that pods do not need is left out."""
+    objects, stderr = printed("--trust", "kelvin-trust")
     assert {each["kind"] for each in objects} == {"Namespace", "NetworkPolicy", "RoleBinding"}
-    assert "kelvin-acme" in said
+    assert "kelvin-acme" in stderr
     for name in ("secret kelvin-inner-runtime", "secret kelvin-store", "config map kelvin-trust"):
-        assert name in said
+        assert name in stderr
     assert "kelvin-store" not in printed("--store-secret", "")[1]
 
 
 def test_rights_are_the_tenant_s_namespace_s() -> None:
-    """The binding gives the control plane its rights there, by a role that the base has, and no rule is broken."""
+    """The binding gives the control plane a role of the base in that namespace, and breaks no rule."""
     base, (*_, binding) = of_base(), printed()[0]
     assert binding["metadata"]["namespace"] == "kelvin-acme"
     assert find(base, "ClusterRole", binding["roleRef"]["name"])
@@ -109,7 +109,7 @@ def test_rights_are_the_tenant_s_namespace_s() -> None:
 
 
 def test_what_pods_mount_may_be_looked_for() -> None:
-    """The role lets the control plane ask for each secret that its settings name, and for nothing else."""
+    """The role allows reading the secrets that the settings name, and no others."""
     base = of_base()
     role = find(base, "ClusterRole", "kelvin-tenant")
     named = {name for rule in role["rules"] if rule["resources"] == ["secrets"] for name in rule["resourceNames"]}
@@ -118,7 +118,7 @@ def test_what_pods_mount_may_be_looked_for() -> None:
 
 @pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 def test_a_cache_on_the_node() -> None:
-    """A namespace whose pods mount a directory of their node is as the component has it."""
+    """With `--node-cache` the namespace has the labels of the component."""
     objects, _ = printed("--node-cache", tenant="default")
     labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
     there = find(build_with_components("cache-agent"), "Namespace", "kelvin-default")["metadata"]["labels"]
@@ -128,6 +128,6 @@ def test_a_cache_on_the_node() -> None:
 
 
 def test_a_name_that_is_no_tenant_s_is_refused() -> None:
-    """Before anything is printed."""
+    """Nothing is printed."""
     done = CliRunner().invoke(main, ["cluster", "tenant", "-pools"])
     assert (done.exit_code, done.stdout) == (2, "")
