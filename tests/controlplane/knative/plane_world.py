@@ -340,5 +340,5 @@ async def running_pools(
 
 
 async def deliver_at_once(revision: int, timeout_s: float) -> bool:
-    """Stand in for `FeedHub.wait_until_delivered`, since nobody reads the feed on a socket here."""
+    """Stand in for `FeedHub.wait_until_delivered`, because no reader here has a socket."""
     return True
