@@ -47,7 +47,7 @@ def test_division_follows_ieee_754(dividend: float, divisor: float, want: float)
     ],
 )
 def test_larger_and_smaller(one: float, other: float, largest: float, smallest: float) -> None:
-    """The maximum of infinity and NaN is infinity. Every other comparison with NaN gives NaN."""
+    """Infinity wins over NaN as the maximum, minus infinity as the minimum. Other pairs with NaN give NaN."""
     assert same(go_max(one, other), largest)
     assert same(go_min(one, other), smallest)
 
