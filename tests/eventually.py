@@ -23,7 +23,6 @@ async def eventually(holds: Callable[[], object], what: str = "the condition") -
 
 def wait(is_so: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
     """Block until `is_so()` is true. Fails after `limit_s` and names `what`.
-
     Pauses grow, because other processes need the cores.
     """
     limit, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S

@@ -21,7 +21,6 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 @contextmanager
 def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threading.Thread]:
     """Run `main(stop)` in a thread until the block ends, on uvloop if `quick`. Yield the thread.
-
     The thread ends early if `main` returns. An error of `main` is raised when the block ends.
     """
     begun = threading.Event()

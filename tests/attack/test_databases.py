@@ -90,7 +90,6 @@ def test_keys_and_budgets_after_a_database_error(
     ground: Ground, scratch: Path, tiny: Path, fault: Callable[[Ground], None]
 ) -> None:
     """During three faults, a key is created or refused as retryable, and other requests are answered.
-
     Afterwards a new key works until the key is revoked, and a budget of one micro-unit stops all requests.
     """
     name = f"spender-{time.time_ns()}"
@@ -127,7 +126,6 @@ def test_keys_and_budgets_after_a_database_error(
 
 def test_stalled_database(ground: Ground) -> None:
     """While the server stalls, a change is refused as retryable and requests are answered, also by a model at zero.
-
     Afterwards changes succeed again.
     """
     ground.tenant.run("stop", "m")

@@ -121,7 +121,6 @@ def _others(ground: Ground, before: int) -> list[psutil.Process]:
 
 def test_nested_key_set(ground: Ground, scratch: Path) -> None:
     """An issuer that answers with 100,000 nested lists does no harm: API keys and known tokens are still accepted.
-
     The activator stays the same process, and takes the next sound key set.
     """
     assert ground.with_token(scratch) == 200
@@ -145,7 +144,6 @@ def test_nested_key_set(ground: Ground, scratch: Path) -> None:
 
 def test_door_change_that_fails(ground: Ground) -> None:
     """A hot restart that fails leaves the old activator serving, and the command says why.
-
     Two failures: the new activator can't read a setting, or is killed while it starts. The next restart succeeds.
     """
     good = ground.settings.read_text()
@@ -271,7 +269,6 @@ def _abort(port: int, hello: bytes, *, is_answered: bool) -> None:
 
 def test_aborted_handshakes(ground: Ground) -> None:
     """Thousands of aborted TLS handshakes leave a bystander served, and the second half adds no memory.
-
     Half are cut within the client hello, half after the server's answer.
     """
 
@@ -309,7 +306,6 @@ def test_killed_while_a_model_is_at_zero(ground: Ground, service: str) -> None:
 @pytest.mark.parametrize("killed", [1, 2], ids=["one of two", "both"])
 def test_replicas_killed_while_requests_queue(ground: Ground, payer: Tenant, killed: int) -> None:
     """When replicas are killed under a queue, each request is answered or fails with the loss, and is billed once.
-
     One or both of two replicas are killed, twice. The activator survives, and the same requests then all succeed.
     """
     _to_zero(ground)  # both replicas need free device slots
@@ -394,7 +390,6 @@ IMPOSTORS: Final = {
 @pytest.mark.parametrize("answer", IMPOSTORS.values(), ids=IMPOSTORS.keys())
 def test_another_server_in_place_of_a_replica(ground: Ground, payer: Tenant, answer: bytes) -> None:
     """Requests sent to a foreign server on a dead replica's socket are answered by the other replica.
-
     The control plane is stopped, so that the activator is not told of the death.
     """
     path = "/admin/v1/models/m/scale"

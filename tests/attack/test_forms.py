@@ -53,7 +53,6 @@ def test_upgrade_smuggles_no_request(
     up: Installation, victim: Tenant, upgrade: tuple[str, ...], is_chunked: bool
 ) -> None:
     """A request hidden in the body of an upgrade request is not run.
-
     A proxy reuses the connection for a second caller, who gets the answer to their own request and no other.
     """
     inner = request(up, BODY)
@@ -144,7 +143,6 @@ def test_retry_hint_is_reachable(up: Installation, victim: Tenant, scratch: Path
 
 def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: Path) -> None:
     """While another process holds the database's write lock, requests are answered and changes are refused with 503.
-
     Afterwards a budget of one micro-unit stops all requests.
     """
     spender = make_tenant(up, "locked", scratch)

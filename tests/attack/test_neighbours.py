@@ -86,7 +86,6 @@ def scale(tenant: Tenant, model: str, **values: object) -> Any:
 
 def test_flooded_filters(ground: Ground) -> None:
     """While one tenant floods the filters, another's requests are answered, and no card number passes its stop rule.
-
     The victim's policy allows what the filters could not check in time.
     """
     with ExitStack() as flood:
@@ -125,7 +124,6 @@ def test_card_number_as_it_is_written(ground: Ground, card: str) -> None:
 
 def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
     """An answer that passed while the filters hung is not repeated from the cache or for its idempotency key.
-
     The same request is stopped once the filters are back.
     """
     body = {"model": "m", "prompt": f"pay {CARD}", "max_tokens": 2, "temperature": 0}
@@ -168,7 +166,6 @@ def _longest_gap(tenant: Tenant, tokens: int) -> float:
 
 def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
     """Megabyte prompts for a model of 4,096 positions are refused by length, and barely delay a stream beside them.
-
     Thirty prompts, six at once. The stream may pause for a second, or ten times its pause alone.
     """
     alone = _longest_gap(ground.victim, 600)
@@ -186,7 +183,6 @@ def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
 
 def test_pinned_slots_while_another_waits(ground: Ground, scratch: Path, tiny: Path) -> None:
     """A minimum scale above the tenant's share of the device slots is refused with the numbers.
-
     The highest allowed minimum still leaves a slot for a tenant that comes later.
     """
     assert ground.victim.complete(model="p").status == 200
@@ -262,7 +258,6 @@ def _guest_load(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
 
 def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
     """A guest's queue does not delay the owner: time to first token (95th percentile) at most doubles.
-
     It is compared with a guest that takes the same slots without a queue, since a full batch is slower for everyone.
     """
     owner = make_tenant(ground.up, "owner", scratch)

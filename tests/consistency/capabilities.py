@@ -104,7 +104,6 @@ def sentences(section: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page."""
     PAGE.write_text(page(capabilities(TABLE.read_text())))
 
 

@@ -40,7 +40,6 @@ def _last(base: ast.expr) -> str:
 
 def replaced_structs(tree: ast.Module, kinds: Kinds) -> list[int]:
     """Return the lines that call `dataclasses.replace` on a struct.
-
     The argument is annotated as a struct, or the replaced fields exist only on structs.
     """
     own = {

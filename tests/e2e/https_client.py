@@ -78,7 +78,6 @@ def ask(
     timeout_s: float = 120.0,
 ) -> Answer:
     """Make one call with this key and additional headers, on a new connection.
-
     Raises TimeoutError if nothing arrives for `timeout_s`.
     """
     connection = connect(kelvin)

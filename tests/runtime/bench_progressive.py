@@ -1,8 +1,8 @@
 """`python -m tests.runtime.bench_progressive [ROUNDS] [WORD]`: what it saves to lend a version while it is filled.
 
 Half a gigabyte from a cold disk and from a throttled store, progressive and whole in turns. Measured are a restore
-until the engine could begin, and a copy through a ring of buffers, as to a device, but into this process's memory and
-without checksums, which would take a CPU longer than all the rest. WORD selects benchmarks by name. Prints only.
+until the engine could begin, and a copy through a ring of buffers, as to a device. The copy goes into this process's
+memory, without checksums, which would take a CPU longer than all the rest. WORD selects cases by name. Prints only.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """`python -m tests.runtime.measure_sleep [--large]`: measure wakes from both sleep levels, and starts from zero.
 
-Real processes, medians of seven rounds, all cases in turns: asleep with weights (level 1), without them (level 2), and
-a
-warmed-up standby; the last two with the version in host memory and on disk. Times until ready and until the first
+Real processes, medians of seven rounds, all cases in turns: asleep with weights (level 1), without them (level 2),
+and a warmed-up standby; the last two with the version in host memory and on disk. Times until ready and until the first
 token, and private memory during the wait. Not a test: other load counts. `--large` uses half a gigabyte.
 """
 

@@ -141,7 +141,7 @@ class MemoryLease:
         return Weights(self, views)
 
     def acquire(self, tenant: str, version: str) -> Weights:
-        """Implement `AcquireLease`."""
+        """Lease the weights, like `AcquireLease`. Raises NotFound for another version."""
         if version != self.version.id:
             raise Refused(NotFound("version", version))
         return self.weights()

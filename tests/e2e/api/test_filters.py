@@ -77,7 +77,6 @@ def _ask(kelvin: Installation, model: str, prompt: str = "", **fields: object) -
 
 def test_filtered_answers_are_redacted(filtering: Installation, talkative: Talkative) -> None:
     """Streamed, whole and cached answers are redacted, and a prompt with a card number is refused.
-
     Without the policy the model's full text is returned. Usage counts the computed tokens.
     """
     whole, streamed = _ask(filtering, "filtered"), _ask(filtering, "filtered", stream=True)
@@ -101,7 +100,6 @@ def test_filtered_answers_are_redacted(filtering: Installation, talkative: Talka
 
 def test_filtered_answer_streams(filtering: Installation) -> None:
     """A long filtered answer is streamed in pieces.
-
     Their number depends on the machine: a piece holds what the engine made while the filters checked the piece before.
     `tests/runtime/surface/test_filter_pipeline.py` tests the timing.
     """
@@ -114,7 +112,6 @@ def test_filtered_answer_streams(filtering: Installation) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_lost_filters_are_replaced(filtering: Installation, talkative: Talkative, number: signal.Signals) -> None:
     """While filters are killed or hung, no address passes: answers are redacted or refused.
-
     The watchdog kills hung ones. `test_hung_processes.py` tests other services.
     """
     _ask(filtering, "filtered")

@@ -21,12 +21,8 @@ pytestmark = pytest.mark.deep
 
 DOCUMENT = json.loads((DOCS / "openapi-v1.json").read_text())
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 2, "temperature": 0}
-TEXT = {
-    "model": "llama",
-    "prompt": "w1 w2",
-    "max_tokens": 2,
-    "temperature": 0,
-}  # greedy, because a sampled end token could come first
+# Greedy, because a sampled end token could come first.
+TEXT = {"model": "llama", "prompt": "w1 w2", "max_tokens": 2, "temperature": 0}
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/chat/completions"): CHAT,
     ("POST", "/v1/completions"): TEXT,
@@ -47,7 +43,6 @@ def asked(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> str
 
 def filled(request_id: str) -> Any:
     """The document with examples of things that exist, and short answers.
-
     Deadlines are left out: their refusals are rightly 5xx.
     """
     document = copy.deepcopy(DOCUMENT)

@@ -156,9 +156,7 @@ def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, else
     assert json.loads(raw)["usage"]["completion_tokens"] == 3
     kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
     assert kelvin.door.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
-    assert not [
-        line for line in log_lines(kelvin) if "activator lost" in line["message"]
-    ]  # the control plane can't see this activator's spool
+    assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # though its spool is away
 
 
 def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: Elsewhere, qwen2: Path) -> None:

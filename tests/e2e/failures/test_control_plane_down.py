@@ -108,7 +108,6 @@ def _recorded(kelvin: Installation, answers: list[Answer]) -> None:
 
 def test_ready_models_serve_without_a_control_plane(kelvin: Installation) -> None:
     """A ready model answers from the feed on disk, and each request is billed once later.
-
     Negative control: without that feed, requests are refused.
     """
     before = _served(kelvin)
@@ -133,7 +132,6 @@ def test_ready_models_serve_without_a_control_plane(kelvin: Installation) -> Non
 
 def test_a_version_at_zero_wakes_without_a_control_plane(kelvin: Installation) -> None:
     """A model at zero starts once on the parked standby, and a second model gets no slot.
-
     The next control plane adopts the replica, and its lifetime and requests are billed.
     """
     kelvin.to_zero("llama")

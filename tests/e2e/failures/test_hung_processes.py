@@ -58,7 +58,6 @@ def _replaced(kelvin: Installation, before: dict[str, int], number: signal.Signa
 
 def test_every_hung_process_is_replaced(kelvin: Installation) -> None:
     """When all services and a replica hang, all are replaced, requests succeed, and `kelvin status` names them.
-
     If killed services start slowly here, the limit is KILLED_S plus twice that time.
     """
     start_s = _replaced(kelvin, _pids(kelvin), signal.SIGKILL)

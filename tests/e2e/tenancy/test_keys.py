@@ -40,9 +40,7 @@ def test_a_tenant_from_its_first_key_to_its_end(kelvin: Installation, tmp_path: 
     trail = run(kelvin, "audit", "list", *own)
     for what in ("operator", "tenant.created", "key.created", "key.rotated", "key.revoked", key_id):
         assert what in trail
-    assert "tenant.created" in run(
-        kelvin, "audit", "list", "--tenant", "bravo"
-    )  # the operator's read is recorded in the audit log
+    assert "tenant.created" in run(kelvin, "audit", "list", "--tenant", "bravo")  # this read is recorded
     assert "access.audit" in run(kelvin, "audit", "list", *own)
     assert "access: 0 days" in run(kelvin, "audit", "windows", "--tenant", "bravo", "--set", "access=0")
     assert "bravo: 1 entries expired" in run(kelvin, "audit", "expire", "--tenant", "bravo")

@@ -48,10 +48,8 @@ ALONE = BatchObservation(requests=1, joined=0, waited_s=0.0, compute_s=0.010)
         pytest.param(
             0.004, BatchObservation(4, 0, 0.0, 0.012), 0.004 / 2, id="company that was there anyway is no reason"
         ),
-        pytest.param(0.004, BatchObservation(1, 0, 0.004, 0.010), 0.002, id="no request joined: halved"),
-        pytest.param(
-            FIRST_WAIT_S, BatchObservation(1, 0, FIRST_WAIT_S, 0.010), 0.0, id="no request joined again: closed"
-        ),
+        pytest.param(0.004, BatchObservation(1, 0, 0.004, 0.010), 0.002, id="none joined: halved"),
+        pytest.param(FIRST_WAIT_S, BatchObservation(1, 0, FIRST_WAIT_S, 0.010), 0.0, id="none joined again: closed"),
     ],
 )
 def test_window_doubles_if_sharing_paid(wait_s: float, batch: BatchObservation, want_s: float) -> None:

@@ -43,9 +43,7 @@ def of(tenant: str, tokens: int) -> SequenceState:
         pytest.param([prompt(1), prompt(50)], [(0, 1), (1, 39)], id="a one-token prompt is a prefill, no decode"),
         pytest.param([prompt(50), of("b", 5)], [(0, 5), (1, 5)], id="another tenant's short prompt does not wait"),
         pytest.param([prompt(50), prompt(50), of("b", 50)], [(0, 5), (2, 5)], id="owner and guest have equal parts"),
-        pytest.param(
-            [of("b", 50), of("c", 2), of("d", 50)], [(0, 4), (1, 2), (2, 4)], id="an unused part goes to others"
-        ),
+        pytest.param([of("b", 50), of("c", 2), of("d", 50)], [(0, 4), (1, 2), (2, 4)], id="unused parts are shared"),
         pytest.param([of("b", 50), of("c", 50), prompt(50)], [(0, 3), (1, 2), (2, 5)], id="the owner has half"),
         pytest.param([of("b", 2), prompt(50)], [(0, 2), (1, 8)], id="and what guests leave"),
         pytest.param(

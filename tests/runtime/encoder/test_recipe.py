@@ -141,7 +141,7 @@ def test_refused(changes: dict[str, Any], path: str, rule: str) -> None:
         pytest.param({"is_decoder": True}, "'is_decoder'", id="an encoder as a decoder"),
         pytest.param({"position_embedding_type": "relative_key"}, "must be 'absolute'", id="relative positions"),
         pytest.param({"quantization_config": {"bits": 8}}, "is quantised", id="quantised"),
-        pytest.param({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000", id="layers galore"),
+        pytest.param({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000", id="too many layers"),
     ],
 )
 def test_refused_by_config(changes: dict[str, Any], rule: str) -> None:

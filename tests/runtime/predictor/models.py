@@ -45,7 +45,7 @@ def graph(
     weights: Mapping[str, Any] | None = None,
     opsets: Sequence[Any] = OPSETS,
 ) -> Any:
-    """Return a `ModelProto`."""
+    """Return an ONNX model of these nodes."""
     initializers = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     made = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     return helper.make_model(made, opset_imports=opsets, ir_version=8)

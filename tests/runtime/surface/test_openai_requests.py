@@ -119,7 +119,7 @@ CHAT_REFUSALS: list[Any] = [
         id="tool",
     ),
     pytest.param(
-        {"messages": [{"role": "user"}]}, "messages[0].content=null: is required", id="a user who says nothing"
+        {"messages": [{"role": "user"}]}, "messages[0].content=null: is required", id="a user without content"
     ),
     pytest.param(
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
