@@ -30,7 +30,9 @@ K = TypeVar("K")
 def steps_for_wait(
     ladder: Sequence[DegradationStep], wait_s: float, priority_class: PriorityClass, *, is_start: bool = False
 ) -> tuple[DegradationStep, ...]:
-    """Return the steps to try for this wait, in order. A shorter output does not help against a start."""
+    """Return the steps to try for this expected wait, those of the longest wait first. `ladder` ascends by `wait_s`. A
+    shorter output does not help against a start.
+    """
     patience = PATIENCE[priority_class]
     return tuple(
         step

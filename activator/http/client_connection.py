@@ -35,9 +35,9 @@ class ClientConnection(asyncio.Protocol):
         self._listener_state = listener_state
         self._limits = listener_state.limits
         self._is_open = False
-        self.is_full = False
+        self.is_full = False  # the socket takes no more data for now
         self._taken = asyncio.Event()  # set when data was sent, or the client left
-        self._gone: Callable[[], None] | None = None
+        self._on_gone: Callable[[], None] | None = None
         self._idle_s = listener_state.limits.idle_s
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -73,18 +73,18 @@ class ClientConnection(asyncio.Protocol):
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` once if the client leaves before its response is complete, or has left already."""
-        self._gone = gone
+        self._on_gone = gone
         if not self._is_open:
             self._loop.call_soon(lambda: self._client_left(is_answered=False))
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
         """Stop watching. With `gone`, do nothing if another callback has replaced it."""
-        if gone is None or gone == self._gone:
-            self._gone = None
+        if gone is None or gone == self._on_gone:
+            self._on_gone = None
 
     def _client_left(self, *, is_answered: bool) -> None:
         """Call the watcher, unless the client has its whole response."""
-        gone, self._gone = self._gone, None
+        gone, self._on_gone = self._on_gone, None
         if gone is not None and not is_answered:
             gone()
 
@@ -130,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_full = True
 
     def resume_writing(self) -> None:
-        self.is_full = False
+        self.is_full = False  # the socket takes no more data for now
         self.raw_drained()
 
     def raw_drained(self) -> None:

@@ -94,7 +94,7 @@ class RequestResponseCycle:
         self._writer = writer
         self._parts: list[bytes] = []
         self._size = 0  # of `_parts`
-        self._is_end_news = False  # the end of the body has not been delivered to `receive`
+        self._is_end_news = False  # the end of the body has arrived, and `receive` has not returned it yet
         self._waiter: asyncio.Future[None] | None = None
         self._head: bytes | None = None  # waits for the first bytes of the body
         self._chunked = False

@@ -114,7 +114,7 @@ class RateLimits:
 
 
 def _rate_headers(kind: str, rate_status: RateStatus) -> Headers:
-    """Return OpenAI's three rate-limit headers of this kind."""
+    """Return OpenAI's headers of this kind, such as x-ratelimit-remaining-tokens."""
     facts = (
         ("limit", rate_status.limit),
         ("remaining", rate_status.remaining),

@@ -191,13 +191,15 @@ class Attempts:
                 assert second is not None
                 slot.release_after(upstream.cancel_task)
             except (UpstreamLost, UpstreamRejected) as failed:
-                if not _may_follow(failed) or (second := await hedged_request.second()) is None:
+                if not _may_hedge_answer(failed) or (second := await hedged_request.second()) is None:
                     raise
                 slot.release_after(None)
             await self._relay_hedge(inference_request, client_response, second)
         except (UpstreamLost, UpstreamRejected) as failed:
             hedged_request.end()
-            if _may_follow(failed):  # a retry may go to the same replica, which must have dropped the request by then
+            if _may_hedge_answer(
+                failed
+            ):  # a retry may go to the same replica, which must have dropped the request by then
                 await hedged_request.wait_settled()
             raise
         finally:
@@ -291,8 +293,8 @@ def _record_cost(inference_request: InferenceRequest, slot: Slot, upstream: Upst
     slot.tokens = cost.prompt_tokens + cost.completion_tokens
 
 
-def _may_follow(failed: UpstreamLost | UpstreamRejected) -> bool:
-    """Return whether another replica may answer after this failure."""
+def _may_hedge_answer(failed: UpstreamLost | UpstreamRejected) -> bool:
+    """Return whether the other attempt of a hedged request may answer after this failure."""
     return (
         failed.before_response
         if isinstance(failed, UpstreamLost)

@@ -195,14 +195,16 @@ def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
 class _InjectionTarget:
     """A model at zero, whole on NVMe, and those of its chunks that are in only one pack of the store."""
 
-    def __init__(self, kelvin: Installation, source: random.Random) -> None:
-        self.kelvin, self.source = kelvin, source
+    def __init__(self, kelvin: Installation, randomness: random.Random) -> None:
+        self.kelvin, self.randomness = kelvin, randomness
         self.right = self.ask()[0]
         if self.right is None:
             raise InstallationFailed("the model does not answer before anything is damaged")
-        self.packs = _packs_of(kelvin)
-        longest = max(length for _, _, length in self.packs.values())
-        self.digests = sorted(digest for digest, (_, _, length) in self.packs.items() if length == longest)
+        self.place_by_digest = _place_by_digest(kelvin)
+        longest = max(length for _, _, length in self.place_by_digest.values())
+        self.longest_chunks = sorted(
+            digest for digest, (_, _, length) in self.place_by_digest.items() if length == longest
+        )
         self.rest()
 
     def ask(self) -> tuple[str | None, str]:
@@ -222,33 +224,33 @@ class _InjectionTarget:
         self.kelvin.forget("host")
 
     def files(self) -> dict[str, Path]:
-        return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.packs}
+        return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.place_by_digest}
 
     def faults(self) -> int:
         """Return the agent's count of faulty chunks on NVMe."""
         return sum(self.kelvin.cache()["chunk_faults"].get("nvme", {}).values())
 
     def body(self, digest: str) -> bytes:
-        pack, offset, length = self.packs[digest]
+        pack, offset, length = self.place_by_digest[digest]
         with pack.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
     def damaged(self, digest: str, kind: str) -> bytes:
         """Return the chunk's bytes, damaged in this way. They differ, because a random model has no chunk of zeroes."""
-        other = self.source.choice([each for each in self.digests if each != digest])
-        return ALL[kind](self.body(digest), self.body(other), self.source)
+        other = self.randomness.choice([each for each in self.longest_chunks if each != digest])
+        return ALL[kind](self.body(digest), self.body(other), self.randomness)
 
     def write_pack(self, digest: str, body: bytes) -> None:
         """Overwrite the chunk in its pack with bytes of the same length."""
-        pack, offset, _ = self.packs[digest]
+        pack, offset, _ = self.place_by_digest[digest]
         pack.chmod(0o600)
         with pack.open("r+b") as file:
             file.seek(offset)
             file.write(body)
 
 
-def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
+def _place_by_digest(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
     """Return pack, offset and length of each chunk that is in only one pack, so that no other copy can heal it."""
     found: dict[str, list[tuple[Path, int, int]]] = {}
     store = kelvin.data / "store" / TENANT
@@ -265,7 +267,7 @@ def _inject_damage(plan: IntegrityPlan, target: _InjectionTarget) -> tuple[list[
     injured: list[InjectedDamage] = []
     while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
         plan.tell(f"NVMe: {left} more")
-        injured.append(_on_nvme(target, min(left, AT_ONCE, len(target.digests))))
+        injured.append(_on_nvme(target, min(left, AT_ONCE, len(target.longest_chunks))))
     for number in range(plan.corruptions - to_heal):
         plan.tell(f"store: {plan.corruptions - to_heal - number} more")
         injured.append(_in_store(target, number))
@@ -274,8 +276,8 @@ def _inject_damage(plan: IntegrityPlan, target: _InjectionTarget) -> tuple[list[
 
 def _on_nvme(target: _InjectionTarget, count: int) -> InjectedDamage:
     files = target.files()
-    there = [digest for digest in target.digests if digest in files]
-    bad = target.source.sample(there, min(count, len(there)))
+    there = [digest for digest in target.longest_chunks if digest in files]
+    bad = target.randomness.sample(there, min(count, len(there)))
     if not bad:
         raise InstallationFailed("no chunk is on NVMe")
     kinds = [list(ALL)[number % len(ALL)] for number in range(len(bad))]
@@ -291,7 +293,7 @@ def _on_nvme(target: _InjectionTarget, count: int) -> InjectedDamage:
 
 
 def _in_store(target: _InjectionTarget, number: int) -> InjectedDamage:
-    digest, kind = target.source.choice(target.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
+    digest, kind = target.randomness.choice(target.longest_chunks), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
     whole = target.body(digest)
     if (copy := target.files().get(digest)) is not None:
         copy.write_bytes(target.damaged(digest, kind))

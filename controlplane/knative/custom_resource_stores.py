@@ -95,9 +95,9 @@ class TenantResourceStore:
         found = await self.changes.tenants.all(self.changes.clock.wall_s())
         return {
             tenant.tenant: TenantFacts(
-                tenant.state is TenantState.SUSPENDED,
-                {field: getattr(tenant.limits, field) for field in policy.Limits.__struct_fields__},
-                tenant.models,
+                suspended=tenant.state is TenantState.SUSPENDED,
+                limits={field: getattr(tenant.limits, field) for field in policy.Limits.__struct_fields__},
+                models=tenant.models,
             )
             for tenant in found
         }

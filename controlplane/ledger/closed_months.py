@@ -1,4 +1,4 @@
-"""Close months: store prices and bill as the last link of a month's chain, and decide where late records are booked."""
+"""Store closings: prices and bill as the last link of a month's chain. Decide where late records are booked."""
 
 from collections import defaultdict
 from collections.abc import Collection

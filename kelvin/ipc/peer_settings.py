@@ -62,7 +62,7 @@ def load_identity(files: IdentityFiles, role: Role) -> TlsIdentity:
 
 
 def read_address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Parse HOST:PORT. With `any_port`, port 0 lets the kernel choose one. Raises BadSetting."""
+    """Parse ADDRESS:PORT. With `any_port`, port 0 lets the kernel choose one. Raises BadSetting."""
     value = text(env, name)
     try:
         parts = urlsplit(f"//{value}")

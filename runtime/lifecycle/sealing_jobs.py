@@ -80,6 +80,7 @@ def _as_artifact_rejected() -> Iterator[None]:
 
 
 def _verify_draft(version: str, weights: Weights, files: PinnedFiles, *, for_devices: bool) -> SealAttestation:
+    """Return the seal of a draft, with its known answers. Raises Refused, and what the library raises."""
     manifest = weights.lease.manifest
     if for_devices:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))

@@ -240,7 +240,7 @@ class ServedDecoder(ServedVersion):
 
 
 def _characters(call: CompletionCall) -> int:
-    """Return the length of the text to encode."""
+    """Return the characters of the prompt before the chat template, roles included; 0 for token ids."""
     match call.prompt:
         case TextPrompt(text):
             return len(text)

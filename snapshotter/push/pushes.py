@@ -1,4 +1,7 @@
-"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. `routes.py` serves them."""
+"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. `routes.py` serves them.
+
+Tenants take turns: calls in `intake/request_limits.py`, commits in `commits.py`, jobs in `kelvin/ipc/engine_jobs.py`.
+"""
 
 import asyncio
 import time

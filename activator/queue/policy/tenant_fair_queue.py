@@ -273,7 +273,9 @@ class FairQueue(Generic[T]):
         )
 
     def settle(self, queued_request: QueuedRequest, tokens: int) -> None:
-        """Correct the charge of a served request: it took `tokens` instead of its estimate."""
+        """Correct the charge of a request that had a slot: it took `tokens` instead of its estimate. A refused or
+        cancelled request took 0 tokens, which cost as much as one.
+        """
         more = cost(tokens) - cost(queued_request.tokens)
         self._given.correct(queued_request.priority_class, more / WEIGHTS[queued_request.priority_class])
         self._priority_lanes[queued_request.priority_class].given.correct(

@@ -21,8 +21,8 @@ EXIT_GRACE_S: Final = 1.0
 async def drain_and_end(
     fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
 ) -> None:
-    """Drain a replica and end it. Feed revision `revision` says that it drains. After `drain_s` it is told to end, and
-    after another `term_s` it is killed.
+    """Drain a replica and end it. Feed revision `revision` says that it drains. Once it is empty, or after `drain_s`
+    seconds, it is told to end; after another `term_s` it is killed. Returns before it has ended.
 
     A silent runtime may be computing a long prompt on a loaded core, so it is asked again: ending it now would give its
     streams less than `drain_s`. If it hangs, the supervisor's watchdog kills it.

@@ -27,7 +27,7 @@ _TICK_NS: Final = to_nanoseconds(TICK_S)
 class ScalingSpec:
     """How one version is scaled. Defaults are Knative's."""
 
-    scaling_metric: str = CONCURRENCY
+    scaling_metric: str = CONCURRENCY  # only `kelvin scale replay` sets another one
     target_value: float = CONCURRENCY_TARGET_DEFAULT * CONCURRENCY_UTILIZATION_DEFAULT  # desired load per pod
     total_value: float = CONCURRENCY_TARGET_DEFAULT  # maximum load of a pod
     target_burst_capacity: float = 211.0  # -1: the activator is always in the path; 0: only at zero

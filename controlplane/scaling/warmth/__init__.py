@@ -1,5 +1,6 @@
-"""Forecast what a start takes and costs, and from that how warm an idle model stays.
+"""Forecast what a start takes, and what each level of warmth costs.
 
-The break-even rule is in `scaling/policy`; replicas are put to sleep in `scaling/local`. Begin with `warmth_cost.py`,
+`kpa/version_scaler.py` decides how warm an idle model stays, by the break-even rule in `scaling/policy`; replicas are
+put to sleep in `scaling/local`. Begin with `warmth_cost.py`,
 then `start_forecasts.py`.
 """

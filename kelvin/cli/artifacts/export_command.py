@@ -158,7 +158,7 @@ class ExportClient(PushClient):
         return decode_manifest(self._call("GET", f"/push/v1/manifests/{version}", b"").content, version)
 
     def try_original(self, version: str) -> Original | None:
-        """Return the tensorizer file that was pushed, if the store kept it. Not verified. Raises `Refused`."""
+        """Return digest, size and layout of the pushed tensorizer file, or None. Not verified. Raises `Refused`."""
         try:
             return decode_response(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
         except Refused as refused:
