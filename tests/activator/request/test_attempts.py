@@ -160,11 +160,11 @@ async def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> 
 
     async with world(tmp_path) as here:
         await here.publish(replica_row("ended"))
-        request_task = [asyncio.create_task(here.post()) for _ in range(12)]
+        request_tasks = [asyncio.create_task(here.post()) for _ in range(12)]
         await asyncio.sleep(5.5)
-        assert not any(each.done() for each in request_task)
+        assert not any(each.done() for each in request_tasks)
         await here.replica("new")
-        assert {(await each).status for each in request_task} == {200}
+        assert {(await each).status for each in request_tasks} == {200}
         assert set(await retries(here)) == {("replica_lost", "again")}
 
 

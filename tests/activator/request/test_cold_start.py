@@ -60,13 +60,13 @@ async def test_version_is_woken_while_a_tenant_asks_for_timelines(tmp_path: Path
 
     async with world(tmp_path) as here:
         here.control.fall_silent("/internal/v1/requests/")
-        request_task = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
-        await eventually(lambda: sum(task.done() for task in request_task) >= 16)
-        assert {task.result().code for task in request_task if task.done()} == {"tenant_busy"}
+        request_tasks = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
+        await eventually(lambda: sum(task.done() for task in request_tasks) >= 16)
+        assert {task.result().code for task in request_tasks if task.done()} == {"tenant_busy"}
         cold = asyncio.create_task(here.post(key=STRANGER, body=CHAT | {"model": "theirs"}))
         await here.control.wait_for_stat(1.0)
-        assert sum(not task.done() for task in request_task) == 64
-        for task in (cold, *request_task):
+        assert sum(not task.done() for task in request_tasks) == 64
+        for task in (cold, *request_tasks):
             task.cancel()
 
 
@@ -244,13 +244,13 @@ async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> N
 
     async with world(tmp_path) as here:
         began = time.monotonic()
-        request_task = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
+        request_tasks = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
         await here.control.wait_for_stat(1.0)
         await _all_inside(here, 200)
         pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
         most_pokes = 1 + int((time.monotonic() - began) / waker.AGAIN_S)
         replica = await here.replica("a", settles=False)
-        answers = await asyncio.gather(*request_task)
+        answers = await asyncio.gather(*request_tasks)
         assert [got.status for got in answers] == [200] * 200
         assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
         assert 1 <= replica.most <= 8

@@ -88,7 +88,7 @@ async def test_sent_stats_reach_the_autoscaler() -> None:
         assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
         assert not await link.send((stat(UNKNOWN, 1.0),))
         assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
-        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 4)
+        await server.until(lambda heard: len(heard.stats) == 4)
         assert [each[1:] for each in server.stats] == [
             (0, "ns/m-1", POD, 1.0, 1.0),
             (1, "ns/m-1", POD, 0.25, 0.0),
@@ -111,7 +111,7 @@ async def test_many_stats_are_split_into_messages(monkeypatch: pytest.MonkeyPatc
 
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 1.0), stat(N, 1.0)))
-        await server.until(lambda sent_zeros: [each.message for each in sent_zeros.stats] == [0, 1])
+        await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
@@ -123,7 +123,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
         assert await link.send((stat(M, 2.0), stat(N, 2.0)))
         before = link.session
         assert before is not None
-        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 2)
+        await server.until(lambda heard: len(heard.stats) == 2)
         if how == "killed":
             server.kill()
         else:
@@ -136,7 +136,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
         await eventually(lambda: link.is_open)
         assert link.session is not before
         assert await link.send((stat(N, 1.0),))
-        await server.until(lambda sent_zeros: len(sent_zeros.stats) == 4)
+        await server.until(lambda heard: len(heard.stats) == 4)
         assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
             (1, "ns/m-1", 0.0),
             (1, "ns/n-1", 1.0),
@@ -154,7 +154,7 @@ async def test_refused_connection_is_retried() -> None:
             server.is_away = False
             await eventually(lambda: link.is_open)
             assert await link.send((stat(M, 1.0),))
-            await server.until(lambda sent_zeros: len(sent_zeros.stats) == 1)
+            await server.until(lambda heard: len(heard.stats) == 1)
 
 
 async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
 
     async with autoscaler() as server, linked(server):
-        await server.until(lambda sent_zeros: sent_zeros.pings >= 3)
+        await server.until(lambda heard: heard.pings >= 3)
         server.is_mute, before = True, server.connections
-        await server.until(lambda sent_zeros: sent_zeros.connections > before)
+        await server.until(lambda heard: heard.connections > before)
 
 
 FLOOD = (stat(M, 1.0),) * 400  # 44 MB with the pod name LONG: more than the sockets buffer
