@@ -106,7 +106,7 @@ async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch:
 
 
 async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Abandoned reads occupy threads. Above the limit, a cancelled read waits for its own call or an abandoned one."""
+    """Abandoned reads are limited, because they occupy threads. Above the limit, a cancelled read waits."""
     monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 1)
 
     calls = RangeCalls(threads)

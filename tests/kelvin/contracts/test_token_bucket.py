@@ -1,4 +1,4 @@
-"""Whatever the order of takes, a token bucket keeps its rate and size, and makes no request wait longer than needed."""
+"""A token bucket keeps its rate and size in any order of takes. Requests wait no longer than needed."""
 
 import pytest
 from hypothesis import given

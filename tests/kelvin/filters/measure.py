@@ -73,7 +73,7 @@ async def measure_asking(data: Path) -> None:
 
 
 def main() -> None:
-    """Print all measurements."""
+    """Print the measurements in this process, then those of a filter process."""
     measure_looking()
     with tempfile.TemporaryDirectory() as data:
         env = {**os.environ, "KELVIN_DATA": data}

@@ -12,13 +12,13 @@ from kelvin.ipc.openapi import add_description, build_document, route_docs
 
 
 class Wanted(Wire, frozen=True):
-    """The request body."""
+    """A request body of one field."""
 
     name: str
 
 
 class Made(Wire, frozen=True):
-    """The response body."""
+    """A response body that may contain a `Wanted`."""
 
     name: str
     of: Wanted | None = None

@@ -1,4 +1,4 @@
-"""At most one process of a service decides. The lock is released when its holder dies."""
+"""The standby lock has one holder, which alone may bind standbys. Its death releases the lock."""
 
 import signal
 import subprocess

@@ -379,7 +379,7 @@ async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
 
 def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
     """A hole is counted once, whether the batch ends by records, by bytes or at the end of a segment."""
-    leave(tmp_path, "dead-1", 12, size=1000)  # three segments of three to five records
+    leave(tmp_path, "dead-1", 12, size=1000)  # three segments of four records
     home = tmp_path / "dead-1"
     second = segments(home)[1]
     frame_bytes = len(encode_frame(1, make("x" * 1000)(1)))

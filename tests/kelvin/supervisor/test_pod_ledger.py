@@ -1,4 +1,4 @@
-"""What a pod reports to a real control plane over mutual TLS: its life, its end and its orphaned requests."""
+"""A pod reports its life, its end and its orphaned requests to a real control plane over mutual TLS."""
 
 import http.client
 import json

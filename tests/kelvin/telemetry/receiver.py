@@ -20,7 +20,7 @@ MODES: Final = ("take", "refuse", "hang")
 
 @dataclass
 class Received:
-    """What was received, as protobuf's JSON, newest last."""
+    """Received traces as protobuf's JSON, newest last, with headers and counts."""
 
     mode: str = "take"
     released: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +72,7 @@ class _Door(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+        """Write no access log."""
 
 
 class _Server(ThreadingHTTPServer):

@@ -6,7 +6,7 @@ from kelvin.telemetry.telemetry import open_without_traces
 
 
 def test_page_of_a_process_without_descriptors() -> None:
-    """The page shows all descriptors as open. What can't be read without a descriptor is left out."""
+    """The page shows all descriptors as open and leaves out values that need a free one."""
     telemetry = open_without_traces("x")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

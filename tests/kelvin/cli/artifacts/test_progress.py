@@ -1,4 +1,4 @@
-"""What a terminal shows while a long command runs."""
+"""The progress display of a long command on a terminal."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What `kelvin explain start` prints next to its forecast."""
+"""`kelvin explain start` prints the forecast, and the reason if a start can't succeed."""
 
 import pytest
 from click.testing import CliRunner
