@@ -45,7 +45,7 @@ class DyingDisk(SegmentDisk):
 def main(data: Path, point: str) -> None:
     """Record the exit of the replica with process id PID."""
     spool = Spool.open(data / "spool", SOURCE, disk=DyingDisk(point))
-    graves = ExitRecorder(data / "run" / "meters", spool, SOURCE)
+    recorder = ExitRecorder(data / "run" / "meters", spool, SOURCE)
     unlink = Path.unlink
 
     def dying_unlink(path: Path, missing_ok: bool = False) -> None:
@@ -59,8 +59,8 @@ def main(data: Path, point: str) -> None:
     Path.unlink = dying_unlink  # type: ignore[assignment, method-assign]
 
     async def record_exit() -> None:
-        graves.record_exit(ReapedChild(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
-        await graves.wait_recorded(60.0)
+        recorder.record_exit(ReapedChild(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
+        await recorder.wait_recorded(60.0)
 
     asyncio.run(record_exit())
 

@@ -136,7 +136,7 @@ class BlobStoreSuite(ABC):
             pytest.param(0, len(BODY) + 1, id="one byte more than there is"),
             pytest.param(len(BODY), 1, id="begins at the end"),
             pytest.param(len(BODY) + 1, 0, id="begins after the end"),
-            pytest.param(len(BODY) + 1, None, id="the rest of nothing"),
+            pytest.param(len(BODY) + 1, None, id="the rest after the end"),
             pytest.param(-1, 4, id="before the beginning"),
         ],
     )

@@ -71,7 +71,7 @@ def test_round_trip() -> None:
         pytest.param([chunk(A)], 100, "", id="a chunk of nothing"),
         pytest.param([chunk(A, (0, 0))], 100, "", id="an empty span"),
         pytest.param([chunk(A, (-1, 5))], 100, "", id="a span before the beginning"),
-        pytest.param([chunk("a", (0, 5))], 100, "", id="no digest"),
+        pytest.param([chunk("a", (0, 5))], 100, "", id="an invalid digest"),
     ],
 )
 def test_refused(chunks: list[FileChunk], size: int, fault: str) -> None:

@@ -55,7 +55,7 @@ def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
     return asyncio.run(main())
 
 
-def test_what_was_not_there_is_deleted_all_the_same() -> None:
+def test_deleting_a_missing_key_succeeds() -> None:
     """Deleting a missing key succeeds. Amazon replies 204, other endpoints 404."""
     ask(Endpoint(0, refused("NoSuchKey", 404)), "delete")
     with pytest.raises(BlobUnavailable):
@@ -78,7 +78,7 @@ def test_an_object_with_bytes_is_never_read_as_empty() -> None:
 @pytest.mark.parametrize(
     ("code", "status"), [("XMinioStorageFull", 507), ("InsufficientStorage", 507), ("QuotaExceeded", 403)]
 )
-def test_full_store_is_told_as_such(code: str, status: int) -> None:
+def test_full_store_raises_store_full(code: str, status: int) -> None:
     """A full store raises `StoreFull`, not `BlobUnavailable`, so it isn't retried."""
     endpoint = Endpoint(0, refused(code, status))
     with pytest.raises(StoreFull) as full:

@@ -62,7 +62,7 @@ def _while(change: Callable[[], None], after: int) -> Fault:
     return fault
 
 
-def test_it_does_not_go_on_in_another_object(world: World) -> None:
+def test_replaced_object_is_not_resumed(world: World) -> None:
     """An object that was replaced during a read makes that read unavailable. The next read returns the new object."""
     world.plant("t/a", LARGE)
     other = LARGE[::-1]

@@ -94,7 +94,7 @@ TABLE = [pytest.param(CALLS[call], fault, id=f"{call}: {name}") for call in CALL
 
 
 @pytest.mark.parametrize(("call", "fault"), TABLE)
-def test_a_fault_is_told_and_the_next_try_succeeds(
+def test_a_fault_is_raised_and_a_retry_succeeds(
     world: World, call: Callable[[BlobStore], Coroutine[None, None, None]], fault: Fault
 ) -> None:
     """The bare store raises `BlobUnavailable` while a fault lasts. With retries, one fault goes unnoticed."""
@@ -117,7 +117,7 @@ def test_tries_are_counted_once(world: World) -> None:
     assert world.proxy.count("HEAD") == 4
 
 
-def test_what_no_retry_mends_is_asked_once(world: World) -> None:
+def test_permanent_failure_is_not_retried(world: World) -> None:
     """A missing key and a missing range cost one request each."""
     world.plant("t/a")
     store = world.retrying(world.store())
@@ -147,7 +147,7 @@ def test_a_put_whose_answer_was_lost(world: World) -> None:
     assert world.fetch("t/a") == BODY
 
 
-def test_a_conflict_is_asked_again(world: World) -> None:
+def test_a_conflict_is_retried(world: World) -> None:
     """A 409 means neither won nor lost, so the put is retried."""
     world.proxy.inject(CONFLICT, method="PUT", times=2)
     assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is True
@@ -182,10 +182,10 @@ def _saying(header: str, value: str) -> Fault:
         pytest.param(_saying("content-range", f"bytes 1-100/{len(BODY)}"), id="another range"),
         pytest.param(_saying("content-range", "bytes of some kind"), id="a range that can't be read"),
         pytest.param(AlteredBody(lambda body: body + b"x"), id="more bytes than were asked for"),
-        pytest.param(AlteredBody(lambda body: b""), id="none"),
+        pytest.param(AlteredBody(lambda body: b""), id="no bytes"),
     ],
 )
-def test_another_range_than_was_asked_for(world: World, fault: Fault) -> None:
+def test_wrong_range_is_unavailable(world: World, fault: Fault) -> None:
     """A response with the wrong range is unavailable, and its bytes are not used."""
     world.plant("t/a")
     store = world.store()

@@ -16,18 +16,18 @@ from kelvin.contracts.setting_parser import BadSetting
         pytest.param(
             "s3://bucket/a?endpoint=http://minio:9000",
             S3Location("bucket", "a/", "http://minio:9000", path_style=True),
-            id="an endpoint is asked by path",
+            id="an endpoint implies path style",
         ),
         pytest.param(
             "s3://bucket?endpoint=https://s3.example.com&path_style=false",
             S3Location("bucket", endpoint="https://s3.example.com"),
-            id="unless it is told otherwise",
+            id="path style can be turned off",
         ),
         pytest.param("s3://bucket?path_style=true", S3Location("bucket", path_style=True), id="Amazon by path"),
         pytest.param(
             "s3://bucket?region=eu-central-1&connect_s=1.5&read_s=20&connections=32",
             S3Location("bucket", region="eu-central-1", connect_s=1.5, read_s=20.0, connections=32),
-            id="all the rest",
+            id="all other parameters",
         ),
     ],
 )
@@ -36,7 +36,7 @@ def test_places(url: str, place: S3Location) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "reason"),
     [
         pytest.param("s3://", "must be s3://BUCKET/PREFIX", id="no bucket"),
         pytest.param("s3://Bucket", "must be s3://BUCKET/PREFIX", id="a capital"),
@@ -48,20 +48,20 @@ def test_places(url: str, place: S3Location) -> None:
         pytest.param(f"s3://bucket/{'a' * 121}", "at most 120 characters", id="a long prefix"),
         pytest.param("s3://bucket?endpoint=minio:9000", "its endpoint must be", id="an endpoint without scheme"),
         pytest.param("s3://bucket?endpoint=http://minio/path", "its endpoint must be", id="an endpoint with a path"),
-        pytest.param("s3://bucket?endpoint=http://minio:nine", "its endpoint must be", id="a port that is none"),
-        pytest.param("s3://bucket?region=EU", "its region must be", id="a region"),
-        pytest.param("s3://bucket?path_style=yes", "path_style=yes: must be true or false", id="a flag"),
-        pytest.param("s3://bucket?read_s=0", "read_s=0: must be 0.05 or more", id="a timeout"),
-        pytest.param("s3://bucket?connections=many", "connections=many: must be a whole number", id="a number"),
-        pytest.param("s3://bucket?read_s=1&read_s=2", "once, and nothing else", id="twice"),
+        pytest.param("s3://bucket?endpoint=http://minio:nine", "its endpoint must be", id="a port that is no number"),
+        pytest.param("s3://bucket?region=EU", "its region must be", id="an invalid region"),
+        pytest.param("s3://bucket?path_style=yes", "path_style=yes: must be true or false", id="an invalid flag"),
+        pytest.param("s3://bucket?read_s=0", "read_s=0: must be 0.05 or more", id="a timeout of zero"),
+        pytest.param("s3://bucket?connections=many", "connections=many: must be a whole number", id="a bad number"),
+        pytest.param("s3://bucket?read_s=1&read_s=2", "once, and nothing else", id="a parameter given twice"),
     ],
 )
-def test_refused(url: str, said: str) -> None:
+def test_refused(url: str, reason: str) -> None:
     """A refusal is one line with the setting and the rule."""
     with pytest.raises(BadSetting) as bad:
         parse_s3_url(url)
     assert str(bad.value).startswith("KELVIN_STORE=s3://")
-    assert said in str(bad.value)
+    assert reason in str(bad.value)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ async def test_cancel_before_the_head_ends_at_once(threads: ThreadPoolExecutor) 
         endpoint.cancel_token.check()
 
 
-async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
+async def test_cancel_while_the_body_is_read_waits(threads: ThreadPoolExecutor) -> None:
     """A read that is cancelled during its body ends when the body has been read."""
 
     endpoint = Endpoint(CancelToken())
@@ -92,7 +92,7 @@ async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
     assert endpoint.written == ["body"]
 
 
-async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_cancel_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: if such a read didn't wait, its memory would be written to after it ended."""
     monkeypatch.setattr(CancelToken, "is_quiet", True)
 
@@ -105,7 +105,7 @@ async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch:
     assert endpoint.written == ["body"], "after the end"
 
 
-async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abandoned_reads_are_limited(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Abandoned reads are limited, because they occupy threads. Above the limit, a cancelled read waits."""
     monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 1)
 

@@ -35,7 +35,7 @@ def _overwriting(exchange: Exchange) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("fault", "method", "said"),
+    ("fault", "method", "reason"),
     [
         pytest.param(S3Error(404, "NoSuchBucket"), "GET", "the bucket does not exist", id="no bucket"),
         pytest.param(S3Error(403, "AccessDenied"), "GET", "may not do this with the bucket", id="no right to list"),
@@ -47,12 +47,12 @@ def _overwriting(exchange: Exchange) -> None:
         pytest.param(_overwriting, "PUT", "overwrites objects", id="conditions that are ignored"),
     ],
 )
-def test_unusable_store_is_named_at_once(world: World, fault: Fault, method: str, said: str) -> None:
+def test_unusable_store_is_named_at_once(world: World, fault: Fault, method: str, reason: str) -> None:
     """The refusal is one line with setting, location and reason, after three requests at most."""
     with world.proxy.faulty(fault, method=method), pytest.raises(BadSetting) as bad:
         start(world.url())
     assert str(bad.value).startswith(f"KELVIN_STORE=s3://{world.bucket}/p/ at {world.proxy.url}: ")
-    assert said in str(bad.value)
+    assert reason in str(bad.value)
     assert len(world.proxy.seen) <= 3
 
 
@@ -84,7 +84,7 @@ async def test_store_that_is_away_is_retried(world: World, fault: Fault, caplog:
     assert "the store does not answer yet" in caplog.text
 
 
-def test_the_probe_is_nobodys_object(world: World) -> None:
+def test_probe_object_is_not_listed(world: World) -> None:
     """A writer's start creates the probe object once, and no listing shows it. A reader's start puts nothing."""
     start(world.url(), writes=False)
     assert world.proxy.count("PUT") == 0
@@ -165,7 +165,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("s3://bucket")
 
 
-def test_open_store_asks_nobody(world: World) -> None:
+def test_open_store_makes_no_request(world: World) -> None:
     """`open_store` makes no request and adds retries."""
     store: BlobStore = open_store(world.url())
     assert world.proxy.seen == []

@@ -31,7 +31,7 @@ from tests.kelvin.blobstore.suite import breaking, pieces
 PARTS = len(BODY) // PART
 
 
-def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
+def test_failed_parts_are_uploaded_again(world: World) -> None:
     """A refused part and a part with a lost response are uploaded again. The source is read once."""
     world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
     world.proxy.inject(LostAnswer(), method="PUT", holding="partNumber=5")

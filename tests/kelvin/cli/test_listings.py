@@ -76,10 +76,10 @@ BILL = msgspec.structs.replace(
 )  # fmt: skip
 def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], answer: Any, cells: list[str]) -> None:
     """`grep` finds the row, and the ids in it can be used."""
-    done = CliRunner().invoke(command, words, obj=answering(answer), env={"COLUMNS": "40"})
-    assert done.exit_code == 0, done.output
-    assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
-    assert [line for line in done.output.splitlines() if all(cell in line for cell in cells)], done.output
+    result = CliRunner().invoke(command, words, obj=answering(answer), env={"COLUMNS": "40"})
+    assert result.exit_code == 0, result.output
+    assert "\N{HORIZONTAL ELLIPSIS}" not in result.output
+    assert [line for line in result.output.splitlines() if all(cell in line for cell in cells)], result.output
 
 
 def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        done = CliRunner().invoke(versions_command, ["list", "m"], obj=answering({"versions": [VERSION]}))
+        result = CliRunner().invoke(versions_command, ["list", "m"], obj=answering({"versions": [VERSION]}))
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert "versions of m, UTC" in done.output
-    assert "2023-11-14 22:13:20" in done.output
+    assert "versions of m, UTC" in result.output
+    assert "2023-11-14 22:13:20" in result.output

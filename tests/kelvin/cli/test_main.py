@@ -175,7 +175,7 @@ def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["admin.key", "url"])
-def test_file_whose_bytes_can_not_be_read_is_named(data: Path, name: str) -> None:
+def test_unreadable_file_is_named(data: Path, name: str) -> None:
     """The kernel's error of a failing disk has no file name."""
     (data / name).unlink(missing_ok=True)
     (data / name).symlink_to("/proc/self/mem")
@@ -281,7 +281,7 @@ main()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[]", b"\xff", b"[" * 100_000])
-def test_answer_that_is_not_ours_is_named(body: bytes) -> None:
+def test_answer_of_another_server_is_named(body: bytes) -> None:
     """A proxy or another server at the URL replied with 200."""
     answer = httpx.Response(200, content=body, request=httpx.Request("GET", "https://x/admin/v1/status?key=kv_1"))
     with pytest.raises(CommandFailed, match=r"^https://x/admin/v1/status answered with no JSON object: is the URL"):

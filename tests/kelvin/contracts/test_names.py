@@ -48,7 +48,7 @@ def test_the_longest_label_is_63() -> None:
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_TENANTS), "-x"])
-def test_a_name_that_no_tenant_may_have(name: str) -> None:
+def test_reserved_tenant_name_is_refused(name: str) -> None:
     """First segments of the product's own paths and names that aren't DNS labels are refused with the rule."""
     with pytest.raises(Refused, match=r"is reserved|DNS label"):
         require_tenant_name(name)
@@ -58,8 +58,8 @@ def test_a_name_that_no_tenant_may_have(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
 def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
     """A path that begins with a reserved name is never routed to a tenant of that name."""
-    asked = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
-    assert not isinstance(asked, ListModels)
+    models_route = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
+    assert not isinstance(models_route, ListModels)
     named = route("GET", b"/acme/v1/v1/models", "localhost", "kelvin.localhost")
     assert isinstance(named, ListModels)
     assert named.target.tenant == "acme"
@@ -70,8 +70,8 @@ def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
     [
         pytest.param("m", ModelReference("m", "prod", None), id="one's own"),
         pytest.param("acme/m", ModelReference("m", "prod", None, "acme"), id="another tenant's"),
-        pytest.param("acme/m@next", ModelReference("m", "next", None, "acme"), id="its alias"),
-        pytest.param("acme/m@0123456789ab", ModelReference("m", None, "0123456789ab", "acme"), id="its version"),
+        pytest.param("acme/m@next", ModelReference("m", "next", None, "acme"), id="another tenant's alias"),
+        pytest.param("acme/m@0123456789ab", ModelReference("m", None, "0123456789ab", "acme"), id="another's version"),
         *(
             pytest.param(text, None, id=f"refused: {text!r}")
             for text in ("/m", "acme/", "acme//m", "a/b/m", "Acme/m", "acme@x/m", "../m", "acme/m@", "/")

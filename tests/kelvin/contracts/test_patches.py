@@ -31,15 +31,15 @@ def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param({"max": 0}, id="below"),
-        pytest.param({"max": 10}, id="beyond"),
-        pytest.param({"max": None}, id="null, where there is none"),
-        pytest.param({"rate": 0}, id="not above"),
-        pytest.param({"mode": "other"}, id="no choice"),
-        pytest.param({"least": 1}, id="no setting"),
+        pytest.param({"max": 0}, id="below the minimum"),
+        pytest.param({"max": 10}, id="above the maximum"),
+        pytest.param({"max": None}, id="null where it isn't allowed"),
+        pytest.param({"rate": 0}, id="not above an exclusive minimum"),
+        pytest.param({"mode": "other"}, id="not one of the choices"),
+        pytest.param({"least": 1}, id="an unknown setting"),
     ],
 )
-def test_the_rules_are_the_struct_s(wrong: dict[str, Any]) -> None:
+def test_patch_that_breaks_the_rules_of_the_struct_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, Patch)
 
@@ -53,7 +53,7 @@ def test_a_part_by_other_names_without_bounds() -> None:
             msgspec.convert(wrong, part)
 
 
-def test_a_patch_says_what_it_is() -> None:
+def test_schema_of_a_patch_has_descriptions() -> None:
     """The generated schema has the patch's name and description, and each setting's description."""
     _, found = msgspec.json.schema_components((Patch,))
     assert found["Patch"]["description"] == "Some of the things."

@@ -53,7 +53,7 @@ def test_problem_is_read_as_it_was_written(failure: Failure, _kind: str) -> None
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"code": "\xff"}', openai_error(Unauthenticated())])
-def test_other_answers_are_no_problem(body: bytes) -> None:
+def test_other_body_is_not_read_as_a_problem(body: bytes) -> None:
     """HTML of a proxy, or JSON in another form, is not read as a problem."""
     assert from_problem(body) is None
 
@@ -87,23 +87,23 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "should_retry"),
     [
-        pytest.param(CapacityExceeded("the cache", 9, 8), "false", id="what never fits"),
+        pytest.param(CapacityExceeded("the cache", 9, 8), "false", id="a request that never fits"),
         pytest.param(ChunkCorrupt("c7", "store"), "false", id="damaged bytes"),
         pytest.param(BudgetSpent(1), "false", id="a spent budget"),
         pytest.param(Conflict("m", "is in use"), "false", id="a conflict"),
         pytest.param(
-            BreakerOpen("capacity_exceeded", 1.0, cause_retryable=False), "false", id="a breaker over one of them"
+            BreakerOpen("capacity_exceeded", 1.0, cause_retryable=False), "false", id="a breaker, cause lasts"
         ),
-        pytest.param(BreakerOpen("replica_lost", 1.0), None, id="a breaker over what passes"),
+        pytest.param(BreakerOpen("replica_lost", 1.0), None, id="a breaker, cause passes"),
         pytest.param(Overloaded("the queue", 8, 1.2), None, id="a full queue"),
         pytest.param(Unauthenticated(), None, id="a status that no client retries"),
     ],
 )
-def test_client_is_told_not_to_retry_in_vain(failure: Failure, told: str | None) -> None:
+def test_client_is_told_not_to_retry_in_vain(failure: Failure, should_retry: str | None) -> None:
     """OpenAI's clients retry 409, 429 and 5xx by themselves, unless `x-should-retry` is `false`."""
-    assert headers_of(failure).get("x-should-retry") == told
+    assert headers_of(failure).get("x-should-retry") == should_retry
     assert headers_of(from_wire(to_wire(failure))) == headers_of(failure)
 
 
@@ -121,7 +121,7 @@ def test_open_breaker_names_its_cause_once(why: str) -> None:
     assert message.startswith("this model failed (chunk_missing: chunk 7 is in no tier), has no other replica")
 
 
-def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
+def test_too_long_wait_is_sent_in_milliseconds() -> None:
     """The expected wait is sent in milliseconds too, next to the whole seconds of `Retry-After`."""
     headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))
     assert headers == {"retry-after": "2", "x-kelvin-expected-wait-ms": "1235"}
@@ -147,7 +147,7 @@ def test_an_sse_error_is_one_event() -> None:
     assert b'"request_id":"req_1"' in event
 
 
-def test_what_utf_8_cannot_say_is_escaped() -> None:
+def test_half_a_surrogate_pair_is_escaped() -> None:
     """JSON may contain half of a surrogate pair. Every form of the error shows it escaped."""
     failure = ArtifactRejected("\ud800.json", "architectures: '\ud800'")
     assert to_wire(failure).param == "\\ud800.json"

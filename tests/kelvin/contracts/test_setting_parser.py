@@ -6,7 +6,7 @@ from kelvin.contracts.setting_parser import BadSetting, integer, number, text
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         pytest.param("-3", "LIMIT=-3: must be 1 or more", id="below"),
         pytest.param("99", "LIMIT=99: must be 9 or less", id="above"),
@@ -15,11 +15,11 @@ from kelvin.contracts.setting_parser import BadSetting, integer, number, text
         pytest.param("\uff13", "LIMIT=\uff13: must be a whole number", id="full-width digits"),
     ],
 )
-def test_integer_setting_refuses_bad_form_and_range(raw: str, said: str) -> None:
+def test_integer_setting_refuses_bad_form_and_range(raw: str, message: str) -> None:
     """Format and range are checked."""
     with pytest.raises(BadSetting) as bad:
         integer({"LIMIT": raw}, "LIMIT", 5, low=1, high=9)
-    assert str(bad.value) == said
+    assert str(bad.value) == message
 
 
 @pytest.mark.parametrize("raw", ["nan", "inf", "-inf", "1e999"])
@@ -47,6 +47,6 @@ def test_defaults_hold_where_nothing_is_set() -> None:
 @pytest.mark.parametrize("value", ["https://key:sesame@host/bucket", "s3://AK:ses/ame@b/c", "a=1,ws://u:sesame@h:1"])
 def test_bad_setting_shows_no_credentials_of_a_url(value: str) -> None:
     """The error hides credentials in URLs, because startup logs must not show passwords."""
-    said = str(BadSetting("PLACE", value, "must be another"))
-    assert "ame" not in said
-    assert "://…@" in said
+    message = str(BadSetting("PLACE", value, "must be another"))
+    assert "ame" not in message
+    assert "://…@" in message

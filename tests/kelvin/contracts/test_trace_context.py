@@ -11,18 +11,20 @@ KNOWN = TraceContext(int(TRACE, 16), int(SPAN, 16), True)
 @pytest.mark.parametrize(
     ("raw", "want"),
     [
-        pytest.param(f"00-{TRACE}-{SPAN}-01", KNOWN, id="a sampled one"),
+        pytest.param(f"00-{TRACE}-{SPAN}-01", KNOWN, id="a sampled trace"),
         pytest.param(
-            f"00-{TRACE}-{SPAN}-00", TraceContext(KNOWN.trace_id, KNOWN.span_id, False), id="one that is not sampled"
+            f"00-{TRACE}-{SPAN}-00",
+            TraceContext(KNOWN.trace_id, KNOWN.span_id, False),
+            id="a trace that is not sampled",
         ),
-        pytest.param(f"00-{TRACE}-{SPAN}-ff", KNOWN, id="flags that we don't know are ignored"),
-        pytest.param(f"cc-{TRACE}-{SPAN}-01-more", KNOWN, id="a later version may say more"),
-        pytest.param(f"cc-{TRACE}-{SPAN}-01", KNOWN, id="or no more"),
-        pytest.param(f"cc-{TRACE}-{SPAN}-01more", None, id="but not without a dash"),
-        pytest.param(f"00-{TRACE}-{SPAN}-01-more", None, id="this version says no more"),
+        pytest.param(f"00-{TRACE}-{SPAN}-ff", KNOWN, id="unknown flags are ignored"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01-more", KNOWN, id="a later version may have more fields"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01", KNOWN, id="a later version may have no more fields"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01more", None, id="more text without a dash is invalid"),
+        pytest.param(f"00-{TRACE}-{SPAN}-01-more", None, id="version 00 has no more fields"),
         pytest.param(f"ff-{TRACE}-{SPAN}-01", None, id="version ff is forbidden"),
-        pytest.param(f"00-{'0' * 32}-{SPAN}-01", None, id="a trace of zeros is none"),
-        pytest.param(f"00-{TRACE}-{'0' * 16}-01", None, id="nor is a span of zeros"),
+        pytest.param(f"00-{'0' * 32}-{SPAN}-01", None, id="a trace id of zeros is invalid"),
+        pytest.param(f"00-{TRACE}-{'0' * 16}-01", None, id="a span id of zeros is invalid"),
         pytest.param(f"00-{TRACE.upper()}-{SPAN}-01", None, id="upper case is not allowed"),
         pytest.param(f"00-{TRACE[:-1]}-{SPAN}-01", None, id="too short"),
         pytest.param("", None, id="nothing"),
@@ -40,8 +42,8 @@ def test_traceparent_round_trips() -> None:
 
 def test_outgoing_call_carries_our_span_in_the_trace() -> None:
     """The outgoing context has a new parent, and the same trace and flag."""
-    told = outgoing_trace_context(KNOWN, "req_1")
-    assert told == TraceContext(KNOWN.trace_id, span_id_of("req_1"), True)
+    outgoing = outgoing_trace_context(KNOWN, "req_1")
+    assert outgoing == TraceContext(KNOWN.trace_id, span_id_of("req_1"), True)
     assert outgoing_trace_context(None, "req_1") is None
 
 

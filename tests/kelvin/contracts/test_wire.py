@@ -51,7 +51,7 @@ class Loose(msgspec.Struct):
     size: int
 
 
-def test_threads_that_decode_a_type_for_the_first_time() -> None:
+def test_threads_can_decode_a_new_type_at_once() -> None:
     """No thread sees a partly initialised type."""
     assert race("ours") == 0
 
@@ -101,17 +101,17 @@ def test_misfit_is_refused_with_the_rule(raw: bytes, rule: str) -> None:
         pytest.param(decoder(Part).decode, id="a type"),
         pytest.param(decoder(Loose).decode, id="a type with unknown fields"),
         pytest.param(decode_any, id="any type"),
-        pytest.param(decode_lenient, id="a file of a model"),
+        pytest.param(decode_lenient, id="any type, leniently"),
     ],
 )
-def test_whatever_is_wrong_is_one_error(read: Callable[[bytes | str], object], raw: bytes | str) -> None:
+def test_invalid_input_raises_bad_json(read: Callable[[bytes | str], object], raw: bytes | str) -> None:
     """All invalid input raises `BadJson`, with a short text."""
     with pytest.raises(BadJson) as caught:
         read(raw)
     assert len(str(caught.value)) <= MAX_RULE
 
 
-def test_files_of_a_model_may_hold_what_is_no_number() -> None:
+def test_files_of_a_model_may_contain_infinity() -> None:
     """`Infinity`, which Python writes, is accepted in a model's files, because pushes have always accepted it."""
     assert decode_lenient(b'{"size": Infinity}') == {"size": float("inf")}
     with pytest.raises(BadJson):

@@ -41,11 +41,11 @@ def speaks(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
     ("server", "client", "want"),
     [
         pytest.param([ONE], [ONE], True, id="the same secret"),
-        pytest.param([ONE], [TWO], False, id="another one"),
-        pytest.param([ONE, TWO], [ONE], True, id="a new one is known already"),
-        pytest.param([TWO, ONE], [ONE, TWO], True, id="one uses it already"),
-        pytest.param([TWO], [ONE, TWO], False, id="the old one is forgotten while one still uses it"),
-        pytest.param([TWO, THREE], [THREE, TWO], True, id="once more"),
+        pytest.param([ONE], [TWO], False, id="different secrets"),
+        pytest.param([ONE, TWO], [ONE], True, id="the server also knows the next secret"),
+        pytest.param([TWO, ONE], [ONE, TWO], True, id="the server already uses the next secret"),
+        pytest.param([TWO], [ONE, TWO], False, id="the server dropped the secret that the client uses"),
+        pytest.param([TWO, THREE], [THREE, TWO], True, id="a second rotation"),
     ],
 )
 def test_nodes_need_a_shared_secret(server: list[bytes], client: list[bytes], want: bool) -> None:
@@ -55,12 +55,12 @@ def test_nodes_need_a_shared_secret(server: list[bytes], client: list[bytes], wa
 
 def test_a_client_without_certificate() -> None:
     """A client without a certificate is refused, even if it accepts any server."""
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    assert not speaks(NodeTls([ONE]).server(), anybody)
+    trusting_client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting_client.check_hostname, trusting_client.verify_mode = False, ssl.CERT_NONE
+    assert not speaks(NodeTls([ONE]).server(), trusting_client)
     lenient = NodeTls([ONE]).server()
     lenient.verify_mode = ssl.CERT_NONE
-    assert speaks(lenient, anybody), "the control: a server that asks for none would answer"
+    assert speaks(lenient, trusting_client), "the control: a server that asks for none would answer"
 
 
 def test_secrets_are_read_one_per_line(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ ONE, TWO = Authority("one"), Authority("two")
 
 
 @contextlib.asynccontextmanager
-async def saying_roles(tls: ssl.SSLContext) -> AsyncIterator[int]:
+async def role_server(tls: ssl.SSLContext) -> AsyncIterator[int]:
     """Run a server that sends each client the role that it sees. Yield its port."""
 
     async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,7 +43,7 @@ async def saying_roles(tls: ssl.SSLContext) -> AsyncIterator[int]:
         server.close()
 
 
-async def heard(port: int, tls: ssl.SSLContext) -> str:
+async def receive_role(port: int, tls: ssl.SSLContext) -> str:
     """Return what the server sends, or nothing if the connection fails."""
     try:
         async with asyncio.timeout(10):
@@ -56,7 +56,7 @@ async def heard(port: int, tls: ssl.SSLContext) -> str:
         return ""
 
 
-def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
+def trusting_client(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
     """Return a client context that accepts any server and presents `pair`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
@@ -71,8 +71,8 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
     """The server accepts the client and sees its role."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    async with saying_roles(control.server()) as port:
-        assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
+    async with role_server(control.server()) as port:
+        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == "activator"
 
 
 @pytest.mark.uvloop
@@ -80,9 +80,9 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
     "shown",
     [
         pytest.param(lambda: None, id="no certificate"),
-        pytest.param(lambda: TWO.of(Role.ACTIVATOR), id="of another authority"),
+        pytest.param(lambda: TWO.of(Role.ACTIVATOR), id="another authority's certificate"),
         pytest.param(lambda: ONE.sign(), id="no role"),
-        pytest.param(lambda: ONE.sign("spiffe://kelvin/intern"), id="no role of ours"),
+        pytest.param(lambda: ONE.sign("spiffe://kelvin/intern"), id="an unknown role"),
         pytest.param(lambda: ONE.sign("spiffe://elsewhere/activator"), id="another installation's role"),
         pytest.param(lambda: ONE.sign("spiffe://kelvin/x/activator"), id="a role deeper down"),
         pytest.param(lambda: ONE.sign(PREFIX + "activator", PREFIX + "runtime"), id="two roles"),
@@ -95,9 +95,9 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
 async def test_client_without_a_role_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
     """A client without a valid role certificate gets no response. The same client with a valid certificate does."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-    async with saying_roles(control.server()) as port:
-        assert await heard(port, plainly(shown(), tmp_path)) == ""
-        assert await heard(port, plainly(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
+    async with role_server(control.server()) as port:
+        assert await receive_role(port, trusting_client(shown(), tmp_path)) == ""
+        assert await receive_role(port, trusting_client(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
 
 
 @pytest.mark.uvloop
@@ -109,21 +109,21 @@ async def test_client_refuses_a_server_of_another_role(role: Role, tmp_path: Pat
     """A client of the control plane sends nothing to a server with another role's certificate."""
     other = TlsIdentity(write(tmp_path / "c", ONE.of(role), ONE), role)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    async with saying_roles(other.server()) as port:
-        assert await heard(port, activator.client(Role.CONTROLPLANE)) == ""
-        assert await heard(port, activator.client(role)) == "activator"
+    async with role_server(other.server()) as port:
+        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == ""
+        assert await receive_role(port, activator.client(role)) == "activator"
 
 
 @pytest.mark.uvloop
-async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
+async def test_clients_keep_working_while_the_authority_is_replaced(tmp_path: Path) -> None:
     """Clients keep working while the authority is replaced: first the bundle, then the leaves, last the removal of the
     old one. Only then is a client with an old certificate refused."""
     there, here = tmp_path / "c", tmp_path / "a"
     control = TlsIdentity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    old = plainly(ONE.of(Role.RUNTIME), tmp_path)
+    old = trusting_client(ONE.of(Role.RUNTIME), tmp_path)
     client = activator.client(Role.CONTROLPLANE)
-    async with saying_roles(control.server()) as port:
+    async with role_server(control.server()) as port:
         for of_control, of_activator, bundle in (
             (ONE, ONE, (ONE, TWO)),
             (ONE, TWO, (ONE, TWO)),
@@ -132,13 +132,13 @@ async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path:
         ):
             write(there, of_control.of(Role.CONTROLPLANE), *bundle)
             write(here, of_activator.of(Role.ACTIVATOR), *bundle)
-            assert await heard(port, old) == "runtime"  # the server has not reloaded its files yet
+            assert await receive_role(port, old) == "runtime"  # the server has not reloaded its files yet
             await control.reload()
-            assert await heard(port, client) == "activator"
+            assert await receive_role(port, client) == "activator"
             await activator.reload()
-            assert await heard(port, client) == "activator"
+            assert await receive_role(port, client) == "activator"
             if ONE not in bundle:
-                assert await heard(port, old) == ""
+                assert await receive_role(port, old) == ""
 
 
 def _cut(files: IdentityFiles) -> None:
@@ -174,7 +174,7 @@ async def test_unusable_files_keep_the_old_identity(
     files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
     before = repr(activator)
-    async with saying_roles(control.server()) as port:
+    async with role_server(control.server()) as port:
         harm(files)
         with caplog.at_level(logging.INFO, "kelvin.crypto.tls_identity"):
             await activator.reload()
@@ -182,7 +182,7 @@ async def test_unusable_files_keep_the_old_identity(
         assert [record.message for record in caplog.records] == ["keeping the current certificate"]
         assert "PRIVATE" not in caplog.text
         assert repr(activator) == before
-        assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
+        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == "activator"
         with pytest.raises(BadIdentity):
             TlsIdentity(files, Role.ACTIVATOR)
         write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
@@ -214,9 +214,7 @@ async def test_future_certificate_waits_until_valid(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.uvloop
-async def test_what_could_not_be_read_for_a_moment_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_read_is_retried_at_the_next_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process has no free file descriptor, the certificate is kept and the next reload reads the new files."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)

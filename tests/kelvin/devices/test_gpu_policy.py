@@ -27,30 +27,30 @@ GOOD = GpuFacts(
 @pytest.mark.parametrize(
     ("facts", "want"),
     [
-        pytest.param(GOOD, HealthyGpu(), id="all is well"),
-        pytest.param(GpuFacts("GPU 0"), HealthyGpu(), id="a part of a GPU, which says nothing"),
+        pytest.param(GOOD, HealthyGpu(), id="no problem"),
+        pytest.param(GpuFacts("GPU 0"), HealthyGpu(), id="a MIG instance without facts"),
         pytest.param(replace(GOOD, lost=True), UnhealthyGpu("it does not answer"), id="fallen off the bus"),
-        pytest.param(replace(GOOD, xids=(79,)), UnhealthyGpu("XID 79"), id="and told of"),
+        pytest.param(replace(GOOD, xids=(79,)), UnhealthyGpu("XID 79"), id="an XID of a lost GPU"),
         pytest.param(replace(GOOD, xids=(48,)), UnhealthyGpu("XID 48"), id="a double bit error"),
         pytest.param(replace(GOOD, xids=(95,)), UnhealthyGpu("XID 95"), id="an error that was not contained"),
-        pytest.param(replace(GOOD, xids=(9999,)), UnhealthyGpu("XID 9999"), id="an XID of tomorrow"),
+        pytest.param(replace(GOOD, xids=(9999,)), UnhealthyGpu("XID 9999"), id="an unknown XID"),
         pytest.param(replace(GOOD, xids=tuple(APPLICATION_XIDS)), HealthyGpu(), id="errors of applications"),
         pytest.param(replace(GOOD, xids=(13, 94)), DegradedGpu("XID 94"), id="an error that was contained"),
-        pytest.param(replace(GOOD, xids=(63, 119)), UnhealthyGpu("XID 119"), id="what forbids comes first"),
+        pytest.param(replace(GOOD, xids=(63, 119)), UnhealthyGpu("XID 119"), id="the unhealthy reason comes first"),
         pytest.param(
-            replace(GOOD, recovery=1), UnhealthyGpu("its driver asks for a reset of the GPU"), id="a reset is asked for"
+            replace(GOOD, recovery=1), UnhealthyGpu("its driver asks for a reset of the GPU"), id="a reset is needed"
         ),
         pytest.param(
-            replace(GOOD, recovery=2), UnhealthyGpu("its driver asks for a reboot of the node"), id="a reboot is"
+            replace(GOOD, recovery=2), UnhealthyGpu("its driver asks for a reboot of the node"), id="a reboot"
         ),
         pytest.param(
-            replace(GOOD, recovery=3), DegradedGpu("its driver asks to end traffic between GPUs"), id="none of ours"
+            replace(GOOD, recovery=3), DegradedGpu("its driver asks to end traffic between GPUs"), id="peer traffic"
         ),
-        pytest.param(replace(GOOD, recovery=99), HealthyGpu(), id="an action of tomorrow"),
+        pytest.param(replace(GOOD, recovery=99), HealthyGpu(), id="an unknown action"),
         pytest.param(
             replace(GOOD, remap_failed=True),
             UnhealthyGpu("a bad row of its memory could not be remapped"),
-            id="no rows are left",
+            id="no spare rows are left",
         ),
         pytest.param(
             replace(GOOD, remap_pending=True),
@@ -65,17 +65,17 @@ GOOD = GpuFacts(
         pytest.param(
             replace(GOOD, uncorrected=2),
             DegradedGpu("2 uncorrected ECC errors since its driver was loaded"),
-            id="errors",
+            id="ECC errors since the driver was loaded",
         ),
-        pytest.param(replace(GOOD, uncorrected_ever=2), HealthyGpu(), id="errors of long ago"),
-        pytest.param(replace(GOOD, temperature_c=86), HealthyGpu(), id="warm"),
+        pytest.param(replace(GOOD, uncorrected_ever=2), HealthyGpu(), id="earlier ECC errors"),
+        pytest.param(replace(GOOD, temperature_c=86), HealthyGpu(), id="just below the slowdown"),
         pytest.param(
-            replace(GOOD, temperature_c=87), DegradedGpu("its temperature is 87 °C; it slows down at 87"), id="too warm"
+            replace(GOOD, temperature_c=87), DegradedGpu("its temperature is 87 °C; it slows down at 87"), id="slows"
         ),
         pytest.param(
             replace(GOOD, temperature_c=92),
             UnhealthyGpu("its temperature is 92 °C; it switches itself off at 92"),
-            id="hot",
+            id="at the shutdown",
         ),
         pytest.param(
             replace(GOOD, temperature_c=99, slows_c=None, ends_c=None), HealthyGpu(), id="no thresholds known"
@@ -90,7 +90,7 @@ def test_judge(facts: GpuFacts, want: GpuHealth) -> None:
 @pytest.mark.parametrize(
     ("devices", "want"),
     [
-        pytest.param([], HealthyGpu(), id="none"),
+        pytest.param([], HealthyGpu(), id="no GPU"),
         pytest.param([GOOD, GOOD], HealthyGpu(), id="two good ones"),
         pytest.param(
             [replace(GOOD, xids=(94,)), replace(GOOD, name="GPU 1", lost=True)],
@@ -121,37 +121,40 @@ BY_BUS = "PCI_BUS_ID"
     [
         pytest.param(ALIKE, CudaVisibility(), EVERY, id="not set"),
         pytest.param(ALIKE, CudaVisibility("1"), (1,), id="a number"),
-        pytest.param(ALIKE, CudaVisibility(" 2, 0 "), (0, 2), id="numbers, whose order is CUDA's"),
-        pytest.param(ALIKE, CudaVisibility("0,2,-1,1"), (0, 2), id="what comes after a negative one is passed over"),
-        pytest.param(ALIKE, CudaVisibility("2,3,1"), (2,), id="what comes after one that isn't there, too"),
-        pytest.param(ALIKE, CudaVisibility(""), EVERY, id="none is shown: nobody computes here"),
-        pytest.param(ALIKE, CudaVisibility("-1"), EVERY, id="likewise"),
-        pytest.param(ALIKE, CudaVisibility("1", "FASTEST_FIRST"), (1,), id="all are as fast"),
-        pytest.param(MIXED, CudaVisibility("1"), EVERY, id="the fastest is first, and nobody knows which that is"),
-        pytest.param(MIXED, CudaVisibility("1", BY_BUS), (1,), id="by the bus"),
+        pytest.param(ALIKE, CudaVisibility(" 2, 0 "), (0, 2), id="several numbers"),
+        pytest.param(ALIKE, CudaVisibility("0,2,-1,1"), (0, 2), id="numbers after a negative one are ignored"),
+        pytest.param(ALIKE, CudaVisibility("2,3,1"), (2,), id="numbers after a missing one are ignored"),
+        pytest.param(ALIKE, CudaVisibility(""), EVERY, id="no GPU is visible, so none is used"),
+        pytest.param(ALIKE, CudaVisibility("-1"), EVERY, id="no GPU is visible, by -1"),
+        pytest.param(ALIKE, CudaVisibility("1", "FASTEST_FIRST"), (1,), id="equal GPUs, fastest first"),
+        pytest.param(MIXED, CudaVisibility("1"), EVERY, id="different GPUs, fastest first: the order is unknown"),
+        pytest.param(MIXED, CudaVisibility("1", BY_BUS), (1,), id="different GPUs in bus order"),
         pytest.param(
             [replace(each, product=None) for each in ALIKE],
             CudaVisibility("1"),
             EVERY,
-            id="they don't say what they are",
+            id="GPUs without a product name",
         ),
         pytest.param(
-            [ONE, replace(TWO, is_parted=True), THREE], CudaVisibility("0", BY_BUS), EVERY, id="parts are counted, too"
+            [ONE, replace(TWO, is_parted=True), THREE], CudaVisibility("0", BY_BUS), EVERY, id="MIG is numbered too"
         ),
         pytest.param(MIXED, CudaVisibility(str(TWO.uuid)), (1,), id="a UUID"),
-        pytest.param(MIXED, CudaVisibility("GPU-1111"), (2,), id="a short one"),
-        pytest.param(ALIKE, CudaVisibility("GPU-1111,GPU-8932a"), (1, 2), id="two"),
-        pytest.param(ALIKE, CudaVisibility("GPU-1111,0"), (0, 2), id="one by each"),
-        pytest.param(ALIKE, CudaVisibility("GPU-8932"), EVERY, id="too short: it is two devices'"),
-        pytest.param(ALIKE, CudaVisibility("GPU-7"), EVERY, id="nobody's"),
-        pytest.param([replace(ONE, uuid=None), TWO], CudaVisibility("GPU-8932f"), (0, 1), id="of one that doesn't say"),
-        pytest.param(ALIKE, CudaVisibility("MIG-8932f937-d72c-4106-c12f-20bd9faed9f6"), EVERY, id="a part"),
+        pytest.param(MIXED, CudaVisibility("GPU-1111"), (2,), id="a UUID prefix"),
+        pytest.param(ALIKE, CudaVisibility("GPU-1111,GPU-8932a"), (1, 2), id="two UUID prefixes"),
+        pytest.param(ALIKE, CudaVisibility("GPU-1111,0"), (0, 2), id="a UUID prefix and a number"),
+        pytest.param(ALIKE, CudaVisibility("GPU-8932"), EVERY, id="an ambiguous prefix"),
+        pytest.param(ALIKE, CudaVisibility("GPU-7"), EVERY, id="an unknown prefix"),
+        pytest.param([replace(ONE, uuid=None), TWO], CudaVisibility("GPU-8932f"), (0, 1), id="a GPU without a UUID"),
+        pytest.param(ALIKE, CudaVisibility("MIG-8932f937-d72c-4106-c12f-20bd9faed9f6"), EVERY, id="a MIG UUID"),
         pytest.param(
-            ALIKE, CudaVisibility("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"), EVERY, id="as it was written"
+            ALIKE,
+            CudaVisibility("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"),
+            EVERY,
+            id="the older form of a MIG UUID",
         ),
         pytest.param(ALIKE, CudaVisibility("first"), EVERY, id="a word"),
-        pytest.param(ALIKE, CudaVisibility("1" * 5000), EVERY, id="no number that could be one"),
-        pytest.param([], CudaVisibility("0"), (), id="no device"),
+        pytest.param(ALIKE, CudaVisibility("1" * 5000), EVERY, id="a number that is too large"),
+        pytest.param([], CudaVisibility("0"), (), id="no GPU at all"),
     ],
 )
 def test_visible_devices_selects_every_used_gpu(

@@ -31,7 +31,7 @@ class FakeNvml:
         self.refused: set[str] = set()
         self.raises: Exception | None = None
         self.events: list[tuple[int, int]] = []  # (device, XID)
-        self.heard: set[int] = set()  # devices registered for events
+        self.registered: set[int] = set()  # devices registered for events
         self.open = 0
         self.sets = 0
 
@@ -57,42 +57,42 @@ class FakeNvml:
         return "NVIDIA H100"
 
     def nvmlDeviceGetMigMode(self, _: int) -> list[int]:
-        self._asked("nvmlDeviceGetMigMode")
+        self._check_supported("nvmlDeviceGetMigMode")
         return [pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_DISABLE]
 
     def nvmlDeviceGetTotalEccErrors(self, _: int, kind: int, counter: int) -> int:
-        self._asked("nvmlDeviceGetTotalEccErrors")
+        self._check_supported("nvmlDeviceGetTotalEccErrors")
         assert kind == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         return {pynvml.NVML_VOLATILE_ECC: 2, pynvml.NVML_AGGREGATE_ECC: 5}[counter]
 
     def nvmlDeviceGetRemappedRows(self, _: int) -> tuple[int, int, int, int]:
-        self._asked("nvmlDeviceGetRemappedRows")
+        self._check_supported("nvmlDeviceGetRemappedRows")
         return 0, 1, 1, 0
 
     def nvmlDeviceGetRetiredPagesPendingStatus(self, _: int) -> int:
-        self._asked("nvmlDeviceGetRetiredPagesPendingStatus")
+        self._check_supported("nvmlDeviceGetRetiredPagesPendingStatus")
         return 0
 
     def nvmlDeviceGetTemperature(self, _: int, sensor: int) -> int:
-        self._asked("nvmlDeviceGetTemperature")
+        self._check_supported("nvmlDeviceGetTemperature")
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
         return 61
 
     def nvmlDeviceGetTemperatureThreshold(self, _: int, kind: int) -> int:
-        self._asked("nvmlDeviceGetTemperatureThreshold")
+        self._check_supported("nvmlDeviceGetTemperatureThreshold")
         return {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 87, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92}[kind]
 
     def nvmlDeviceGetMemoryInfo(self, _: int) -> SimpleNamespace:
-        self._asked("nvmlDeviceGetMemoryInfo")
+        self._check_supported("nvmlDeviceGetMemoryInfo")
         return SimpleNamespace(used=3, total=7, free=4)
 
     def nvmlDeviceGetFieldValues(self, _: int, fields: list[int]) -> list[SimpleNamespace]:
-        self._asked("nvmlDeviceGetFieldValues")
+        self._check_supported("nvmlDeviceGetFieldValues")
         assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
         return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=1))]
 
     def nvmlEventSetCreate(self) -> str:
-        self._asked("nvmlEventSetCreate")
+        self._check_supported("nvmlEventSetCreate")
         self.sets += 1
         return "set"
 
@@ -100,20 +100,20 @@ class FakeNvml:
         self.sets -= 1
 
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, _: str) -> None:
-        self._asked("nvmlDeviceRegisterEvents")
+        self._check_supported("nvmlDeviceRegisterEvents")
         assert kinds == pynvml.nvmlEventTypeXidCriticalError
-        self.heard.add(handle)
+        self.registered.add(handle)
 
     def nvmlEventSetWait_v2(self, _: str, timeout_ms: int) -> SimpleNamespace:
         assert timeout_ms == 0
-        while self.events and self.events[0][0] in set(range(self.devices)) - self.heard:
+        while self.events and self.events[0][0] in set(range(self.devices)) - self.registered:
             self.events.pop(0)
         if not self.events:
             raise pynvml.NVMLError_Timeout
         device, xid = self.events.pop(0)
         return SimpleNamespace(device=device, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
 
-    def _asked(self, name: str) -> None:
+    def _check_supported(self, name: str) -> None:
         if self.raises is not None:
             raise self.raises
         if name in self.refused:
@@ -121,7 +121,7 @@ class FakeNvml:
 
 
 @contextmanager
-def looking(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any]:
+def opened_gpus(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any]:
     """Open the GPUs of `fake`, and check at the end that NVML and its event sets are released."""
     with open_gpus(fake, shown=shown) as gpus:
         assert gpus is not None
@@ -130,15 +130,15 @@ def looking(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any
 
 
 def test_every_gpu_fact_is_read() -> None:
-    with looking(FakeNvml()) as gpus:
+    with opened_gpus(FakeNvml()) as gpus:
         assert gpus.read_facts() == (FULL,)
 
 
-def test_a_device_that_says_nothing_is_none_the_worse() -> None:
+def test_device_without_facts_is_healthy() -> None:
     """A MIG instance refuses every query, which doesn't make it unhealthy."""
     fake = FakeNvml()
     fake.refused = {name for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlEvent"))}
-    with looking(fake) as gpus:
+    with opened_gpus(fake) as gpus:
         assert gpus.read_facts() == (GpuFacts("GPU 0"),)
         assert judge_gpu_health(gpus.read_facts()[0]) == HealthyGpu()
 
@@ -147,7 +147,7 @@ def test_a_device_that_says_nothing_is_none_the_worse() -> None:
 def test_lost_device_is_reported(error: str) -> None:
     """Only errors that mean a lost device mark it as lost."""
     fake = FakeNvml()
-    with looking(fake) as gpus:
+    with opened_gpus(fake) as gpus:
         fake.raises = getattr(pynvml, error)()
         assert gpus.read_facts() == (GpuFacts("GPU 0", lost=True),)
         fake.raises = pynvml.NVMLError_Unknown()
@@ -157,7 +157,7 @@ def test_lost_device_is_reported(error: str) -> None:
 def test_xids_are_kept_by_device() -> None:
     """A device keeps each XID once. An XID of an unknown device counts for all devices."""
     fake = FakeNvml(devices=2)
-    with looking(fake) as gpus:
+    with opened_gpus(fake) as gpus:
         assert [each.xids for each in gpus.read_facts()] == [(), ()]
         fake.events = [(1, 79), (1, 79), (0, 13)]
         assert [each.xids for each in gpus.read_facts()] == [(13,), (79,)]
@@ -165,19 +165,19 @@ def test_xids_are_kept_by_device() -> None:
         assert [each.xids for each in gpus.read_facts()] == [(13, 62), (79, 62)]
 
 
-@pytest.mark.parametrize("refused", [set(), {"nvmlDeviceGetMigMode"}], ids=["it could be parted", "it can't be"])
-def test_what_cuda_does_not_show_is_not_looked_at(refused: set[str]) -> None:
+@pytest.mark.parametrize("refused", [set(), {"nvmlDeviceGetMigMode"}], ids=["MIG is supported", "MIG is not supported"])
+def test_gpu_hidden_from_cuda_is_not_checked(refused: set[str]) -> None:
     """A hidden GPU isn't checked, and its XIDs don't count for others. GPUs keep the machine's numbering."""
     fake = FakeNvml(devices=2)
     fake.refused = refused
-    with looking(fake, CudaVisibility("1")) as gpus:
+    with opened_gpus(fake, CudaVisibility("1")) as gpus:
         fake.events = [(0, 79), (1, 13)]
         assert [(each.name, each.xids) for each in gpus.read_facts()] == [("GPU 1", (13,))]
-    with looking(fake, CudaVisibility("MIG-0")) as gpus:
+    with opened_gpus(fake, CudaVisibility("MIG-0")) as gpus:
         assert [each.name for each in gpus.read_facts()] == ["GPU 0", "GPU 1"]
 
 
-def test_without_a_driver_there_are_none() -> None:
+def test_no_driver_means_no_gpus() -> None:
     """Without a driver, `open_gpus` yields None."""
     fake = FakeNvml()
 

@@ -101,7 +101,7 @@ def file(left_s: float | None, use: CertificateUse = CertificateUse.FRONT, begin
 
 
 @pytest.mark.parametrize(
-    ("left_s", "level", "says"),
+    ("left_s", "level", "text"),
     [
         pytest.param(
             None, FindingLevel.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds no readable certificate", id="unreadable"
@@ -113,12 +113,12 @@ def file(left_s: float | None, use: CertificateUse = CertificateUse.FRONT, begin
 )
 @pytest.mark.parametrize("use", list(CertificateUse))
 def test_expiring_certificate_has_cost_and_mend(
-    left_s: float | None, level: FindingLevel, says: str, use: CertificateUse
+    left_s: float | None, level: FindingLevel, text: str, use: CertificateUse
 ) -> None:
     """Every finding has a cost and a fix. From two weeks on there is no finding."""
     found = judge_certificate_file(file(left_s, use))
     assert found is not None
-    assert (found.level, says in found.seen) == (level, True), found
+    assert (found.level, text in found.seen) == (level, True), found
     assert found.cost
     assert found.mend
     assert judge_certificate_file(file(14.0 * DAY_S, use)) is None

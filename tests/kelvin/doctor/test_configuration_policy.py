@@ -37,7 +37,7 @@ def test_known_and_foreign_names_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "level", "says"),
+    ("env", "level", "text"),
     [
         pytest.param({}, FindingLevel.OK, "no value contradicts", id="defaults agree"),
         pytest.param(
@@ -48,14 +48,13 @@ def test_known_and_foreign_names_pass() -> None:
         ),
         pytest.param({"KELVIN_BODY_BYTES": str(1 << 30)}, FindingLevel.FAIL, "IN_ALL", id="a body that never fits"),
         pytest.param(
-            {"KELVIN_QUEUE_REQUESTS": "9999"}, FindingLevel.WARN, "=9999 is above", id="a queue in a smaller one"
+            {"KELVIN_QUEUE_REQUESTS": "9999"},
+            FindingLevel.WARN,
+            "=9999 is above",
+            id="a queue larger than the common one",
         ),
-        pytest.param(
-            {"KELVIN_QUEUE_TOKENS_PER_TENANT": "1"}, FindingLevel.WARN, "_TENANT=1", id="a tenant's is smaller"
-        ),
-        pytest.param(
-            {"KELVIN_QUEUE_BYTES_IN_ALL": "1024"}, FindingLevel.WARN, "_IN_ALL=1024", id="the common one is smaller"
-        ),
+        pytest.param({"KELVIN_QUEUE_TOKENS_PER_TENANT": "1"}, FindingLevel.WARN, "_TENANT=1", id="less per tenant"),
+        pytest.param({"KELVIN_QUEUE_BYTES_IN_ALL": "1024"}, FindingLevel.WARN, "_IN_ALL=1024", id="less in common"),
         pytest.param(
             {"KELVIN_DEADLINE_S": "60"}, FindingLevel.NOTE, "KELVIN_QUEUE_S=600", id="a wait past the deadline"
         ),
@@ -63,17 +62,20 @@ def test_known_and_foreign_names_pass() -> None:
             {"KELVIN_PACK_BYTES": "4096"}, FindingLevel.WARN, "KELVIN_CHUNK_BYTES", id="packs smaller than chunks"
         ),
         pytest.param(
-            {"KELVIN_REQUESTS": "9000"}, FindingLevel.NOTE, "KELVIN_CONNECTIONS=8192", id="requests no connection has"
+            {"KELVIN_REQUESTS": "9000"},
+            FindingLevel.NOTE,
+            "KELVIN_CONNECTIONS=8192",
+            id="more requests than connections",
         ),
         pytest.param({"KELVIN_THREADS": "8"}, FindingLevel.WARN, "on 2 cores", id="more threads than cores"),
         pytest.param({"KELVIN_KV_BYTES": str(8 << 30)}, FindingLevel.NOTE, "come to", id="more memory than there is"),
         pytest.param({"KELVIN_LOG_LEVEL": "debug"}, FindingLevel.NOTE, "debug", id="debug"),
-        pytest.param({"KELVIN_DRAIN_S": "soon"}, FindingLevel.OK, "no value", id="what is no number is its service's"),
+        pytest.param({"KELVIN_DRAIN_S": "soon"}, FindingLevel.OK, "no value", id="a bad number is left to the service"),
     ],
 )
-def test_contradictory_values_name_the_worst(env: dict[str, str], level: FindingLevel, says: str) -> None:
+def test_contradictory_values_name_the_worst(env: dict[str, str], level: FindingLevel, text: str) -> None:
     """The worst contradiction is reported, with cost and fix."""
     findings = judge_values(env, MEMORY_BYTES, CORES)
-    assert any(found.level is level and says in found.seen for found in findings), findings
+    assert any(found.level is level and text in found.seen for found in findings), findings
     if level is not FindingLevel.OK:
         assert all(found.cost and found.mend for found in findings)

@@ -97,7 +97,7 @@ def test_every_fault_of_a_bad_machine_is_found(data: Path) -> None:
             "KELVIN_BACKUP": str(data / "backups"),
         },
     )
-    for check, level, says in (
+    for check, level, text in (
         ("limit nofile", "fail", "300"),
         ("setting", "warn", "KELVIN_DEVICE_SLOT is no setting"),
         ("service", "fail", "KELVIN_QUEUE_REQUESTS=none: must be a whole number"),
@@ -106,7 +106,7 @@ def test_every_fault_of_a_bad_machine_is_found(data: Path) -> None:
         ("keys", "fail", "default.key has 1 different bytes"),
     ):
         assert found[check]["level"] == level, found[check]
-        assert says in found[check]["seen"]
+        assert text in found[check]["seen"]
     assert "KELVIN_DEVICE_SLOTS" in found["setting"]["mend"]
 
 
@@ -130,7 +130,7 @@ def test_external_database_is_not_backed_up(data: Path) -> None:
     assert "hunter2" not in json.dumps(found)
 
 
-def test_a_full_disk_is_told(data: Path) -> None:
+def test_full_disk_is_reported(data: Path) -> None:
     """With files limited to a megabyte, the probe reports a full disk and leaves no file."""
     script = (
         "import resource, signal, sys; from pathlib import Path; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -191,7 +191,7 @@ def test_a_clock_that_moved_is_seen(data: Path) -> None:
     assert "clock went back" in _names(check_clock(wall_minus_monotonic_s(), data))
 
 
-def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
+def test_secrets_are_checked_and_not_shown(data: Path) -> None:
     """Findings have file modes and the number of different bytes, and no secret."""
     (good,) = check_secrets(data)
     assert (good.level, good.seen) == (FindingLevel.OK, "2 private files; keys look random")
@@ -206,28 +206,30 @@ def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
     assert not is_running(data)
 
 
-def test_filters_are_asked_where_they_are_on(data: Path) -> None:
+def test_filters_are_checked_only_if_they_are_on(data: Path) -> None:
     """The filters' settings are checked before `kelvin up` only if the filters are on."""
     env = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": "none"}
-    told = {on: "".join(found.seen for found in check_services(env | {"KELVIN_FILTERS": on})) for on in ("on", "off")}
-    assert "filters: KELVIN_LIFELINE_FD=none" in told["on"]
-    assert "filters:" not in told["off"]
-    assert "activator: KELVIN_LIFELINE_FD=none" in told["off"]
+    failures = {
+        on: "".join(found.seen for found in check_services(env | {"KELVIN_FILTERS": on})) for on in ("on", "off")
+    }
+    assert "filters: KELVIN_LIFELINE_FD=none" in failures["on"]
+    assert "filters:" not in failures["off"]
+    assert "activator: KELVIN_LIFELINE_FD=none" in failures["off"]
 
 
 @pytest.mark.parametrize(
-    ("setting", "by"),
+    ("setting", "refused_by"),
     [
-        pytest.param("KELVIN_DRAIN_S", "kelvin up", id="of the supervisor"),
-        pytest.param("KELVIN_READY_S", "kelvin up", id="of the supervisor's start"),
-        pytest.param("KELVIN_STEP_S", "zygote", id="of the zygote"),
+        pytest.param("KELVIN_DRAIN_S", "kelvin up", id="a setting of the supervisor"),
+        pytest.param("KELVIN_READY_S", "kelvin up", id="a setting of the supervisor's start"),
+        pytest.param("KELVIN_STEP_S", "zygote", id="a setting of the zygote"),
     ],
 )
-def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, by: str) -> None:
+def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, refused_by: str) -> None:
     """`kelvin doctor` refuses the setting as `kelvin up` would, even one that no service reads."""
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), setting: "soon"}))
-    told = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
-    assert [line.partition(": must")[0] for line in told] == [f"{by}: {setting}=soon"]
+    failures = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
+    assert [line.partition(": must")[0] for line in failures] == [f"{refused_by}: {setting}=soon"]
     assert "services" not in _names(found)
 
 
@@ -236,9 +238,9 @@ def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
     book = data / "bad.toml"
     book.write_text("prompt = 0.60\n")
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), "KELVIN_PRICE_BOOK": str(book)}))
-    told = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
-    assert len(told) == 1
-    assert told[0].startswith(f"controlplane: KELVIN_PRICE_BOOK={book}: bad.toml: currency")
+    failures = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
+    assert len(failures) == 1
+    assert failures[0].startswith(f"controlplane: KELVIN_PRICE_BOOK={book}: bad.toml: currency")
     assert "services" not in [finding.check for finding in found]
 
 

@@ -37,7 +37,7 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("found", "check", "level", "says"),
+    ("found", "check", "level", "text"),
     [
         pytest.param(judge_reading(3.4 * GB, 128 * MIB), "disk read", FindingLevel.OK, "3.40 GB/s", id="a fast disk"),
         pytest.param(
@@ -81,7 +81,7 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
             id="a tight control group",
         ),
         pytest.param(
-            judge_size(24 * GB, GB, None), "memory", FindingLevel.WARN, "1 GB of 24 GB", id="memory that others have"
+            judge_size(24 * GB, GB, None), "memory", FindingLevel.WARN, "1 GB of 24 GB", id="memory used by others"
         ),
         pytest.param(judge_swap(0), "swap", FindingLevel.OK, "none", id="no swap"),
         pytest.param(judge_swap(GB), "swap", FindingLevel.NOTE, "1 GB", id="swap"),
@@ -93,7 +93,7 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
             judge_descriptors(4096, CONNECTIONS), "limit nofile", FindingLevel.WARN, "4096", id="few descriptors"
         ),
         pytest.param(
-            judge_descriptors(256, CONNECTIONS), "limit nofile", FindingLevel.FAIL, "256", id="too few to serve anybody"
+            judge_descriptors(256, CONNECTIONS), "limit nofile", FindingLevel.FAIL, "256", id="too few to serve"
         ),
         pytest.param(
             judge_processes(None, None), "limit nproc", FindingLevel.OK, "no limit", id="no limit of processes"
@@ -123,12 +123,10 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
             judge_synchronisation(0.001, "tsc"), "clock", FindingLevel.OK, "within 0.001 s", id="synchronised"
         ),
         pytest.param(
-            judge_synchronisation(None, "tsc"), "clock", FindingLevel.WARN, "says the kernel", id="nobody sets it"
+            judge_synchronisation(None, "tsc"), "clock", FindingLevel.WARN, "says the kernel", id="not in sync"
         ),
-        pytest.param(
-            judge_steps(-1.5, -10.0), "clock step", FindingLevel.WARN, "-1.500 s", id="it stepped while we looked"
-        ),
-        pytest.param(judge_steps(0.0, 60.0), "clock went back", FindingLevel.WARN, "60 s", id="it went back before"),
+        pytest.param(judge_steps(-1.5, -10.0), "clock step", FindingLevel.WARN, "-1.500 s", id="a step meanwhile"),
+        pytest.param(judge_steps(0.0, 60.0), "clock went back", FindingLevel.WARN, "60 s", id="an earlier step back"),
         pytest.param(judge_source("hpet"), "clock source", FindingLevel.NOTE, "hpet", id="a slow source"),
         pytest.param(judge_driver("", "2.13.0"), "GPU", FindingLevel.NOTE, "no NVIDIA driver", id="no GPU"),
         pytest.param(judge_driver("570.1", "2.13.0"), "GPU", FindingLevel.NOTE, "NVIDIA driver 570.1", id="a GPU"),
@@ -145,30 +143,30 @@ def sole(found: Finding | Iterable[Finding]) -> Finding:
             "GPU 0 health",
             FindingLevel.OK,
             "no problem is reported",
-            id="a GPU that says nothing",
+            id="a GPU without facts",
         ),
         pytest.param(
             judge_gpu(GpuFacts("GPU 1", xids=(79,))),
             "GPU 1 health",
             FindingLevel.FAIL,
             "XID 79",
-            id="one that is broken",
+            id="a broken GPU",
         ),
         pytest.param(
             judge_gpu(GpuFacts("GPU 0", remap_pending=True)),
             "GPU 0 health",
             FindingLevel.WARN,
             "rows",
-            id="a degraded one",
+            id="a degraded GPU",
         ),
     ],
 )
 def test_figure_decides_finding_level(
-    found: Finding | Iterable[Finding], check: str, level: FindingLevel, says: str
+    found: Finding | Iterable[Finding], check: str, level: FindingLevel, text: str
 ) -> None:
     """The measurement decides level and text."""
     finding = sole(found)
-    assert (finding.check, finding.level, says in finding.seen) == (check, level, True), finding
+    assert (finding.check, finding.level, text in finding.seen) == (check, level, True), finding
 
 
 def test_harmless_figures_have_no_finding() -> None:
@@ -177,7 +175,7 @@ def test_harmless_figures_have_no_finding() -> None:
     assert [*judge_steps(0.01, -10.0), *judge_source("tsc"), *judge_source("")] == []
 
 
-def test_costs_are_told_in_a_callers_terms() -> None:
+def test_costs_are_in_terms_of_callers() -> None:
     """Costs: reading 8 GB at 0.9 GB/s. 4096 descriptors, less 512 for other uses, at two per caller."""
     assert "8 GB from this disk takes 9 s" in judge_reading(0.9 * GB, 128 * MIB).cost
     assert "about 1792 callers" in judge_descriptors(4096, CONNECTIONS).cost

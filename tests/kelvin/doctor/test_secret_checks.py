@@ -20,38 +20,39 @@ from kelvin.doctor.secret_checks import (
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "says"),
+    ("found", "level", "text"),
     [
+        pytest.param(judge_file("admin.key", 0o644, owned=True), FindingLevel.FAIL, "has mode 0644", id="all may read"),
         pytest.param(
-            judge_file("admin.key", 0o644, owned=True), FindingLevel.FAIL, "has mode 0644", id="everybody reads it"
+            judge_file("admin.key", 0o660, owned=True), FindingLevel.FAIL, "has mode 0660", id="group may read"
         ),
         pytest.param(
-            judge_file("admin.key", 0o660, owned=True), FindingLevel.FAIL, "has mode 0660", id="the group reads it"
+            judge_file("admin.key", 0o600, owned=False), FindingLevel.WARN, "another user", id="another owner"
         ),
-        pytest.param(
-            judge_file("admin.key", 0o600, owned=False), FindingLevel.WARN, "another user", id="somebody else's"
-        ),
-        pytest.param(judge_directory(0o755), FindingLevel.WARN, "mode 0755", id="everybody looks into the directory"),
+        pytest.param(judge_directory(0o755), FindingLevel.WARN, "mode 0755", id="a directory that every user can list"),
         pytest.param(
             judge_key("admin.key", 3), FindingLevel.FAIL, "3 different bytes of 32", id="a secret of three bytes"
         ),
-        pytest.param(judge_key("admin.key", None), FindingLevel.FAIL, "holds no key", id="something else"),
+        pytest.param(judge_key("admin.key", None), FindingLevel.FAIL, "holds no key", id="no key"),
         pytest.param(
             judge_place(inside=False, same_disk=True), FindingLevel.WARN, "directory's disk", id="on the same disk"
         ),
         pytest.param(judge_place(inside=True, same_disk=True), FindingLevel.WARN, "inside", id="in the data directory"),
-        pytest.param(judge_interval(3600.0), FindingLevel.NOTE, "every 3600 s", id="seldom"),
-        pytest.param(judge_age(2000.0, 240.0, running=True), FindingLevel.FAIL, "2000 s old", id="late"),
-        pytest.param(judge_age(None, 240.0, running=True), FindingLevel.FAIL, "none was made", id="none yet"),
+        pytest.param(judge_interval(3600.0), FindingLevel.NOTE, "every 3600 s", id="rare backups"),
+        pytest.param(judge_age(2000.0, 240.0, running=True), FindingLevel.FAIL, "2000 s old", id="a late backup"),
+        pytest.param(judge_age(None, 240.0, running=True), FindingLevel.FAIL, "none was made", id="no backup yet"),
         pytest.param(
-            judge_age(None, 240.0, running=False), FindingLevel.NOTE, "none was made", id="none yet, but nothing runs"
+            judge_age(None, 240.0, running=False),
+            FindingLevel.NOTE,
+            "none was made",
+            id="no backup yet, but nothing runs",
         ),
     ],
 )
-def test_insecure_file_has_cost_and_mend(found: Iterable[Finding], level: FindingLevel, says: str) -> None:
+def test_insecure_file_has_cost_and_mend(found: Iterable[Finding], level: FindingLevel, text: str) -> None:
     """Each finding has a cost and a fix."""
     (finding,) = found
-    assert (finding.level, says in finding.seen) == (level, True), finding
+    assert (finding.level, text in finding.seen) == (level, True), finding
     assert finding.cost
     assert finding.mend
 

@@ -52,13 +52,14 @@ async def measure_asking(data: Path) -> None:
         began = time.perf_counter()
         await filters.check(question, WAIT_S)
         print(f"start: {time.perf_counter() - began:.2f} s")
-        took = []
+        durations_s = []
         for _ in range(QUESTIONS):
             began = time.perf_counter()
             await filters.check(question, WAIT_S)
-            took.append(time.perf_counter() - began)
-        took.sort()
-        print(f"a question: {took[QUESTIONS // 2] * 1e3:.2f} ms, of a hundred the slowest {took[-5] * 1e3:.2f} ms")
+            durations_s.append(time.perf_counter() - began)
+        durations_s.sort()
+        median_s, slow_s = durations_s[QUESTIONS // 2], durations_s[-5]
+        print(f"a question: {median_s * 1e3:.2f} ms, of a hundred the slowest {slow_s * 1e3:.2f} ms")
 
         async def stream() -> None:
             for _ in range(100):

@@ -44,15 +44,15 @@ TEXTS = st.lists(st.sampled_from(FOUND + BETWEEN) | st.text(max_size=5), max_siz
 def streamed(text: str, cuts: Sequence[int], rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
     """Return the text that passes when it arrives in these pieces, and the entity that stopped it."""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    said, held = "", ""
+    output, held = "", ""
     for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True):
         held += text[start:end]
         passed = apply_result(held, scan_text(held, rules, whole=end == len(text) and start == end))
-        said, held = said + passed.text, passed.pending_text
+        output, held = output + passed.text, passed.pending_text
         if passed.stopped is not None:
-            return said, passed.stopped
+            return output, passed.stopped
     assert held == ""
-    return said, None
+    return output, None
 
 
 def whole(text: str, rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
@@ -69,12 +69,12 @@ def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[
 
 
 @given(TEXTS)
-def test_characters_one_by_one(text: str) -> None:
+def test_single_characters_do_not_change_the_text(text: str) -> None:
     """Pieces of one character give the same result."""
     assert streamed(text, range(len(text)), REDACT) == whole(text, REDACT)
 
 
-def test_looking_at_each_piece_alone_would_not_do() -> None:
+def test_control_pieces_scanned_alone_miss_an_entity() -> None:
     """Negative control: without held-back text, an entity split over two pieces passes."""
     pieces = ("to jo@exam", "ple.org now")
     alone = "".join(whole(piece, REDACT)[0] for piece in pieces)
@@ -82,7 +82,7 @@ def test_looking_at_each_piece_alone_would_not_do() -> None:
     assert streamed("".join(pieces), [len(pieces[0])], REDACT) == ("to <EMAIL_ADDRESS> now", None)
 
 
-def test_a_cut_goes_through_nothing() -> None:
+def test_segment_limit_splits_no_entity() -> None:
     """An entity at the end of a long segment is found whole, not shortened by the segment's limit."""
     rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
     before = ":" * (SEGMENT_CHARACTERS_MAX - len("jo@example.or"))
@@ -101,12 +101,12 @@ def test_plain_segment_holds_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "held"),
     [
-        pytest.param("The quick brown fox ", "", id="words that have ended"),
+        pytest.param("The quick brown fox ", "", id="complete words"),
         pytest.param("The quick brown fo", "fo", id="a word that may become an address"),
-        pytest.param("It costs 5 ", "5 ", id="a number that may go on"),
-        pytest.param("It costs 5\n", "", id="one that does not"),
-        pytest.param("It costs 5 a", "a", id="nor does this"),
-        pytest.param("谢谢", "", id="letters that no address has"),
+        pytest.param("It costs 5 ", "5 ", id="a number that may continue"),
+        pytest.param("It costs 5\n", "", id="a number that has ended"),
+        pytest.param("It costs 5 a", "a", id="a number before a word"),
+        pytest.param("谢谢", "", id="letters that can't be in an address"),
         pytest.param("x" * 3000, "x" * 888, id="no more than a segment"),
     ],
 )

@@ -81,12 +81,12 @@ async def test_unknown_rule_is_refused_and_verdicts_are_counted(tmp_path: Path) 
         async with _client(tmp_path) as client:
             filters = FilterClient(client, asyncio.get_running_loop())
             await filters.check(QUESTION, DEADLINE_S)
-            for rule, said in (
+            for rule, quoted_value in (
                 (FilterRule(filter="pii", actions={"NAME": "stop"}), "'NAME'"),
                 (FilterRule(filter="pii", actions={}, phone_regions=("XX",)), "'XX'"),
             ):
                 wrong = FilterRequest(direction="input", rules=(rule,), texts=("",), whole=True)
-                with pytest.raises(Refused, match=said):
+                with pytest.raises(Refused, match=quoted_value):
                     await filters.check(wrong, DEADLINE_S)
             async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
                 page = await answer.text()
@@ -95,8 +95,8 @@ async def test_unknown_rule_is_refused_and_verdicts_are_counted(tmp_path: Path) 
                 'verdicts_total{%s,verdict="allow"} 1',
                 'found_total{%s,entity="EMAIL_ADDRESS",action="redact"} 1',
             ):
-                whose = 'process="filters",filter="pii",direction="output"'
-                assert f"kelvin_filter_{series % whose}" in page
+                labels = 'process="filters",filter="pii",direction="output"'
+                assert f"kelvin_filter_{series % labels}" in page
             assert "b.example" not in page
             async with client.session.post(f"http://filters{CHECK_PATH}", data=b"{") as refused:
                 assert refused.status == 400

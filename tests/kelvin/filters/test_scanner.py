@@ -31,11 +31,11 @@ from tests.eventually import eventually
 RULES = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
 REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO", "DK", "PL", "PT", "IE")
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
-DEAR = (FilterRule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # about 70 ms per thousand digits
+SLOW_RULES = (FilterRule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # about 70 ms per thousand digits
 SHORT = FilterRequest(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
 # As many texts as a request has messages, each too short for a slice of its own.
 MANY = FilterRequest(direction="input", rules=RULES, texts=("a " * 32,) * 4096, whole=True)
-LONG = FilterRequest(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
+LONG = FilterRequest(direction="input", rules=SLOW_RULES, texts=("212 555 0143 " * 2000,), whole=True)
 
 
 OWN_SLICES = 4  # the most slices that SHORT takes, one per step
@@ -79,7 +79,7 @@ async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> Non
         await asyncio.wait(hostile)
 
 
-async def test_short_text_of_another_tenant_is_looked_at_between_many_short_ones() -> None:
+async def test_short_text_is_scanned_between_many_of_another_tenant() -> None:
     """A request of thousands of short texts is cut into slices, like one long text."""
     async with _scanning() as (scanner, _):
         hostile = asyncio.create_task(scanner.scan("hostile", MANY, 60.0))
@@ -118,7 +118,7 @@ async def test_sliced_scan_equals_whole_scan() -> None:
     """A text that is scanned in slices is scanned once and completely."""
     async with _scanning() as (scanner, _):
         text = "a@b.example and 4111 1111 1111 1111, " * 200
-        question = FilterRequest(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
+        question = FilterRequest(direction="input", rules=SLOW_RULES, texts=(text, "none"), whole=True)
         looked, none = await scanner.scan("a", question, 60.0)
         assert len(looked.spans) == 400
         assert none == TextResult(decided=4)
@@ -149,11 +149,11 @@ async def test_loop_answers_during_a_scan() -> None:
     executor.shutdown()
 
 
-@pytest.mark.parametrize("said", ["soon", "-1", "1.5"])
-async def test_time_that_is_none_is_refused_by_name(said: str) -> None:
+@pytest.mark.parametrize("deadline", ["soon", "-1", "1.5"])
+async def test_invalid_deadline_is_refused_by_name(deadline: str) -> None:
     """A deadline must be whole milliseconds."""
     async with _scanning() as (scanner, _):
         transport = httpx.ASGITransport(app=make_app(FilterMetrics(MetricsPage("filters")), scanner))
         async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
-            answer = await client.post(CHECK_PATH, content=encode(SHORT), headers={DEADLINE_HEADER: said})
+            answer = await client.post(CHECK_PATH, content=encode(SHORT), headers={DEADLINE_HEADER: deadline})
             assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE_HEADER)

@@ -43,7 +43,7 @@ def test_remote_address_is_told_by_its_prefix(address: str, want: bool) -> None:
     assert is_remote(address) is want
 
 
-async def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
+async def test_invalid_host_name_is_an_oserror() -> None:
     """Like other connection failures, it is an OSError, so that a retrying caller needs no special case."""
     with pytest.raises(OSError, match=r"^http://a\.\.b:80: "):
         await HostConnector("http://a..b:80", None).connect(asyncio.Protocol)

@@ -93,7 +93,7 @@ class Scripted:
     def signal(self, number: signal.Signals) -> None: ...
 
 
-def _desk(work: Work, weight_of: Callable[[str], int] = lambda _: 1) -> JobRunner:
+def scripted_runner(work: Work, weight_of: Callable[[str], int] = lambda _: 1) -> JobRunner:
     @asynccontextmanager
     async def standby() -> AsyncIterator[ForkedProcess]:
         yield Scripted(work)  # type: ignore[misc]
@@ -105,9 +105,9 @@ def _gate(tenant: str = "acme") -> GateJob:
     return GateJob(config_json="{}", tensors={}, tenant=tenant)
 
 
-async def _failure(desk: JobRunner) -> Failure:
+async def _failure(runner: JobRunner) -> Failure:
     with pytest.raises(Refused) as refused:
-        await desk.gate(_gate())
+        await runner.gate(_gate())
     return refused.value.failure
 
 
@@ -116,7 +116,7 @@ async def _failure(desk: JobRunner) -> Failure:
     [
         pytest.param(GROWS, "GATE_BYTES", 64 << 20, "more than 67108864 bytes of memory", 1, id="memory"),
         pytest.param(SLEEPS, "GATE_S", 0.3, "longer than 0 s", 1, id="time"),
-        pytest.param(DIES, "GATE_S", 60.0, "ended 2 times", 2, id="a process that dies of it"),
+        pytest.param(DIES, "GATE_S", 60.0, "ended 2 times", 2, id="a process that dies"),
     ],
 )
 async def test_job_beyond_its_bound_names_the_artifact(
@@ -144,7 +144,7 @@ async def test_job_outlives_the_death_of_every_parked_process() -> None:
             raise Refused(Unavailable("the runtime"))
         return "judged"
 
-    assert await _desk(judge).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
+    assert await scripted_runner(judge).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
     assert len(deaths) == 1
 
 
@@ -161,10 +161,10 @@ async def test_job_ends_with_its_tenant() -> None:
 async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
     """A job whose tenant is suspended while it waits never starts a process."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
-    desk = JobRunner(standbys.one, is_suspended=suspended.__contains__)
-    running = asyncio.create_task(desk.gate(_gate("other")))
+    runner = JobRunner(standbys.one, is_suspended=suspended.__contains__)
+    running = asyncio.create_task(runner.gate(_gate("other")))
     await eventually(lambda: len(standbys.born) == 1)
-    waiting = asyncio.create_task(_failure(desk))
+    waiting = asyncio.create_task(_failure(runner))
     await asyncio.sleep(0)
     suspended.add("acme")
     running.cancel()
@@ -175,13 +175,13 @@ async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
 async def test_job_whose_caller_left_kills_its_process() -> None:
     """The process is killed, because it may hold the interpreter forever. The next tenant's job starts."""
     standbys = Standbys(SLEEPS)
-    desk = JobRunner(standbys.one)
-    left = asyncio.create_task(desk.gate(_gate("hostile")))
+    runner = JobRunner(standbys.one)
+    abandoned = asyncio.create_task(runner.gate(_gate("hostile")))
     await eventually(lambda: len(standbys.born) == 1)
-    other = asyncio.create_task(desk.gate(_gate("victim")))
+    other = asyncio.create_task(runner.gate(_gate("victim")))
     await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.wait({left})
+    abandoned.cancel()
+    await asyncio.wait({abandoned})
     assert standbys.born[0].returncode == -signal.SIGKILL
     await eventually(lambda: len(standbys.born) == 2)
     other.cancel()
@@ -196,13 +196,13 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
         order.append(job.tenant)
         await turn.wait()
 
-    desk = _desk(judge)
-    many = [asyncio.create_task(desk.gate(_gate("many"))) for _ in range(1 + engine_jobs.MAX_WAITING_OF_TENANT)]
+    runner = scripted_runner(judge)
+    many = [asyncio.create_task(runner.gate(_gate("many"))) for _ in range(1 + engine_jobs.MAX_WAITING_OF_TENANT)]
     await asyncio.sleep(0)
     with pytest.raises(Refused) as refused:
-        await desk.gate(_gate("many"))
+        await runner.gate(_gate("many"))
     assert isinstance(refused.value.failure, Overloaded)
-    one = asyncio.create_task(desk.gate(_gate("one")))
+    one = asyncio.create_task(runner.gate(_gate("one")))
     await asyncio.sleep(0)
     turn.set()
     await asyncio.gather(one, *many)
@@ -219,14 +219,14 @@ async def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
         order.append(job.tenant)
         await asyncio.sleep(1.0)
 
-    desk = _desk(work, weights.__getitem__)
+    runner = scripted_runner(work, weights.__getitem__)
 
     async def always(tenant: str) -> None:
         while len(order) < 40:
             if kind == "gate":
-                await desk.gate(_gate(tenant))
+                await runner.gate(_gate(tenant))
             else:
-                await desk.seal(SealJob(tenant=tenant, version="ab" * 32, total_bytes=1))
+                await runner.seal(SealJob(tenant=tenant, version="ab" * 32, total_bytes=1))
 
     await asyncio.gather(*[always(tenant) for tenant in weights for _ in range(2)])
     assert order[:40].count("heavy") == pytest.approx(30, abs=1)
@@ -242,11 +242,11 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
             await asyncio.Event().wait()
         judged.append(job.tenant)
 
-    desk = _desk(work)
-    seal = asyncio.create_task(desk.seal(SealJob(tenant="large", version="ab" * 32, total_bytes=1 << 40)))
+    runner = scripted_runner(work)
+    seal = asyncio.create_task(runner.seal(SealJob(tenant="large", version="ab" * 32, total_bytes=1 << 40)))
     await sealing.wait()
     async with asyncio.timeout(20):
-        await desk.gate(_gate("one"))
+        await runner.gate(_gate("one"))
     assert judged == ["one"]
     seal.cancel()
     await asyncio.wait({seal})
@@ -258,8 +258,8 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
     [
         pytest.param({"total_bytes": 1 << 20}, 60.05, id="a small draft"),
         pytest.param({"total_bytes": 1 << 30}, 111.2, id="a gigabyte"),
-        pytest.param({"total_bytes": 1 << 40}, 900, id="no longer than this"),
-        pytest.param({}, 900, id="a size that an older snapshotter does not tell"),
+        pytest.param({"total_bytes": 1 << 40}, 900, id="the maximum"),
+        pytest.param({}, 900, id="no size, from an older snapshotter"),
         pytest.param({"total_bytes": 1 << 40, "distinct_bytes": 1 << 20}, 60.05, id="one chunk again and again"),
     ],
 )
@@ -268,9 +268,9 @@ async def test_time_of_a_seal_follows_its_bytes(sizes: dict[str, int], seconds: 
     loop = asyncio.get_running_loop()
     began_s = loop.time()
 
-    async def go_on(_: object) -> None:
+    async def never_end(_: object) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Refused, match="judging it takes longer than"):
-        await _desk(go_on).seal(SealJob(tenant="acme", version="ab" * 32, **sizes))
+        await scripted_runner(never_end).seal(SealJob(tenant="acme", version="ab" * 32, **sizes))
     assert loop.time() - began_s == pytest.approx(seconds, abs=0.2)

@@ -40,7 +40,7 @@ async def served(lifetime_s: float = 10.0) -> AsyncIterator[int]:
                 await serving
 
 
-async def told(port: int, sent: bytes) -> bytes:
+async def read_reply(port: int, sent: bytes) -> bytes:
     """Return all bytes until the connection ends."""
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(PLACE[0], port)
@@ -53,7 +53,7 @@ async def told(port: int, sent: bytes) -> bytes:
             writer.close()
 
 
-def asked(path: str, method: str = "GET") -> bytes:
+def request_bytes(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
@@ -61,21 +61,21 @@ def asked(path: str, method: str = "GET") -> bytes:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        pytest.param(asked("/healthz"), 200, id="whether it lives"),
-        pytest.param(asked("/readyz"), 200, id="whether it is ready"),
-        pytest.param(asked("/metrics"), 200, id="its figures"),
-        pytest.param(asked("/readyz?verbose=1"), 200, id="a query"),
-        pytest.param(asked("/healthz", "POST"), 404, id="nothing is taken"),
-        pytest.param(asked("/healthz/"), 404, id="another path"),
-        pytest.param(asked("/%61dmin/v1/tenants"), 404, id="a path in disguise"),
-        pytest.param(asked("/internal/v1/backup"), 404, id="secrets"),
-        pytest.param(asked("/admin/v1/tenants"), 404, id="what is for callers with a key"),
+        pytest.param(request_bytes("/healthz"), 200, id="liveness"),
+        pytest.param(request_bytes("/readyz"), 200, id="readiness"),
+        pytest.param(request_bytes("/metrics"), 200, id="metrics"),
+        pytest.param(request_bytes("/readyz?verbose=1"), 200, id="a query"),
+        pytest.param(request_bytes("/healthz", "POST"), 404, id="another method"),
+        pytest.param(request_bytes("/healthz/"), 404, id="another path"),
+        pytest.param(request_bytes("/%61dmin/v1/tenants"), 404, id="an escaped path"),
+        pytest.param(request_bytes("/internal/v1/backup"), 404, id="an internal route"),
+        pytest.param(request_bytes("/admin/v1/tenants"), 404, id="an admin route"),
     ],
 )
 async def test_health_port_serves_three_routes(sent: bytes, status: int) -> None:
     """Other paths are 404, although the application replies to all. The connection closes after one response."""
     async with served() as port:
-        head, _, body = (await told(port, sent + sent)).partition(b"\r\n\r\n")
+        head, _, body = (await read_reply(port, sent + sent)).partition(b"\r\n\r\n")
         assert head.startswith(f"HTTP/1.1 {status} ".encode())
         assert b"connection: close" in head
         assert body == (b"here" if status == 200 else b"")  # one response only
@@ -85,8 +85,8 @@ async def test_health_port_serves_three_routes(sent: bytes, status: int) -> None
 async def test_silent_health_connection_is_cut() -> None:
     """A connection that sends nothing, or half a request, is closed after its lifetime."""
     async with served(lifetime_s=0.2) as port:
-        assert await told(port, b"") == b""
-        assert await told(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
+        assert await read_reply(port, b"") == b""
+        assert await read_reply(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
 
 
 @pytest.mark.uvloop
@@ -94,10 +94,10 @@ async def test_health_port_bounds_connections() -> None:
     """A connection above the limit is closed. Once another has left, requests are served again."""
     async with served(lifetime_s=60.0) as port:
         held = [await asyncio.open_connection(PLACE[0], port) for _ in range(health_port.MAX_CONNECTIONS)]
-        assert await told(port, asked("/healthz")) == b""
+        assert await read_reply(port, request_bytes("/healthz")) == b""
         held.pop()[1].close()
         async with asyncio.timeout(30):
-            while not (await told(port, asked("/healthz"))).startswith(b"HTTP/1.1 200"):
+            while not (await read_reply(port, request_bytes("/healthz"))).startswith(b"HTTP/1.1 200"):
                 await asyncio.sleep(0)
         for _, writer in held:
             writer.close()
@@ -116,7 +116,7 @@ async def test_health_port_is_served_beside_the_socket(tmp_path: Path) -> None:
                 async with open_internal_server(directory, peer_settings, Role.SNAPSHOTTER):
                     pass
             serving = asyncio.create_task(inner.serve(app, directory.listen("x.sock"), {}, stop, 1))
-            assert (await told(port, asked("/readyz"))).endswith(b"here")
+            assert (await read_reply(port, request_bytes("/readyz"))).endswith(b"here")
             stop.set()
             await serving
         with pytest.raises(ConnectionRefusedError):

@@ -80,7 +80,7 @@ async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
                 await serving
 
 
-async def asked(inner: InternalServer, address: str, path: str = "/name") -> str:
+async def call_route(inner: InternalServer, address: str, path: str = "/name") -> str:
     """Return the response, or the code of the failure."""
     client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "the control plane")
     try:
@@ -95,12 +95,12 @@ async def asked(inner: InternalServer, address: str, path: str = "/name") -> str
 @pytest.mark.parametrize(
     ("role", "path", "want"),
     [
-        pytest.param(Role.ACTIVATOR, "/name", "control", id="what is for it"),
-        pytest.param(Role.RUNTIME, "/name", "control", id="what is for several"),
-        pytest.param(Role.AGENT, "/name", "not_found", id="what is for others"),
-        pytest.param(Role.RUNTIME, "/feed", "not_found", id="the feed is the activator's"),
-        pytest.param(Role.ACTIVATOR, "/secret", "not_found", id="what no rule is for"),
-        pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="what there is not"),
+        pytest.param(Role.ACTIVATOR, "/name", "control", id="a route of one role"),
+        pytest.param(Role.RUNTIME, "/name", "control", id="a route of several roles"),
+        pytest.param(Role.AGENT, "/name", "not_found", id="a route of other roles"),
+        pytest.param(Role.RUNTIME, "/feed", "not_found", id="the feed, which is for activators"),
+        pytest.param(Role.ACTIVATOR, "/secret", "not_found", id="a route without a rule"),
+        pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="a missing route"),
     ],
 )
 async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tm
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(role), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, peer_settings) as inner:
         assert control.url.startswith(f"https://{CONTROL}:")
-        assert await asked(inner, control.url, path) == want
+        assert await call_route(inner, control.url, path) == want
 
 
 @pytest.mark.uvloop
@@ -117,7 +117,7 @@ async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
     before = PROCESS_HEALTH.errors.total()
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
-        assert await asked(inner, control.url, "/fault") == "recorded"
+        assert await call_route(inner, control.url, "/fault") == "recorded"
         assert PROCESS_HEALTH.errors.total() == before
 
 
@@ -125,7 +125,7 @@ async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
 async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
     """The socket of this host needs no certificate and allows every route."""
     async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
-        assert await asked(inner, "control.sock", "/secret") == "the backup"
+        assert await call_route(inner, "control.sock", "/secret") == "the backup"
         with pytest.raises(ValueError, match="no certificate for other hosts"):
             inner.connector_factory.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
 
@@ -142,10 +142,10 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
         aiohttp.ClientSession() as plain,
     ):
         url = control.url
-        assert await asked(stranger, url) == "unavailable"
+        assert await call_route(stranger, url) == "unavailable"
         with pytest.raises(aiohttp.ClientError):
             await plain.get(url.replace("https:", "http:") + "/name")
-        assert await asked(inner, url) == "control"
+        assert await call_route(inner, url) == "control"
         client = ServiceClient.from_connector(inner.connector_factory.to(url, Role.CONTROLPLANE), "x")
         with pytest.raises(aiohttp.NonHttpUrlClientError):  # Kelvin's own client never uses plain HTTP either
             await client.session.get(url.replace("https:", "http:") + "/name")
@@ -153,8 +153,10 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
 
 
 @pytest.mark.uvloop
-@pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
-async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scheme", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")]
+)
+async def test_aborted_server_accepts_no_more(scheme: str, tmp_path: Path) -> None:
     """Its streams end, it accepts no connections, and another server can listen in the same process."""
     files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
     peer_settings = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
@@ -170,7 +172,7 @@ async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
                 work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
                 serving = asyncio.create_task(work)
                 port = int(control.url.rsplit(":", 1)[1])
-                address = control.url if way else "control.sock"
+                address = control.url if scheme else "control.sock"
                 client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "x")
                 async with client.open("GET", "/feed") as stream:
                     assert await stream.content.readline() == b"line\n"
@@ -180,7 +182,7 @@ async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
                     with pytest.raises(aiohttp.ClientError):
                         async with asyncio.timeout(20):
                             await stream.read()
-                assert await asked(inner, address) == "unavailable"
+                assert await call_route(inner, address) == "unavailable"
                 await client.close()
 
 
@@ -201,11 +203,11 @@ async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
 
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
-        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
-        raw = await way.connect(Raw)
+        connector = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        raw = await connector.connect(Raw)
         assert asks(raw.transport)
         raw.transport.close()
-        client = ServiceClient.from_connector(way, "x")
+        client = ServiceClient.from_connector(connector, "x")
         async with client.open("GET", "/feed") as answer:
             assert answer.connection is not None
             assert asks(answer.connection.transport)
@@ -219,19 +221,19 @@ async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
     there, here = tmp_path / "c" / "pki", tmp_path / "pki"
     peer_settings = PeerSettings(write(here, ONE.of(Role.ACTIVATOR), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
-        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
-        kept, stop, answered, failed = ServiceClient.from_connector(way, "kept"), asyncio.Event(), 0, 0
+        connector = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        kept, stop, answered, failed = ServiceClient.from_connector(connector, "kept"), asyncio.Event(), 0, 0
 
-        async def load(*, anew: bool) -> None:
+        async def load(*, new_client: bool) -> None:
             nonlocal answered, failed
             while not stop.is_set():
-                client = ServiceClient.from_connector(way, "anew") if anew else kept
+                client = ServiceClient.from_connector(connector, "anew") if new_client else kept
                 try:
                     answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
                 except Refused:
                     failed += 1
                 finally:
-                    if anew:
+                    if new_client:
                         await client.close()
 
         async def turn(of: Authority, *bundle: Authority) -> None:
@@ -253,7 +255,7 @@ async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
         assert control.identity is not None
         identities = {here: inner.identity, there: control.identity}
         async with kept.open("GET", "/feed") as stream:
-            tasks = [asyncio.create_task(load(anew=anew)) for anew in (True, True, False)]
+            tasks = [asyncio.create_task(load(new_client=new_client)) for new_client in (True, True, False)]
             for _ in range(3):
                 await turn(ONE, ONE, TWO)
                 await turn(TWO, ONE, TWO)

@@ -59,7 +59,7 @@ def test_a_route_is_described() -> None:
     assert "/openapi.json" in document["paths"]
 
 
-def test_a_route_that_says_nothing_is_noticed() -> None:
+def test_undescribed_route_is_an_error() -> None:
     """It is an error, and is neither left out nor described by FastAPI's guess."""
     made = app()
 

@@ -43,7 +43,7 @@ def _expire(place: Path) -> None:
     [
         pytest.param({"KELVIN_INNER_TLS": ""}, None, "KELVIN_INNER_TLS=: is required", id="no certificate"),
         pytest.param({"KELVIN_INNER_TLS": "here"}, None, "KELVIN_INNER_TLS=here: must be an abs", id="a relative path"),
-        pytest.param({"KELVIN_INNER_CA": "here"}, None, "KELVIN_INNER_CA=here: must be an abs", id="likewise"),
+        pytest.param({"KELVIN_INNER_CA": "here"}, None, "KELVIN_INNER_CA=here: must be an abs", id="relative CA path"),
         pytest.param({"KELVIN_INNER_CA": "/none"}, None, "/none can't be read: No such file", id="no authorities"),
         pytest.param({"KELVIN_INNER_ID": "kelvin"}, None, "KELVIN_INNER_ID=kelvin: must be SCHEME", id="no prefix"),
         pytest.param({"KELVIN_INNER_ID": "spiffe://x"}, None, "must be SCHEME://NAME/", id="a prefix without its end"),
@@ -52,7 +52,7 @@ def _expire(place: Path) -> None:
         pytest.param({"KELVIN_CONTROL": "https://c"}, None, "must be https://HOST:PORT", id="no port"),
         pytest.param({"KELVIN_SNAPSHOTTER": "https://c:1/x"}, None, "KELVIN_SNAPSHOTTER=", id="a path"),
         pytest.param({LISTEN: "7000"}, None, f"{LISTEN}=7000: must be ADDRESS:PORT", id="no address"),
-        pytest.param({LISTEN: "@a:1"}, None, f"{LISTEN}=@a:1: must be ADDRESS:PORT", id="a user without a name"),
+        pytest.param({LISTEN: "@a:1"}, None, f"{LISTEN}=@a:1: must be ADDRESS:PORT", id="an address with @"),
         pytest.param({LISTEN: "a:0"}, None, f"{LISTEN}=a:0: must be ADDRESS:PORT", id="no port to listen at"),
         pytest.param({}, _expire, "KELVIN_INNER_TLS=", id="a key of another certificate"),
         pytest.param({}, lambda place: (place / "tls.crt").unlink(), "tls.crt can't be read", id="no file"),

@@ -73,10 +73,10 @@ async def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> No
 @pytest.mark.parametrize(
     ("path", "code", "retry"),
     [
-        pytest.param("/full", "overloaded", 2.0, id="a failure arrives as the fact it was"),
-        pytest.param("/nested", "internal", None, id="an answer that is nested too deeply is our defect"),
-        pytest.param("/garbled", "internal", None, id="so is one that is no UTF-8"),
-        pytest.param("/odd", "internal", None, id="so is a success of another kind"),
+        pytest.param("/full", "overloaded", 2.0, id="a failure keeps its code and retry time"),
+        pytest.param("/nested", "internal", None, id="an answer nested too deeply is an internal error"),
+        pytest.param("/garbled", "internal", None, id="an answer that is not UTF-8 is an internal error"),
+        pytest.param("/odd", "internal", None, id="a success of another type is an internal error"),
         pytest.param("/nowhere", "not_found", None, id="an unknown route is not found"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_directory_with_a_path_longer_than_an_address_works(tmp_path: Path) ->
     directory.close()
 
 
-def test_the_plain_path_would_have_failed(tmp_path: Path) -> None:
+def test_control_plain_long_path_is_refused(tmp_path: Path) -> None:
     """Negative control: the kernel refuses such a path directly."""
     path = tmp_path / ("d" * 100) / "a.sock"
     path.parent.mkdir()
@@ -54,7 +54,7 @@ def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
     directory.close()
 
 
-def test_unpublished_socket_takes_the_name_only_when_told(tmp_path: Path) -> None:
+def test_unpublished_socket_takes_the_name_when_published(tmp_path: Path) -> None:
     """Until it is published, clients reach the old socket."""
     directory = SocketDirectory(tmp_path)
     with directory.listen("a.sock") as old, directory.listen_unpublished("a.sock") as new:

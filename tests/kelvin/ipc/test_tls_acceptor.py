@@ -11,7 +11,7 @@ import uvloop
 
 from kelvin.contracts.roles import Role
 from kelvin.crypto.tls_identity import TlsIdentity
-from kelvin.ipc import tls_acceptor as greeter_module
+from kelvin.ipc import tls_acceptor
 from kelvin.ipc.tcp_listener import listen
 from kelvin.ipc.tls_acceptor import TlsAcceptor
 from tests.kelvin.crypto.pki import Authority, write
@@ -26,16 +26,16 @@ class Leaving(asyncio.Protocol):
         transport.close()
 
 
-async def left_open(tmp_path: Path, *, ends: bool) -> int:
+async def count_open_descriptors(tmp_path: Path, *, ends: bool) -> int:
     """Return the number of descriptors still open after a client that never sends close_notify."""
     authority = Authority()
     server = TlsIdentity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
     client = TlsIdentity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
     listener = listen(HOST, 0)
-    greeter = TlsAcceptor(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
-    greeter.open()
+    acceptor = TlsAcceptor(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
+    acceptor.open()
 
-    def shake() -> tuple[socket.socket, ssl.SSLObject]:
+    def handshake() -> tuple[socket.socket, ssl.SSLObject]:
         """Shake hands manually, so that no library replies afterwards."""
         sock = socket.create_connection(listener.getsockname()[:2])
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -50,17 +50,17 @@ async def left_open(tmp_path: Path, *, ends: bool) -> int:
                 sock.sendall(outgoing.read())
                 return sock, tls
 
-    sock, _ = await asyncio.to_thread(shake)
+    sock, _ = await asyncio.to_thread(handshake)
     try:
-        while not (known := list(greeter._open)):
+        while not (known := list(acceptor._open)):
             await asyncio.sleep(0.001)
-        await greeter.close()
+        await acceptor.close()
         if ends:
-            await greeter.end()
+            await acceptor.end()
         return sum(each.fileno() >= 0 for each in known)
     finally:
         sock.close()
-        await greeter.end()
+        await acceptor.end()
 
 
 @pytest.mark.parametrize(("ends", "left"), [(True, 0), (False, 1)])
@@ -68,7 +68,7 @@ def test_connection_without_close_notify_is_cut(tmp_path: Path, ends: bool, left
     """The connection is closed with the server, not two seconds later without a loop. Control: it waits for
     close_notify."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(left_open(tmp_path, ends=ends)) == left
+        assert runner.run(count_open_descriptors(tmp_path, ends=ends)) == left
 
 
 class Exhausted(socket.socket):
@@ -85,12 +85,12 @@ async def test_failed_accepts_are_logged_less_and_less(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A process without descriptors retries ten times a second. A log line for each would fill the log."""
-    monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
+    monkeypatch.setattr(tls_acceptor, "ACCEPT_PAUSE_S", 0.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    greeter = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
-    greeter.open()
-    while greeter._listener.tries < 9:  # type: ignore[attr-defined]
+    acceptor = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
+    acceptor.open()
+    while acceptor._listener.tries < 9:  # type: ignore[attr-defined]
         await asyncio.sleep(0)
-    await greeter.close()
-    told = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
-    assert told[:4] == [1, 2, 4, 8]
+    await acceptor.close()
+    failure_counts = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
+    assert failure_counts[:4] == [1, 2, 4, 8]

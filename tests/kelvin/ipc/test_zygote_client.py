@@ -60,10 +60,10 @@ def _send(*pieces: bytes, fds: int = 0) -> Answer:
 
 async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
     """The request names the runtime. The pidfd is not inherited by child processes."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     def answer(connection: socket.socket, question: bytes) -> None:
-        asked.append(question)
+        requests.append(question)
         pidfd = os.pidfd_open(os.getpid())
         socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % os.getpid()], [pidfd])
         os.close(pidfd)
@@ -73,17 +73,17 @@ async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
         assert born.pid == os.getpid()
         assert not os.get_inheritable(born.pidfd)
         os.close(born.pidfd)
-    assert asked == [b'{"op":"fork","runtime_id":"r1"}']
+    assert requests == [b'{"op":"fork","runtime_id":"r1"}']
 
 
-async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
+async def test_fork_of_a_cancelled_caller_is_killed(tmp_path: Path) -> None:
     """No other process knows of it, so it would stay parked as long as its zygote lives."""
-    asked, may_answer = threading.Event(), threading.Event()
+    requests, may_answer = threading.Event(), threading.Event()
     child, left = subprocess.Popen(["sleep", "600"]), tmp_path / "rt-r1.sock"
     left.touch()
 
     def answer(connection: socket.socket, _: bytes) -> None:
-        asked.set()
+        requests.set()
         may_answer.wait(10)
         pidfd = os.pidfd_open(child.pid)
         socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % child.pid], [pidfd])
@@ -92,7 +92,7 @@ async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path
     try:
         async with answering(tmp_path, answer) as zygote:
             fork = asyncio.create_task(zygote.fork("r1", 5.0))
-            await asyncio.to_thread(asked.wait, 10)
+            await asyncio.to_thread(requests.wait, 10)
             fork.cancel()
             await asyncio.wait({fork})
             assert fork.cancelled()
@@ -107,14 +107,14 @@ async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "want"),
     [
-        pytest.param(lambda connection, question: None, Unavailable("the zygote"), id="it hangs up"),
+        pytest.param(lambda connection, question: None, Unavailable("the zygote"), id="it closes the connection"),
         pytest.param(_send(b'{"ok":true,"pid":1}'), Internal(), id="a birth without a pidfd"),
         pytest.param(_send(b'{"ok":true}', fds=1), Internal(), id="a pidfd without a birth"),
         pytest.param(_send(b'{"ok":true,"pid":1}', fds=3), Internal(), id="too many descriptors"),
         pytest.param(
             _send(b'{"ok":false,"failure":{"code":"conflict","status":409,"message":"2 threads"}}', fds=1),
             RemoteFailure("conflict", 409, "2 threads"),
-            id="its own refusal",
+            id="a refusal of the zygote",
         ),
         pytest.param(_send(b'{"ok":false}'), Internal(), id="a refusal without a reason"),
     ],

@@ -9,7 +9,7 @@ from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.process.fair_lock import FairLock
 
 
-class Desk:
+class RecordingLock:
     """A lock that records the order of its holders."""
 
     def __init__(self) -> None:
@@ -25,37 +25,37 @@ class Desk:
 @pytest.mark.virtual_time
 async def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None:
     """A newcomer waits for at most one request of a tenant with many long ones."""
-    desk = Desk()
+    recorder = RecordingLock()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(5):
-            tasks.create_task(desk.work("many", 60))
+            tasks.create_task(recorder.work("many", 60))
         await asyncio.sleep(1)
-        tasks.create_task(desk.work("one", 5))
-    assert desk.began == ["many", "one", "many", "many", "many", "many"]
-    desk.lock.check_integrity()
+        tasks.create_task(recorder.work("one", 5))
+    assert recorder.began == ["many", "one", "many", "many", "many", "many"]
+    recorder.lock.check_integrity()
 
 
 async def test_cancelled_request_does_not_wait_for_a_free_lock() -> None:
     """A cancelled waiter leaves the queue when its task runs next, which may be after the holder's release."""
-    desk = Desk()
-    async with desk.lock.hold("a"):
-        waiting = asyncio.create_task(desk.work("b", 0))
+    recorder = RecordingLock()
+    async with recorder.lock.hold("a"):
+        waiting = asyncio.create_task(recorder.work("b", 0))
         await asyncio.sleep(0)
         waiting.cancel()
-    desk.lock.check_integrity()
+    recorder.lock.check_integrity()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert desk.lock.waiting == 0
-    desk.lock.check_integrity()
+    assert recorder.lock.waiting == 0
+    recorder.lock.check_integrity()
 
 
 @pytest.mark.virtual_time
 async def test_lock_is_shared_by_weight_and_time() -> None:
     """With three times the weight, a tenant gets three times as much time, while both always wait."""
-    desk, used = Desk(), {"light": 0.0, "heavy": 0.0}
+    recorder, used = RecordingLock(), {"light": 0.0, "heavy": 0.0}
 
     async def always(tenant: str, lasts_s: float, weight: int) -> None:
         while sum(used.values()) < 4000:
-            async with desk.lock.hold(tenant, weight):
+            async with recorder.lock.hold(tenant, weight):
                 await asyncio.sleep(lasts_s)
                 used[tenant] += lasts_s
 
@@ -69,30 +69,30 @@ async def test_lock_is_shared_by_weight_and_time() -> None:
 @pytest.mark.virtual_time
 async def test_tenant_that_was_away_has_no_claim_from_before() -> None:
     """A tenant gets no credit for time in which it didn't wait."""
-    desk = Desk()
+    recorder = RecordingLock()
     for _ in range(10):
-        await desk.work("busy", 100)
+        await recorder.work("busy", 100)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(desk.work("busy", 10))
+        tasks.create_task(recorder.work("busy", 10))
         await asyncio.sleep(1)
         for tenant in ("new", "busy", "new", "busy"):
-            tasks.create_task(desk.work(tenant, 10))
-    assert desk.began[10:] == ["busy", "new", "busy", "new", "busy"]
+            tasks.create_task(recorder.work(tenant, 10))
+    assert recorder.began[10:] == ["busy", "new", "busy", "new", "busy"]
 
 
 @pytest.mark.virtual_time
 async def test_one_tenant_can_not_fill_the_queue() -> None:
     """A tenant's own share is full first, while others are accepted. A full queue refuses every tenant."""
-    desk = Desk()
-    waiting = [asyncio.create_task(desk.work("many", 60)) for _ in range(5)]
+    recorder = RecordingLock()
+    waiting = [asyncio.create_task(recorder.work("many", 60)) for _ in range(5)]
     await asyncio.sleep(0)
     with pytest.raises(Refused) as refused:
-        await desk.work("many", 1)
+        await recorder.work("many", 1)
     assert isinstance(refused.value.failure, Overloaded)
-    waiting += [asyncio.create_task(desk.work(f"t{at}", 1)) for at in range(4)]
+    waiting += [asyncio.create_task(recorder.work(f"t{at}", 1)) for at in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(Refused) as refused:
-        await desk.work("one more", 1)
+        await recorder.work("one more", 1)
     assert refused.value.failure == Overloaded("the queue", 8, 1.0)
     await asyncio.gather(*waiting)
 
@@ -101,15 +101,15 @@ async def test_one_tenant_can_not_fill_the_queue() -> None:
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
 async def test_cancelled_waiter_leaves_the_lock_to_others(moment: int) -> None:
     """Whenever a waiter is cancelled, even as the lock is granted to it, the next waiter gets the lock."""
-    desk = Desk()
-    first = asyncio.create_task(desk.work("a", 1))
-    leaver = asyncio.create_task(desk.work("b", 1))
-    last = asyncio.create_task(desk.work("c", 1))
+    recorder = RecordingLock()
+    first = asyncio.create_task(recorder.work("a", 1))
+    leaver = asyncio.create_task(recorder.work("b", 1))
+    last = asyncio.create_task(recorder.work("c", 1))
     await asyncio.sleep(0)
     first.cancel()
     for _ in range(moment):
         await asyncio.sleep(0)
     leaver.cancel()
     await asyncio.wait_for(last, 10)
-    assert desk.began[-1] == "c"
-    desk.lock.check_integrity()
+    assert recorder.began[-1] == "c"
+    recorder.lock.check_integrity()

@@ -70,7 +70,7 @@ def test_a_line_under_a_request_carries_its_id(lines: Any) -> None:
     assert "request_id" not in outside
 
 
-def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
+def test_invalid_request_id_is_ignored(lines: Any) -> None:
     """An invalid id, which could break a log reader, is not used."""
 
     def work() -> None:
@@ -82,7 +82,7 @@ def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
     assert "request_id" not in line
 
 
-async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
+async def test_request_id_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
     """A call passes its request id to the other service, whose lines carry it. Other calls' lines don't."""
     app = FastAPI()
 
@@ -98,9 +98,9 @@ async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
     async with served(tmp_path, app) as service:
         for request_id in ("req_1", None, "req_2"):  # over one keep-alive connection
             await asyncio.create_task(call(service.client, request_id))
-    said = [line for line in lines() if line["message"] == "said"]
-    assert [line.get("request_id") for line in said] == ["req_1", None, "req_2"]
-    assert [line.get("trace_id") for line in said] == [f"{0xABC:032x}", None, f"{0xABC:032x}"]
+    said_lines = [line for line in lines() if line["message"] == "said"]
+    assert [line.get("request_id") for line in said_lines] == ["req_1", None, "req_2"]
+    assert [line.get("trace_id") for line in said_lines] == [f"{0xABC:032x}", None, f"{0xABC:032x}"]
 
 
 def test_the_level_is_for_our_own_lines(lines: Any) -> None:
@@ -162,7 +162,7 @@ def test_the_level_is_one_of_four() -> None:
         log_level({"KELVIN_LOG_LEVEL": "loud"})
 
 
-@pytest.mark.parametrize("has_begun", [False, True], ids=["before its answer", "in the middle of it"])
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before its response", "during its response"])
 async def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) -> None:
     """A request that is cut at the end of the drain is one warning, not a defect. Control: an application that awaits a
     cancelled future is logged with its traceback."""

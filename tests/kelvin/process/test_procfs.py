@@ -42,12 +42,12 @@ def test_a_child_is_born_between_two_readings() -> None:
         child.communicate(b"\n")
 
 
-@pytest.mark.parametrize("lost", [1, 3, 5, 9], ids=lambda number: f"before reading {number}")
-def test_start_time_is_stable_under_preemption(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("preempted_reading", [1, 3, 5, 9], ids=lambda number: f"before reading {number}")
+def test_start_time_is_stable_under_preemption(preempted_reading: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork time that is 113 ms off would bill time that the replica didn't live."""
     monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
     want = born_ns(os.getpid())
-    monkeypatch.setattr(procfs, "time", clocks(lambda number: number == lost))
+    monkeypatch.setattr(procfs, "time", clocks(lambda number: number == preempted_reading))
     assert abs(born_ns(os.getpid()) - want) < TICK_NS
 
 

@@ -109,7 +109,7 @@ run_service(main, int(sys.argv[1]))
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("end", 0), ("hang", 1)])
-def test_the_end_of_the_supervisor_ends_it(behaviour: str, status: int) -> None:
+def test_end_of_the_supervisor_ends_the_service(behaviour: str, status: int) -> None:
     """The process ends when its lifeline closes, even if it hangs in its drain."""
     read, write = os.pipe()
     command = [sys.executable, "-c", ON_A_LIFELINE, str(read), behaviour]

@@ -43,15 +43,15 @@ def killed_writer(root: Path, source: str, after_records: int, pause_s: float) -
         [sys.executable, "-c", WRITER, str(root), source], stdout=subprocess.PIPE, cwd=ROOT, bufsize=0
     )
     assert writer.stdout is not None
-    told, text, deadline = 0, b"", time.monotonic() + DEADLINE_S
+    reported, text, deadline = 0, b"", time.monotonic() + DEADLINE_S
     try:
-        while told < after_records:
+        while reported < after_records:
             ready, _, _ = select.select([writer.stdout], [], [], deadline - time.monotonic())
             assert ready, "the writer is stuck"
             piece = os.read(writer.stdout.fileno(), 4096)
             assert piece, "the writer ended by itself"
             text += piece
-            told = text.count(b"\n")
+            reported = text.count(b"\n")
         select.select([], [], [], pause_s)
     finally:
         writer.send_signal(signal.SIGKILL)
@@ -79,20 +79,20 @@ def recovered(root: Path) -> dict[str, list[int]]:
 def test_acknowledged_records_survive_sigkill(tmp_path: Path, seed: int) -> None:
     """A recovery ships 1..n without a hole, and n is at least the highest reported sequence."""
     chance = random.Random(seed)
-    told = killed_writer(tmp_path, f"w-{seed}", chance.randint(1, 3000), chance.random() / 50)
+    reported = killed_writer(tmp_path, f"w-{seed}", chance.randint(1, 3000), chance.random() / 50)
     sequences = recovered(tmp_path)[f"w-{seed}"]
     assert sequences == list(range(1, len(sequences) + 1))
-    assert len(sequences) >= told
+    assert len(sequences) >= reported
     # A kill may tear a write that wasn't reported.
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".damaged"}
 
 
-def test_the_check_finds_a_writer_that_answers_too_early(tmp_path: Path) -> None:
+def test_control_lost_acknowledged_records_are_found(tmp_path: Path) -> None:
     """Negative control: without the last segment, as if its writes had not happened, the check fails."""
-    told = killed_writer(tmp_path, "w-1", 200, 0.0)
+    reported = killed_writer(tmp_path, "w-1", 200, 0.0)
     for path in sorted((tmp_path / "w-1").glob("*.seg"))[-1:]:
         os.truncate(path, 0)
-    assert len(recovered(tmp_path).get("w-1", [])) < told
+    assert len(recovered(tmp_path).get("w-1", [])) < reported
 
 
 FILLER = """

@@ -36,7 +36,7 @@ STATES = [
 ]
 
 
-def _lay(directory: Path, files: dict[str, bytes]) -> None:
+def _write_files(directory: Path, files: dict[str, bytes]) -> None:
     directory.mkdir(parents=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
@@ -56,7 +56,7 @@ def _collect(into: list[bytes]) -> Callable[[str], Post]:
 async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
     """Each reader sees exactly the complete records, and the source is shipped. Only a torn segment is kept."""
     source = tmp_path / "supervisor-1"
-    _lay(source, files)
+    _write_files(source, files)
     assert list(leftover_records(tmp_path, lambda _: True)) == records
     assert [frame.payload for frame in frames_after(source, 0)] == records
     assert [frame.payload for _, frame in unshipped(tmp_path)] == records
@@ -75,7 +75,7 @@ async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes]
 @pytest.mark.parametrize(("files", "records"), STATES)
 def test_every_early_state_is_written_on(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
     """The next record gets the next sequence and is read after the old ones."""
-    _lay(tmp_path / "one", files)
+    _write_files(tmp_path / "one", files)
     spool = Spool.open(tmp_path, "one")
     assert spool.append_blocking(lambda _: b"next") == len(records) + 1
     spool.close()
@@ -92,10 +92,10 @@ async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> N
     """An entry whose name is no valid source is not read, shipped or removed."""
     foreign = {segment_name(1): FRAME, "position": b""}
     for name in ("lost+found", ".new-x", ".Trash-1000", "a b"):
-        _lay(tmp_path / name, foreign)
+        _write_files(tmp_path / name, foreign)
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "lost+found")
-    _lay(tmp_path / "supervisor-1" / "a" / "b" / "c", {"file": b"x"})
+    _write_files(tmp_path / "supervisor-1" / "a" / "b" / "c", {"file": b"x"})
     (tmp_path / "supervisor-1" / segment_name(1)).write_bytes(FRAME)
     (tmp_path / "supervisor-1" / segment_name(2)).mkdir()
     (tmp_path / "supervisor-1" / "lost+found").mkdir()
@@ -112,7 +112,7 @@ async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> N
 async def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery leaves the unreadable source and ships the others."""
     for source in ("activator-1", "activator-2", "activator-3"):
-        _lay(tmp_path / source, {segment_name(1): FRAME})
+        _write_files(tmp_path / source, {segment_name(1): FRAME})
     lock = SourceDirectory.try_lock
 
     def refusing(root: Path, source: str) -> SourceDirectory | None:
@@ -132,7 +132,7 @@ async def test_a_directory_of_another_user_is_logged_once(
 ) -> None:
     """It stops no reader, and is logged once for all of them."""
     for source in ("activator-1", "photos"):
-        _lay(tmp_path / source, {segment_name(1): FRAME})
+        _write_files(tmp_path / source, {segment_name(1): FRAME})
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path.name != "photos")
     for _ in range(3):
         assert list(leftover_records(tmp_path, lambda _: True)) == [b"record"]
@@ -149,7 +149,7 @@ def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
 ) -> None:
     """Recorded lives, unshipped records and listings are still read from the other sources."""
     for source in ("supervisor-1", "supervisor-2"):
-        _lay(tmp_path / source, {segment_name(1): FRAME})
+        _write_files(tmp_path / source, {segment_name(1): FRAME})
     read = Path.read_bytes
 
     def failing(path: Path) -> bytes:

@@ -157,7 +157,7 @@ async def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, pa
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EMLINK])
-async def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
+async def test_damaged_segment_is_kept_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """The records after the damage are shipped too."""
@@ -224,7 +224,7 @@ FRAME_BYTES = len(WHOLE) // 4
         pytest.param(b"!", 0, 0, id="one byte"),
     ],
 )
-async def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
+async def test_unreadable_leftovers_are_kept_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, segment: bytes, shipped: int, offset: int
 ) -> None:
     """A torn write can't be told from damage, so the file is kept. It doesn't delay later recoveries or backups."""
@@ -281,7 +281,7 @@ async def test_damage_anywhere_loses_no_record(
     assert await recover(root, receiver.post_for) == []
 
 
-def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> None:
+def test_reopened_spool_overwrites_nothing_unreadable(tmp_path: Path) -> None:
     """Kept files aren't overwritten, even if the writer begins the same segment again and it is unreadable again."""
     spool_of = partial(Spool.open, tmp_path, "journal")
     home = tmp_path / "journal"
@@ -297,7 +297,7 @@ def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> 
     assert files[segment_name(1) + ".2.damaged"] == second
 
 
-def test_a_torn_end_before_a_writer_went_on_is_kept_once_its_segment_is_shipped(tmp_path: Path) -> None:
+def test_torn_end_before_new_records_is_kept(tmp_path: Path) -> None:
     """The torn bytes may have been records with sequences that the writer then used again, so they are kept."""
     leave(tmp_path, "journal", 3)
     home = tmp_path / "journal"
@@ -327,17 +327,15 @@ def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> No
     spool.close()
 
 
-def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_spool_keeps_damaged_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Undamaged segments aren't read again before removal, because that would slow requests by a few per cent."""
-    looked: list[int] = []
+    read_again: list[int] = []
 
-    def look(directory: Path, first: int) -> None:
-        looked.append(first)
+    def record_and_remove(directory: Path, first: int) -> None:
+        read_again.append(first)
         remove_segment(directory, first)
 
-    monkeypatch.setattr(segment_reader, "remove_segment", look)
+    monkeypatch.setattr(segment_reader, "remove_segment", record_and_remove)
     spool = Spool.open(tmp_path, "live-1", segment_bytes=4096, recent_bytes=0)
     for _ in range(12):
         spool.append_blocking(make("x" * 1000))
@@ -345,14 +343,16 @@ def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
     flip(spool.path / segment_name(firsts[1]), 500)
     while (batch := spool.tail.read(spool.committed, 1, 4096)) is not None:
         spool.tail.acknowledge(batch.last)
-    assert looked == firsts[1:2]
+    assert read_again == firsts[1:2]
     assert sorted(path.name for path in spool.path.glob("*.seg*")) == sorted(
         (segment_name(firsts[1]) + DAMAGED, segment_name(firsts[-1]))
     )
     spool.close()
 
 
-@pytest.mark.parametrize("reserved", [pytest.param(0, id="closed"), pytest.param(1 << 19, id="reserved space behind")])
+@pytest.mark.parametrize(
+    "reserved", [pytest.param(0, id="a closed segment"), pytest.param(1 << 19, id="with reserved space")]
+)
 async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, reserved: int
 ) -> None:
@@ -400,7 +400,7 @@ def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
         tail.close()
 
 
-def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(tmp_path: Path) -> None:
+def test_batch_that_ends_with_a_hole_includes_no_later_record(tmp_path: Path) -> None:
     """A read up to a damaged last record doesn't include records that the writer appends later."""
     frames = b"".join(encode_frame(sequence, b"%d" % sequence) for sequence in range(1, 6))
     (tmp_path / segment_name(1)).write_bytes(frames)
@@ -441,7 +441,7 @@ async def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
     assert await recover(tmp_path / "none", Receiver().post_for) == []
 
 
-def test_whether_a_source_has_an_owner(tmp_path: Path) -> None:
+def test_only_a_live_source_has_an_owner(tmp_path: Path) -> None:
     """A live source has an owner, which the check doesn't disturb. A dead or missing source has none."""
     live = Spool.open(tmp_path, "live-1")
     leave(tmp_path, "dead-1", 1)

@@ -100,7 +100,7 @@ def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "before", [pytest.param(0, id="at the first"), pytest.param(1, id="second"), pytest.param(3, id="fourth")]
+    "before", [pytest.param(0, id="at record 1"), pytest.param(1, id="at record 2"), pytest.param(3, id="at record 4")]
 )
 @pytest.mark.parametrize("cut", [pytest.param(False, id="the tail is cut"), pytest.param(True, id="it cannot be cut")])
 def test_a_failing_disk_raises_and_leaves_nothing_behind(

@@ -257,12 +257,12 @@ async def test_defect_ends_no_drain(tmp_path: Path) -> None:
 
 async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the position is being written, the event loop continues. A cancelled shipper ends once the disk is done."""
-    goes_on, writes = threading.Event(), threading.Event()
+    disk_done, writes = threading.Event(), threading.Event()
     acknowledge = SegmentReader.acknowledge
 
     def slow(tail: SegmentReader, last: int) -> None:
         writes.set()
-        assert goes_on.wait(DEADLINE_S)
+        assert disk_done.wait(DEADLINE_S)
         acknowledge(tail, last)
 
     monkeypatch.setattr(SegmentReader, "acknowledge", slow)
@@ -273,6 +273,6 @@ async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pyt
         await receiver.more.wait()
         while not writes.is_set():
             await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.01, goes_on.set)  # only a running event loop can release the disk
+        asyncio.get_running_loop().call_later(0.01, disk_done.set)  # only a running event loop can release the disk
     assert read_position(spool.path) == 1
     spool.close()

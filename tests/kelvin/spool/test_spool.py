@@ -52,12 +52,12 @@ def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> N
 
     with ThreadPoolExecutor(4) as threads:
         pending = [threads.submit(thread_side, thread) for thread in range(4)]
-        told = asyncio.run(loop_side())
+        assigned = asyncio.run(loop_side())
         for future in pending:
-            told += future.result(DEADLINE_S)
+            assigned += future.result(DEADLINE_S)
     spool.close()
-    assert sorted(sequence for sequence, _ in told) == list(range(1, 401))
-    assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(told)]
+    assert sorted(sequence for sequence, _ in assigned) == list(range(1, 401))
+    assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(assigned)]
 
 
 async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None
     spool.close()
 
 
-def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -> None:
+def test_failing_disk_is_raised_and_shown_by_the_spool(tmp_path: Path) -> None:
     """The spool reports FAILING until a commit succeeds. The sequence has no hole."""
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path, "a-1", disk=disk)
@@ -113,7 +113,7 @@ def _no_record(sequence: int) -> bytes:
     raise KeyError(sequence)
 
 
-def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
+def test_defect_of_the_committer_is_raised_and_survived(tmp_path: Path) -> None:
     """No append waits forever, and the next one succeeds."""
 
     class Defective(SegmentDisk):
@@ -153,7 +153,9 @@ def test_waiting_is_bounded(tmp_path: Path) -> None:
     spool.close()
 
 
-@pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
+@pytest.mark.parametrize(
+    "follows", [pytest.param(True, id="with the next append"), pytest.param(False, id="by itself")]
+)
 async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -> None:
     """The record is written with the next awaited append, or by itself a moment later."""
     spool = Spool.open(tmp_path, "a-1")
@@ -173,7 +175,7 @@ async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -
     assert read_all(tmp_path / "a-1")[:3] == [b"1:soon0", b"2:soon1", b"3:soon2"]
 
 
-async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
+async def test_unawaited_records_are_bounded_and_their_loss_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An append above the limit is refused. If the disk fails, the loss is logged and the spool reports it."""

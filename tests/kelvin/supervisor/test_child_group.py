@@ -47,16 +47,16 @@ class Process:
 
 
 def _up(data: Path) -> Supervised:
-    nowhere, nobody = cast(SocketDirectory, None), cast(ExitRecorder, None)
-    supervisor = Supervisor(UpSettings(data, 1, "", 1, 1), nowhere, nobody, 0, None)
+    no_directory, no_recorder = cast(SocketDirectory, None), cast(ExitRecorder, None)
+    supervisor = Supervisor(UpSettings(data, 1, "", 1, 1), no_directory, no_recorder, 0, None)
     return supervisor.group, supervisor.group.members[-1]
 
 
 def _engine(data: Path) -> Supervised:
-    of = engine_supervisor.EngineSupervisor(
+    supervisor = engine_supervisor.EngineSupervisor(
         EngineSettings(data, "file:///store"), cast(SocketDirectory, None), 0, asyncio.Event()
     )
-    return of.group, of.group.members[-1]
+    return supervisor.group, supervisor.group.members[-1]
 
 
 def _pod(data: Path) -> Supervised:
@@ -142,8 +142,8 @@ STUBBORN: Final = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 @pytest.mark.parametrize(
     ("text", "status"),
     [
-        pytest.param(SLEEPS, -signal.SIGTERM, id="it ends as it is told to"),
-        pytest.param(STUBBORN, -signal.SIGKILL, id="it is killed after its time"),
+        pytest.param(SLEEPS, -signal.SIGTERM, id="it ends on SIGTERM"),
+        pytest.param(STUBBORN, -signal.SIGKILL, id="it ignores SIGTERM and is killed"),
     ],
 )
 async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
@@ -170,7 +170,7 @@ async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
     assert deaths[1:] == [(status, other)]
 
 
-def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the supervisor has no free descriptor, it retries, because no later event would report the death."""
     monkeypatch.setattr(subject, "RETRY_S", 0.01)
     collected: list[int] = []

@@ -49,12 +49,12 @@ def pages(data: Path) -> list[str]:
     return sorted(page.name for page in (data / "run" / "meters").iterdir())
 
 
-def record_exit(graves: ExitRecorder, reaped: ReapedChild, patience_s: float = 60.0) -> None:
+def record_exit(recorder: ExitRecorder, reaped: ReapedChild, patience_s: float = 60.0) -> None:
     """Record the exit and wait until it is written, or for `patience_s`."""
 
     async def main() -> None:
-        graves.record_exit(reaped)
-        await graves.wait_recorded(patience_s)
+        recorder.record_exit(reaped)
+        await recorder.wait_recorded(patience_s)
 
     asyncio.run(main())
 
@@ -72,7 +72,7 @@ def start_again(data: Path, source: str, recorded: Collection[str]) -> None:
     spool.close()
 
 
-def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
+def ship_to_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
     """Ship all spools to a ledger. Return its (runtime, microseconds of life) pairs and the number of conflicts."""
     engine = memory_ledger_engine()
 
@@ -102,15 +102,15 @@ def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path
         start_again(tmp_path, source, read_recorded_runtimes(tmp_path / "spool"))
     assert pages(tmp_path) == []
     is_recorded = point in ("written", "synced", "page removed")
-    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
+    assert ship_to_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
 
 
-def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path) -> None:
+def test_control_life_is_written_twice_without_reading_the_spool(tmp_path: Path) -> None:
     """Negative control: if the spool isn't read, the ledger gets a second record and keeps it as a conflict."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, "synced")
     start_again(tmp_path, "supervisor-2", ())
-    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
+    assert ship_to_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
 
 
 async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
@@ -121,15 +121,15 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
-    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    await graves.wait_recorded(0.1)
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await recorder.wait_recorded(0.1)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.fail.clear()
-    await graves.wait_recorded(60.0)
+    await recorder.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
-    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+    assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
 
 
 @pytest.mark.parametrize("call", ["glob", "read_bytes"])
@@ -144,43 +144,43 @@ async def test_life_whose_page_cannot_be_read_now_is_written_later(
     monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     with monkeypatch.context() as patched:
         patched.setattr(Path, call, fail)
-        graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    await graves.wait_recorded(60.0)
+        recorder.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await recorder.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
-    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+    assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
 
 
-def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path) -> None:
+def test_refused_exit_keeps_its_page_and_the_next_is_recorded(tmp_path: Path) -> None:
     """The page that couldn't be written stays for the next start. The next exit is recorded."""
     for number in (1, 2):
         leave_page(tmp_path, f"{PID + number}.rt-{number}")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
-    record_exit(graves, ReapedChild(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    record_exit(recorder, ReapedChild(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
     assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
     disk.fail.clear()
-    record_exit(graves, ReapedChild(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    record_exit(recorder, ReapedChild(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
     assert pages(tmp_path) == [f"{PID + 1}.rt-1"]
     spool.close()
     start_again(tmp_path, "supervisor-2", read_recorded_runtimes(tmp_path / "spool"))
-    assert in_the_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
+    assert ship_to_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
 
 
 def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> None:
     """The page of the first process ends with its last change, not with the death of the second."""
     leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     leave_page(tmp_path, f"{PID}.rt-2")
-    record_exit(graves, ReapedChild(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
+    record_exit(recorder, ReapedChild(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
     spool.close()
     assert pages(tmp_path) == []
-    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
+    assert ship_to_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
 
 
 def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
@@ -210,39 +210,37 @@ def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
     (meters / f"{PID}.zeros").write_bytes(bytes(METER_FILE_BYTES))
     start_again(tmp_path, "supervisor-1", read_recorded_runtimes(tmp_path / "spool"))
     assert pages(tmp_path) == sorted(["lost+found", f"{PID}.a-directory", "no-pid", "a.b", "stray", "a"])
-    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+    assert ship_to_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
 async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
     """The page stays for the next start if the disk stays full."""
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
-    graves.recover(())
-    await graves.wait_recorded(0.1)
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder.recover(())
+    await recorder.wait_recorded(0.1)
     await asyncio.to_thread(spool.close)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     start_again(tmp_path, "supervisor-2", ())
-    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
+    assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
-async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leftover_life_is_written_once_the_disk_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor that found the page retries, so that no restart is needed for a balanced bill."""
     monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
-    graves.recover(())
-    await graves.wait_recorded(0.1)
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder.recover(())
+    await recorder.wait_recorded(0.1)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.fail.clear()
-    await graves.wait_recorded(60.0)
+    await recorder.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
-    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
+    assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
 @pytest.mark.parametrize("recorded", [{"rt-0"}, ()], ids=["recorded", "no page"])
@@ -264,7 +262,7 @@ def test_a_page_that_cannot_be_removed_keeps_no_other(
     monkeypatch.setattr(Path, "unlink", refusing)
     start_again(tmp_path, "supervisor-1", recorded)
     assert pages(tmp_path) == [f"{PID}.rt-0"]
-    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+    assert ship_to_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
 def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
@@ -275,7 +273,7 @@ def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
     page.write_bytes(encode_meter(Meter(Phase.IDLE, far_ns, far_ns), 2).ljust(METER_FILE_BYTES, b"\0"))
     start_again(tmp_path, "supervisor-1", ())
     assert pages(tmp_path) == []
-    assert in_the_ledger(tmp_path) == ([], 0)
+    assert ship_to_ledger(tmp_path) == ([], 0)
 
 
 async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
@@ -283,17 +281,17 @@ async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = GatedDisk()
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    recorder = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     started_s = time.monotonic()
-    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    graves.record_exit(
+    recorder.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    recorder.record_exit(
         ReapedChild(PID, 0, 1, time.monotonic_ns(), 0, 0)
     )  # a later process with the same pid, which the page doesn't belong to
-    await graves.wait_recorded(0.01)
+    await recorder.wait_recorded(0.01)
     assert time.monotonic() - started_s < 5.0
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.gate.set()
-    await graves.wait_recorded(60.0)
+    await recorder.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
-    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+    assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)

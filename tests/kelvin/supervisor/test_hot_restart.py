@@ -51,7 +51,7 @@ class Supervisor:
     is_ready: bool = True
     on_start: Callable[["Supervisor", Child], None] = lambda _, child: _begun(child, 2)
     at_door: Callable[["Supervisor"], bool] = lambda _: True
-    succession: HotRestart = field(init=False)
+    hot_restart: HotRestart = field(init=False)
 
     def __post_init__(self) -> None:
         self.group = Group(lambda child: self.on_start(self, child))
@@ -60,11 +60,11 @@ class Supervisor:
     async def change(self) -> None:
         """Run a hot restart to its end."""
         _begun(self.children[1], 1)
-        self.succession = HotRestart(self.group, self.may_begin, self.is_serving, self.run, self.ready_s, 5.0)
-        self.succession.begin()
-        self.succession.begin()
+        self.hot_restart = HotRestart(self.group, self.may_begin, self.is_serving, self.run, self.ready_s, 5.0)
+        self.hot_restart.begin()
+        self.hot_restart.begin()
         async with asyncio.timeout(30):
-            while self.succession.is_under_way:
+            while self.hot_restart.is_under_way:
                 await asyncio.sleep(0)
 
     async def may_begin(self) -> bool:
@@ -104,8 +104,8 @@ def test_an_order_while_both_are_there_is_followed_by_another_change(tmp_path: P
 
     def ready(supervisor: Supervisor) -> bool:
         if begun == [2]:
-            supervisor.succession.begin()
-            supervisor.succession.begin()
+            supervisor.hot_restart.begin()
+            supervisor.hot_restart.begin()
         return True
 
     supervisor = Supervisor(tmp_path, on_start=start, at_door=ready)
@@ -136,25 +136,25 @@ def _refused(supervisor: Supervisor, child: Child) -> None:
             lambda run: Supervisor(run, on_start=_dies, at_door=lambda _: False),
             "logs/activator.log says why",
             [(None, signal.SIGTERM)],
-            id="it dies",
+            id="the new one dies",
         ),
         pytest.param(
             lambda run: Supervisor(run, at_door=_dies_after_its_answer),
             "logs/activator.log says why",
             [(None, signal.SIGTERM)],
-            id="it dies after its answer",
+            id="the new one dies after it was ready",
         ),
         pytest.param(
             lambda run: Supervisor(run, on_start=_refused),
             "can't be started, and the old one stays: Too many open files",
             [],
-            id="the system refuses it",
+            id="the system refuses the start",
         ),
         pytest.param(
             lambda run: Supervisor(run, ready_s=0.0, at_door=lambda _: False),
             "the old one stays",
             [(2, signal.SIGTERM)],
-            id="it never is ready",
+            id="the new one is never ready",
         ),
     ],
 )
@@ -162,11 +162,11 @@ def test_failed_hot_restart_keeps_the_old_activator(
     tmp_path: Path, supervisor: Callable[[Path], Supervisor], reason: str, ended: list[tuple[int | None, int]]
 ) -> None:
     """The old activator keeps running and is restarted if it dies."""
-    it = supervisor(tmp_path)
-    asyncio.run(it.change())
-    assert reason in it.said
-    assert it.ended == ended
-    assert it.doors == [(1, True)]
+    fake = supervisor(tmp_path)
+    asyncio.run(fake.change())
+    assert reason in fake.said
+    assert fake.ended == ended
+    assert fake.doors == [(1, True)]
 
 
 def test_dead_old_activator_is_not_signalled(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """A supervisor whose processes were not started."""
     (tmp_path / "logs").mkdir()
     settings = UpSettings(data=tmp_path, port=8443, host="localhost", ready_s=0, drain_s=1)
-    with closing(SocketDirectory(tmp_path / "run")) as directory, open_exit_recorder(tmp_path) as (graves, _):
-        yield Supervisor(settings, directory, graves, -1, None)
+    with closing(SocketDirectory(tmp_path / "run")) as directory, open_exit_recorder(tmp_path) as (recorder, _):
+        yield Supervisor(settings, directory, recorder, -1, None)
 
 
 @pytest.mark.parametrize("deaths", [pytest.param(0, id="too slow"), pytest.param(9, id="dies again and again")])

@@ -17,7 +17,7 @@ from tests.weightcache.kit import TENANT, Version, publish, state_of
 from weightcache.app.api import State
 
 
-def told(run: Path) -> State:
+def agent_state(run: Path) -> State:
     """Return the agent's state."""
     with closing(SocketDirectory(run, is_ours=False)) as directory:
         return asyncio.run(state_of(directory))
@@ -36,7 +36,7 @@ def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_p
         pod(house, version.id, tmp_path / "other", *shared, tenant="other") as other,
     ):
         poll_until("the first one is ready", one.is_ready)
-        before = told(run)
+        before = agent_state(run)
         assert before.bytes_read["store"] > 0
         _, lines = other.process.communicate(timeout=DEADLINE_S)
         assert other.process.returncode == 1
@@ -45,7 +45,7 @@ def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_p
         from_here = ("--threads", "1", "--cache", os.path.relpath(run))
         with pod(house, version.id, tmp_path / "two", *from_here) as two:
             poll_until("the second one is ready", two.is_ready)
-            after = told(run)
+            after = agent_state(run)
             assert (after.bytes_read, after.host.bytes) == (before.bytes_read, before.host.bytes)
             assert (after.leases, after.holders) == (2, 2)
             for each in (one, two):
@@ -53,7 +53,7 @@ def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_p
                     each.child("weightcache")
             right = one.ask(PROMPT)
             os.kill(one.child("runtime.app.pod"), signal.SIGKILL)
-            poll_until("the first one is forgotten", lambda: told(run).holders == 1 or None)
+            poll_until("the first one is forgotten", lambda: agent_state(run).holders == 1 or None)
             assert two.ask(PROMPT)[0] == right[0] == 200
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(DEADLINE_S) == 0

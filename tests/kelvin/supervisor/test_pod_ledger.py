@@ -48,7 +48,7 @@ class Books:
         except sqlite3.OperationalError:
             return []
 
-    def so_far(self) -> LifetimeRecord | None:
+    def last_report(self) -> LifetimeRecord | None:
         """Return the last report of the only running pod."""
         rows = self.rows("SELECT record FROM ledger_open_lives")
         return decode(rows[0]["record"].encode(), LifetimeRecord) if rows else None
@@ -85,8 +85,8 @@ def test_a_drain_that_is_too_short_loses_nothing(
             connection, answer = open_stream(each.port, LONG - 100)
             name = answer.headers["x-kelvin-runtime"]
             first = answer.read(1)
-            told = poll_until("it tells of what it does", lambda: books.so_far() if _active(books) else None)
-            assert (told.runtime_id, told.tenant, told.version) == (name, TENANT, version.id)
+            reported = poll_until("it tells of what it does", lambda: books.last_report() if _active(books) else None)
+            assert (reported.runtime_id, reported.tenant, reported.version) == (name, TENANT, version.id)
             assert books.lives() == []
             each.process.send_signal(signal.SIGTERM)
             frames = FrameDecoder().feed(first + answer.read())
@@ -95,18 +95,18 @@ def test_a_drain_that_is_too_short_loses_nothing(
             assert each.process.wait(DEADLINE_S) == 0
             (life,) = books.lives()
             assert (life["runtime_id"], life["requests"], life["exit_status"]) == (name, 1, 0)
-            assert life["total_us"] >= told.total_us
+            assert life["total_us"] >= reported.total_us
             parts = sum(life[f"{part}_us"] for part in ("standby", "restore", "active", "idle"))
             assert abs(life["total_us"] - parts) < max(100_000, life["total_us"] // 100)
-            assert books.so_far() is None, "what was said before counts no more"
+            assert books.last_report() is None, "what was said before counts no more"
             (record,) = books.rows("SELECT * FROM ledger_requests")
             assert (record["runtime_id"], record["origin"], record["outcome"]) == (name, "orphan", "cancelled")
             assert not list((tmp_path / "data" / "spool").iterdir())
 
 
 def _active(books: Books) -> bool:
-    told = books.so_far()
-    return told is not None and told.active_us > 0
+    reported = books.last_report()
+    return reported is not None and reported.active_us > 0
 
 
 def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
@@ -128,24 +128,24 @@ def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], 
         assert (life["exit_status"], life["requests"]) == (-signal.SIGKILL, 1)
         assert life["active_us"] > 0
 
-        poll_until("it tells of its idleness", lambda: ((told := books.so_far()) and told.idle_us) or None)
-        before_us = poll_until("it speaks again", _newer(books, books.so_far()))
+        poll_until("it tells of its idleness", lambda: ((reported := books.last_report()) and reported.idle_us) or None)
+        before_us = poll_until("it speaks again", _find_newer(books, books.last_report()))
         whole.process.kill()
         whole.process.wait(DEADLINE_S)
         shutil.rmtree(data, ignore_errors=True)
-        told = books.so_far()
-        assert told is not None
-        assert told.runtime_id != life["runtime_id"]
-        assert told.died_at_us >= before_us
+        reported = books.last_report()
+        assert reported is not None
+        assert reported.runtime_id != life["runtime_id"]
+        assert reported.died_at_us >= before_us
         assert books.lives() == [life]
         assert len(books.rows("SELECT * FROM ledger_open_lives")) == 1
 
 
-def _newer(books: Books, before: LifetimeRecord | None) -> Any:
+def _find_newer(books: Books, before: LifetimeRecord | None) -> Any:
     assert before is not None
 
     def newer() -> int | None:
-        told = books.so_far()
-        return told.died_at_us if told is not None and told.died_at_us > before.died_at_us else None
+        reported = books.last_report()
+        return reported.died_at_us if reported is not None and reported.died_at_us > before.died_at_us else None
 
     return newer

@@ -123,9 +123,9 @@ def test_missing_device_ends_the_pod_with_2(sealed: tuple[Installation, Version]
     with pod(house, version.id, tmp_path / "data", "--device-class", "h100") as each:
         _, lines = each.process.communicate(timeout=DEADLINE_S)
         assert each.process.returncode == 2
-    (said,) = (json.loads(line) for line in lines.splitlines() if b'"no device"' in line)
-    assert said["device_class"] == "h100"
-    assert "begins with cpu-" in said["why"]
+    (log_line,) = (json.loads(line) for line in lines.splitlines() if b'"no device"' in line)
+    assert log_line["device_class"] == "h100"
+    assert "begins with cpu-" in log_line["why"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.weightcache.kit import Version
 QUEUE = {"K-Network-Probe": "queue"}
 
 
-def parks(orders: Orders, other_than: str = "") -> str:
+def wait_until_parked(orders: Orders, other_than: str = "") -> str:
     """Return the runtime id of the parked runtime, once there is one other than `other_than`."""
     return poll_until("it waits", lambda: orders.parked(other_than))
 
@@ -47,14 +47,14 @@ def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version
     house, version = sealed
     orders, take = Orders.made(tmp_path), take_of(house, version)
     with standby(house, tmp_path / "data", "--weights", "5000", **orders.settings) as each:
-        first = parks(orders)
+        first = wait_until_parked(orders)
         assert (each.get("/readyz")[0], each.get("/healthz")[0]) == (200, 200)
         assert each.get("/healthz", QUEUE)[0] == 503, "no request may come"
         assert each.ask(PROMPT)[0] == 503
         assert each.get("/control/state")[0] == 404, "not by the way of requests"
         for role in set(Role) - {Role.CONTROLPLANE}:
             assert orders.by(role).tell("bind", take)[0] == 404
-        for other, status in refused(take):
+        for other, status in unfit_requests(take):
             assert orders.tell("bind", other)[0] == status
         assert orders.tell("release", take)[0] == 204
         assert orders.ask("GET", "/control/state")[1]["state"] == "standby", "all of that changed nothing"
@@ -74,7 +74,7 @@ def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version
         connection.close()
         assert frames[-1].kind is FrameKind.END
         assert frames[-1].counts.completion_tokens == 200
-        second = parks(orders, first)
+        second = wait_until_parked(orders, first)
         assert each.get("/healthz", QUEUE)[0] == 503
         assert not left.exists()
         (life,) = lives(each.data)
@@ -91,7 +91,7 @@ def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version
         assert each.process.wait(DEADLINE_S) == 0
 
 
-def refused(take: BindPodRequest) -> Iterator[tuple[BindPodRequest, int]]:
+def unfit_requests(take: BindPodRequest) -> Iterator[tuple[BindPodRequest, int]]:
     """Yield bind requests that don't fit the pod, with the status of each refusal."""
     yield msgspec.structs.replace(take, device_class="h100"), 400
     yield msgspec.structs.replace(take, store="s3://elsewhere/prod"), 400
@@ -104,11 +104,11 @@ def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Versio
     house, version = sealed
     orders, take = Orders.made(tmp_path), take_of(house, version)
     with standby(house, tmp_path / "data", **orders.settings) as each:
-        first = parks(orders)
+        first = wait_until_parked(orders)
         missing = msgspec.structs.replace(take, version="0" * 64)
         status, problem = orders.tell("bind", missing)
         assert (status, problem["code"]) == (500, "manifest_missing")
-        second = parks(orders, first)
+        second = wait_until_parked(orders, first)
 
         orders.open("bind", take).close()
         found = poll_until("it serves", lambda: bound_to(orders))
@@ -116,7 +116,7 @@ def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Versio
         assert each.ask(PROMPT)[0] == 200
 
         os.kill(each.child("runtime.app.pod"), signal.SIGKILL)
-        parks(orders, second)
+        wait_until_parked(orders, second)
         assert sorted((life.tenant or "", life.exit_status) for life in lives(each.data)) == [
             (take.tenant, -signal.SIGKILL),
             (take.tenant, 1),
@@ -134,9 +134,9 @@ def bound_to(orders: Orders) -> str | None:
 @pytest.mark.parametrize(
     ("options", "settings", "words"),
     [
-        pytest.param(("0" * 64,), {}, b"VERSION and --standby: only one of them can be said", id="both"),
-        pytest.param((), {"STANDBY_LISTEN": ""}, b"KELVIN_STANDBY_LISTEN=: is required", id="nowhere to be told"),
-        pytest.param((), {"INNER_TLS": "/none"}, b"/none/tls.crt can't be read", id="nobody to be told by"),
+        pytest.param(("0" * 64,), {}, b"VERSION and --standby: only one of them can be said", id="both forms"),
+        pytest.param((), {"STANDBY_LISTEN": ""}, b"KELVIN_STANDBY_LISTEN=: is required", id="no address to listen on"),
+        pytest.param((), {"INNER_TLS": "/none"}, b"/none/tls.crt can't be read", id="no certificates"),
     ],
 )
 def test_bad_arguments(

@@ -138,7 +138,7 @@ run_service(main, None)
 """
 
 
-@pytest.mark.parametrize("status", [200, 503], ids=["healthy", "an answer all the same"])
+@pytest.mark.parametrize("status", [200, 503], ids=["healthy", "unhealthy, but an answer"])
 def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
     """The process answers while its event loop runs, and not while it is stopped or gone."""
     command = [sys.executable, "-c", SERVES, str(tmp_path), str(status)]

@@ -62,8 +62,8 @@ class _Door(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seen = self.received
-        told = {"traces": seen.traces, "headers": seen.headers, "asked": seen.asked}
-        self._answer(200, json.dumps(told).encode())
+        everything = {"traces": seen.traces, "headers": seen.headers, "asked": seen.asked}
+        self._answer(200, json.dumps(everything).encode())
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

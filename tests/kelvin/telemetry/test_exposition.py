@@ -94,12 +94,12 @@ def test_a_reading_that_fails_takes_no_other_along() -> None:
     def fail() -> float:
         raise OSError("a disk that is gone")
 
-    made, told = MetricsPage("p"), list[str]()
+    made, errors = MetricsPage("p"), list[str]()
     made.gauge("k_broken", "Broken.", fail)
     made.gauge("k_whole", "Whole.", lambda: 1)
-    families = made.families(lambda error, name: told.append(f"{name}: {error}"))
+    families = made.families(lambda error, name: errors.append(f"{name}: {error}"))
     assert [family.name for family in families] == ["k_whole"]
-    assert told == ["k_broken: a disk that is gone"]
+    assert errors == ["k_broken: a disk that is gone"]
 
 
 def test_a_name_is_taken_once() -> None:

@@ -12,8 +12,8 @@ from kelvin.telemetry.policy.labels import LabelCap, outcome_of, slowest_tier
         ("ok", "ok"),
         ("overloaded", "overloaded"),
         ("chunk_corrupt", "chunk_corrupt"),
-        pytest.param("made_up", "other", id="what nobody says is other"),
-        pytest.param(NoCredit.code, "other", id="so is what no caller sees"),
+        pytest.param("made_up", "other", id="an unknown code"),
+        pytest.param(NoCredit.code, "other", id="a code that no caller sees"),
         ("", "other"),
     ],
 )
@@ -30,7 +30,7 @@ def test_unknown_outcome_code_is_other(code: str, want: str) -> None:
         pytest.param({"store": 1, "host": 5, "nvme": 7}, "store", id="a byte from the store"),
         pytest.param({}, "other", id="nothing known"),
         pytest.param({"host": 0}, "other", id="nothing read"),
-        pytest.param({"host": 1, "moon": 1}, "other", id="a tier that is none of ours"),
+        pytest.param({"host": 1, "moon": 1}, "other", id="an unknown tier"),
     ],
 )
 def test_slowest_tier_of_a_restore_is_named(bytes_by_tier: dict[str, int], want: str) -> None:

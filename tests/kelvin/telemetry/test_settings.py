@@ -17,7 +17,7 @@ def test_traces_are_off_without_an_endpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "rule"),
     [
         ({"KELVIN_OTLP_ENDPOINT": "localhost:4318"}, "KELVIN_OTLP_ENDPOINT=localhost:4318: must be http://HOST:PORT"),
         ({"KELVIN_TRACE_SHARE": "2"}, "KELVIN_TRACE_SHARE=2: must be 1 or less"),
@@ -28,11 +28,11 @@ def test_traces_are_off_without_an_endpoint() -> None:
         (HERE | {"OTEL_EXPORTER_OTLP_HEADERS": f"a={SECRET}%0d%0ab:c"}, "OTEL_EXPORTER_OTLP_HEADERS=(not shown)"),
     ],
 )
-def test_bad_telemetry_setting_is_refused(env: dict[str, str], said: str) -> None:
+def test_bad_telemetry_setting_is_refused(env: dict[str, str], rule: str) -> None:
     """The error has name and rule. Values that may be secret are not shown."""
     with pytest.raises(BadSetting) as refused:
         read_settings(env)
-    assert said in str(refused.value)
+    assert rule in str(refused.value)
     assert "c2VjcmV0" not in str(refused.value)
 
 

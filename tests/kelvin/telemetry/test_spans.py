@@ -133,10 +133,10 @@ def test_the_share_of_many_is_the_share() -> None:
 @pytest.mark.parametrize(
     ("caller", "share", "want"),
     [
-        pytest.param(None, 1.0, True, id="nobody's, in the share"),
-        pytest.param(True, 1.0, True, id="recorded by the caller, in the share"),
-        pytest.param(False, 1.0, False, id="not recorded by the caller"),
-        pytest.param(True, 0.0, False, id="a caller can't make us write"),
+        pytest.param(None, 1.0, True, id="no caller, in the share"),
+        pytest.param(True, 1.0, True, id="sampled by the caller, in the share"),
+        pytest.param(False, 1.0, False, id="not sampled by the caller"),
+        pytest.param(True, 0.0, False, id="a caller can't force sampling"),
     ],
 )
 def test_caller_may_only_refuse_sampling(caller: bool | None, share: float, want: bool) -> None:

@@ -53,7 +53,7 @@ def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) 
     return sender
 
 
-async def test_what_is_offered_arrives_once_and_in_order() -> None:
+async def test_offered_traces_arrive_once_and_in_order() -> None:
     """Traces that wait at the close are sent too."""
     collector = FakeCollector()
     sender = started(collector)
@@ -95,7 +95,7 @@ async def test_a_collector_that_hangs_costs_nothing() -> None:
     hold.set()
 
 
-async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusing_collector_is_logged_less_and_less(caplog: pytest.LogCaptureFixture) -> None:
     """Refused traces are counted. The 1st, 2nd, 4th, ... refusal is logged."""
     collector = FakeCollector(lambda: False)
     sender = started(collector)
@@ -103,8 +103,8 @@ async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytes
         sender.offer(facts(number))
     assert await sender.close(10)
     assert (sender.sent, sender.lost) == (0, 80)
-    said = [record.failures for record in caplog.records if record.message.startswith("the collector")]  # type: ignore[attr-defined]
-    assert said == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
+    failure_counts = [record.failures for record in caplog.records if record.message.startswith("the collector")]  # type: ignore[attr-defined]
+    assert failure_counts == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
 
 
 async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ def run(house: House, *arguments: str) -> Result:
     return CliRunner().invoke(collect_command, arguments, obj=Doors(house))
 
 
-def told(house: House, *arguments: str) -> dict[str, object]:
+def collect(house: House, *arguments: str) -> dict[str, object]:
     result = run(house, *arguments, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, object] = json.loads(result.stdout)
@@ -61,18 +61,18 @@ def test_a_deleted_version_goes_after_its_grace(house: House, tmp_path: Path) ->
     kept = push_model(house, Model(), tmp_path / "a")
     before = objects(house)
     other = push_model(house, OTHER, tmp_path / "b")
-    assert told(house, "--run")["freed"] == []
+    assert collect(house, "--run")["freed"] == []
     house.control.deleted.add(other)
-    assert told(house, "--dry-run")["condemned"] == [{"version": other, "kept_s": GRACE_S}]
+    assert collect(house, "--dry-run")["condemned"] == [{"version": other, "kept_s": GRACE_S}]
     assert not (house.store / TENANT / "condemned").exists()
     assert "no model names version" in run(house, "--run").stdout
     assert (house.store / TENANT / "condemned" / other).exists()
-    assert told(house, "--run")["freed"] == []
+    assert collect(house, "--run")["freed"] == []
     age(house)
-    dry = told(house, "--dry-run")
+    dry = collect(house, "--dry-run")
     assert dry["freed"]
     assert (house.store / TENANT / "manifests" / other).exists()
-    report = told(house, "--run")
+    report = collect(house, "--run")
     assert report["freed"] == dry["freed"]
     assert objects(house) == before
     assert (report["versions"], report["packs"]) == (1, 2)
@@ -94,16 +94,16 @@ def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) ->
     orphan = house.store / TENANT / "packs" / f"{'0' * 64}.tensors"
     orphan.write_bytes(b"cut off")
     house.control.deleted.add(other)
-    told(house, "--run")
+    collect(house, "--run")
     age(house)
-    told(house, "--run")
+    collect(house, "--run")
     assert not orphan.exists()
     assert any(name.endswith(".tensors") for name in objects(house))
     house.control.deleted.add(sharing)
     for _ in range(2):
-        told(house, "--run")
+        collect(house, "--run")
         age(house)
-    told(house, "--run")
+    collect(house, "--run")
     assert objects(house) == []
 
 
@@ -112,15 +112,15 @@ def test_version_pushed_again_during_grace_is_complete(house: House, tmp_path: P
     push_model(house, Model(), tmp_path / "a")
     other = push_model(house, OTHER, tmp_path / "b")
     house.control.deleted.add(other)
-    told(house, "--run")
+    collect(house, "--run")
     house.control.deleted.clear()
     assert push_model(house, OTHER, tmp_path / "b") == other
-    assert told(house, "--run")["condemned"] == []
+    assert collect(house, "--run")["condemned"] == []
     assert not (house.store / TENANT / "condemned" / other).exists()
     house.control.deleted.add(other)
-    told(house, "--run")
+    collect(house, "--run")
     age(house)
-    assert told(house, "--run")["freed"]
+    assert collect(house, "--run")["freed"]
     house.control.deleted.clear()
     with house.client() as door:
         committed = push(tmp_path / "b", "toy", door, Progress())
@@ -134,7 +134,7 @@ def test_aborted_pushes_are_dropped(house: House, tmp_path: Path) -> None:
         plan = house.data / "staging" / tenant / ("0" * 32)
         (plan / "chunks").mkdir(parents=True)
         os.utime(plan, (time.time() - 2 * GRACE_S,) * 2)
-    assert told(house, "--dry-run")["dropped_pushes"] == 0
+    assert collect(house, "--dry-run")["dropped_pushes"] == 0
     assert "dropped 1 pushes" in run(house, "--run").stdout
     assert not (house.data / "staging" / TENANT / ("0" * 32)).exists()
     assert (house.data / "staging" / "umbrella" / ("0" * 32)).exists()
@@ -154,7 +154,7 @@ def test_failed_collection_frees_nothing(house: House, tmp_path: Path) -> None:
     assert version in str(run(house, "--run").exception)
     assert objects(house) == before
     manifest.write_bytes(raw)
-    told(house, "--run")
+    collect(house, "--run")
 
 
 def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None:

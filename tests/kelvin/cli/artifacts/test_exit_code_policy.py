@@ -13,9 +13,9 @@ from kelvin.contracts.problem import from_wire, to_wire
     [
         pytest.param(Unavailable("the installation"), PushExitCode.FAILED, id="unreachable"),
         pytest.param(Unauthenticated(), PushExitCode.FAILED, id="an unknown key"),
-        pytest.param(Forbidden("admin"), PushExitCode.FAILED, id="a key that may not"),
-        pytest.param(ArtifactRejected("x.pt", "pickles"), PushExitCode.ARTIFACT, id="what may not enter"),
-        pytest.param(ProbeFailed("0" * 64, "no"), PushExitCode.ARTIFACT, id="what does not compute"),
+        pytest.param(Forbidden("admin"), PushExitCode.FAILED, id="a key without the scope"),
+        pytest.param(ArtifactRejected("x.pt", "pickles"), PushExitCode.ARTIFACT, id="a rejected artifact"),
+        pytest.param(ProbeFailed("0" * 64, "no"), PushExitCode.ARTIFACT, id="a failed probe"),
         pytest.param(StorageQuotaExceeded(1, 2, 2), PushExitCode.ROOM, id="the quota"),
         pytest.param(CapacityExceeded("bytes", 2, 1), PushExitCode.ROOM, id="the disk"),
     ],

@@ -204,17 +204,20 @@ def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, mon
     """The tensorizer index has a fixed size, so the refusal comes before any download."""
     monkeypatch.setattr(subject, "INDEX_BYTES", 200)
     version = pushed(house, tmp_path)
-    told = Told()
+    progress = Told()
     with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, tmp_path / "out", "tensors", door, told, FAST.retry_policy)
+        export_version(version, tmp_path / "out", "tensors", door, progress, FAST.retry_policy)
     assert refused.value.failure.code == "capacity_exceeded"
-    assert [stage for stage, _ in told.stages] == ["looking"]
+    assert [stage for stage, _ in progress.stages] == ["looking"]
 
 
 BROKEN = {
     "a library that fails": ("raise RuntimeError('Metadata overflow')", "Metadata overflow"),
     "no library": ("import sys; sys.stderr.write('tensorizer is not installed'); sys.exit(3)", "pip install"),
-    "a file that is no such file": ("import sys; open(sys.argv[2], 'wb').write(b'x' * 500)", "no tensorizer file"),
+    "a library that writes another format": (
+        "import sys; open(sys.argv[2], 'wb').write(b'x' * 500)",
+        "no tensorizer file",
+    ),
 }
 
 

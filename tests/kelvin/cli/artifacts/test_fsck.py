@@ -78,11 +78,11 @@ def test_tenants_are_apart(house: House) -> None:
 
 
 def test_fsck_progress_ends_at_its_total(house: House) -> None:
-    told = Told()
+    progress = Told()
     with house.client() as door:
-        _, summary = read_findings(stream_check(door), told)
-    assert told.stages == [("checking", summary.checked_bytes)]
-    assert told.done == summary.checked_bytes
+        _, summary = read_findings(stream_check(door), progress)
+    assert progress.stages == [("checking", summary.checked_bytes)]
+    assert progress.done == summary.checked_bytes
 
 
 SUMMARY = FsckSummary(

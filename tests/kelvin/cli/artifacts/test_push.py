@@ -44,14 +44,14 @@ def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) ->
     """The store has the pushed bytes, and the version is registered."""
     model = Model()
     directory = model.write(tmp_path / "model")
-    told = Told()
+    progress = Told()
     with house.client() as door:
-        committed = push(directory, "toy", door, told)
+        committed = push(directory, "toy", door, progress)
     files, tensors = read_version(house.store, TENANT, committed.version)
     assert tensors == {name: each.data for name, each in model.shards["model.safetensors"].items()}
     assert files == {path: raw for path, raw in model.files().items() if path.endswith(".json")}
     assert [(each.version, each.pushed_by) for each in house.control.registrations] == [(committed.version, "k1")]
-    assert told.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
+    assert progress.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
 
 
 def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def append(path: Path) -> None:
     [
         pytest.param("hashing", "model.safetensors", append, id="weights that grow before they are hashed"),
         pytest.param("sending", "model.safetensors", append, id="weights that grow before they are sent"),
-        pytest.param("sending", "model.safetensors", rewrite, id="weights that are rewritten in secret"),
-        pytest.param("sending", "config.json", append, id="a config that grows after it was judged"),
-        pytest.param("sending", "config.json", rewrite, id="a config that is rewritten in secret"),
-        pytest.param("sending", "model.safetensors", Path.unlink, id="weights that go away"),
+        pytest.param("sending", "model.safetensors", rewrite, id="weights that are rewritten with size and time kept"),
+        pytest.param("sending", "config.json", append, id="a config that grows after it was checked"),
+        pytest.param("sending", "config.json", rewrite, id="a config that is rewritten with size and time kept"),
+        pytest.param("sending", "model.safetensors", Path.unlink, id="weights that are deleted"),
     ],
 )
 def test_file_changed_during_a_push_is_refused(
@@ -115,10 +115,10 @@ def test_file_changed_during_a_push_is_refused(
 ) -> None:
     """The refusal names the file and nothing is published. A later push of the unchanged directory succeeds."""
     directory = Model().write(tmp_path / "model")
-    told = Told(at={stage: lambda: change(directory / name)})
+    progress = Told(at={stage: lambda: change(directory / name)})
     with house.client() as door:
         with pytest.raises(Refused) as caught:
-            push(directory, "toy", door, told)
+            push(directory, "toy", door, progress)
         assert caught.value.failure.code == "artifact_rejected"
         assert caught.value.failure.param == name
         assert versions_of(house.store, TENANT) == []
@@ -126,7 +126,7 @@ def test_file_changed_during_a_push_is_refused(
         assert push(directory, "toy", door, Progress()).created
 
 
-def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
+def test_rejected_artifact_is_not_sent(tmp_path: Path) -> None:
     """A pickle is refused before the first request."""
 
     def never(request: httpx.Request) -> httpx.Response:

@@ -70,8 +70,8 @@ def missing(calls: PushClient) -> Missing:
         pytest.param([httpx.ConnectError("refused")], 2, id="after a refused connection"),
         pytest.param([httpx.ReadTimeout("slow")], 2, id="after a timeout"),
         pytest.param([problem(Unavailable("the control plane"))], 2, id="after a 503"),
-        pytest.param([httpx.Response(502, content=b"<html>")], 2, id="after a 502 of whoever stands between"),
-        pytest.param([httpx.Response(503, content=openai_error(Unavailable("x")))], 2, id="after a 503 of the door"),
+        pytest.param([httpx.Response(502, content=b"<html>")], 2, id="after a 502 of a proxy"),
+        pytest.param([httpx.Response(503, content=openai_error(Unavailable("x")))], 2, id="after a 503 of Kelvin"),
     ],
 )
 def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
@@ -171,8 +171,8 @@ def test_running_commit_is_polled() -> None:
     ("content", "code", "after_s"),
     [
         pytest.param(problem_details, "overloaded", 3.0, id="a problem"),
-        pytest.param(openai_error, "overloaded", 4.0, id="an error of the door"),
-        pytest.param(lambda failure: b"<html>", "unavailable", 4.0, id="a page of whoever stands between"),
+        pytest.param(openai_error, "overloaded", 4.0, id="an error of the activator"),
+        pytest.param(lambda failure: b"<html>", "unavailable", 4.0, id="a page of a proxy"),
         pytest.param(lambda failure: b'{"a": 1}', "unavailable", 4.0, id="other JSON"),
     ],
 )

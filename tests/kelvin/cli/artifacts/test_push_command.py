@@ -114,7 +114,7 @@ def test_a_dry_run_leaves_nothing(house: House, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"plan_id": 3}'])
-def test_answer_that_is_not_ours_is_no_wrong_usage(tmp_path: Path, body: bytes) -> None:
+def test_answer_of_another_server_is_not_wrong_usage(tmp_path: Path, body: bytes) -> None:
     """A proxy or an installation of another release replied with 200, so the exit code isn't that of wrong usage."""
     directory = Model().write(tmp_path / "model")
     answer = httpx.Response(200, content=body)
@@ -125,7 +125,7 @@ def test_answer_that_is_not_ours_is_no_wrong_usage(tmp_path: Path, body: bytes) 
 
 
 @pytest.mark.parametrize("what", ["ca", "key"])
-def test_file_that_can_not_be_read_is_an_object_too(tmp_path: Path, what: str) -> None:
+def test_unreadable_file_is_a_json_error(tmp_path: Path, what: str) -> None:
     """The CA file or the key file is a directory."""
     (tmp_path / "admin.key").write_text("kv_x\n")
     ca, key = Path(certifi.where()), tmp_path / "admin.key"
@@ -147,17 +147,17 @@ def test_limits(house: House, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "exit_code", "code"),
     [
-        pytest.param("unknown option", 2, None, id="an option that there is not"),
-        pytest.param("rate", 2, None, id="a rate that is none"),
+        pytest.param("unknown option", 2, None, id="an unknown option"),
+        pytest.param("rate", 2, None, id="an invalid rate"),
         pytest.param("parallel", 2, None, id="no senders"),
         pytest.param("no name", 2, None, id="no model"),
-        pytest.param("name", 2, "invalid_request", id="a model that is no label"),
-        pytest.param("directory", 2, "invalid_request", id="a directory that is none"),
+        pytest.param("name", 2, "invalid_request", id="an invalid model name"),
+        pytest.param("directory", 2, "invalid_request", id="a missing directory"),
         pytest.param("pickle", 3, "artifact_rejected", id="a pickle"),
         pytest.param("architecture", 3, "artifact_rejected", id="an architecture that the gate refuses"),
         pytest.param("probe", 3, "probe_failed", id="a model that can't be sealed"),
         pytest.param("quota", 4, "storage_quota_exceeded", id="the quota"),
-        pytest.param("scope", 1, "insufficient_scope", id="a key that may not"),
+        pytest.param("scope", 1, "insufficient_scope", id="a key without the scope"),
         pytest.param("nowhere", 1, "unavailable", id="no installation"),
     ],
 )

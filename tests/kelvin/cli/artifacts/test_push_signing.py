@@ -150,8 +150,8 @@ def test_a_version_that_was_there_can_be_signed(house: House, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        pytest.param(("--claims", "claims.toml"), "only with --sign", id="claims that nobody signs"),
-        pytest.param(("--sign", "key.pem", "--dry-run"), "not with --dry-run", id="a rehearsal"),
+        pytest.param(("--claims", "claims.toml"), "only with --sign", id="claims without a signature"),
+        pytest.param(("--sign", "key.pem", "--dry-run"), "not with --dry-run", id="a dry run"),
         pytest.param(("--sign", "claims.toml"), "holds no private key", id="no key"),
         pytest.param(("--sign", "key.pem", "--claims", "key.pem"), "claims=", id="no claims"),
         pytest.param(("--sign", "key.pem", "--sign-format", "model-signing"), "elliptic key", id="no elliptic key"),
@@ -169,14 +169,14 @@ def test_wrong_usage(house: House, tmp_path: Path, words: tuple[str, ...], rule:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        pytest.param('license = "MIT"', "license", id="a field that there is not"),
+        pytest.param('license = "MIT"', "license", id="an unknown field"),
         pytest.param('[training_data]\nsha256 = "abc"', "sha256", id="no digest"),
         pytest.param('[metrics]\nloss = "low"', "metrics", id="a word for a number"),
-        pytest.param('licence = ""', "licence", id="nothing said"),
+        pytest.param('licence = ""', "licence", id="an empty licence"),
         pytest.param("licence =", "claims", id="no TOML"),
     ],
 )
-def test_claims_that_are_none(tmp_path: Path, text: str, rule: str) -> None:
+def test_invalid_claims_are_refused(tmp_path: Path, text: str, rule: str) -> None:
     """The refusal names the file and the rule."""
     (tmp_path / "claims.toml").write_text(text)
     with pytest.raises(Refused, match=rule) as caught:
@@ -280,8 +280,8 @@ def test_the_public_tool_verifies_an_export(house: House, tmp_path: Path) -> Non
     assert found["faults"] == []
     done = run(house, export_command, version, str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
-    told = verified(tmp_path / "out", tmp_path / "key.pub")
-    assert told.returncode == 0, told.stderr + told.stdout
+    verification = verified(tmp_path / "out", tmp_path / "key.pub")
+    assert verification.returncode == 0, verification.stderr + verification.stdout
     (tmp_path / "other.pub").write_bytes(public_pem_of(ec.generate_private_key(ec.SECP256R1())))
     assert verified(tmp_path / "out", tmp_path / "other.pub").returncode != 0
     weights = tmp_path / "out" / "model.safetensors"

@@ -45,18 +45,18 @@ def objects(house: House) -> list[bytes]:
     return [path.read_bytes() for path in (house.store / TENANT / "packs").glob("*.tensors")]
 
 
-@pytest.mark.parametrize("repack", [pytest.param(False, id="as it is"), pytest.param(True, id="taken apart")])
+@pytest.mark.parametrize("repack", [pytest.param(False, id="as it is"), pytest.param(True, id="repacked")])
 def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
     """The version doesn't depend on the format, or on whether the file is kept or repacked. No chunk is sent twice."""
-    told = Told()
+    progress = Told()
     file = written(tmp_path / "a")
     with house.client() as door:
-        pushed = push_directory(file, "toy", door, told, tensors=TensorsOptions(repack=repack))
+        pushed = push_directory(file, "toy", door, progress, tensors=TensorsOptions(repack=repack))
         assert objects(house) == ([] if repack else [file.read_bytes()])
         again = push(MODEL.write(tmp_path / "b"), "toy", door, Progress())
     assert (again.version, again.created) == (pushed.committed.version, False)
     assert again.new_chunks == 0
-    assert ("checking", file.stat().st_size) in told.stages
+    assert ("checking", file.stat().st_size) in progress.stages
     assert pushed.ignored == ()
 
 

@@ -26,10 +26,10 @@ def test_invalid_rate_is_refused_with_the_value(text: str) -> None:
 @pytest.mark.parametrize(
     ("parallel", "bytes_s", "chunk_bytes", "want"),
     [
-        pytest.param(4, None, 8 * MIB, 4, id="without a limit as many as were asked for"),
+        pytest.param(4, None, 8 * MIB, 4, id="no limit"),
         pytest.param(4, 10 * MIB, 8 * MIB, 4, id="a limit that is fast enough for all"),
-        pytest.param(16, MIB, 8 * MIB, 3, id="as many as have their chunk through in half a minute"),
-        pytest.param(4, 65536, 8 * MIB, 1, id="one at least"),
+        pytest.param(16, MIB, 8 * MIB, 3, id="as many as can send a chunk in half a minute"),
+        pytest.param(4, 65536, 8 * MIB, 1, id="at least one"),
         pytest.param(4, 65536, 0, 4, id="nothing to send"),
     ],
 )

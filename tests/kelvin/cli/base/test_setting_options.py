@@ -42,9 +42,9 @@ def test_settings_are_read_as_stated() -> None:
         Setting("mode", "How.", str, ("slow", "fast")),
     ]
     assert CliRunner().invoke(command, ["--the-rate", "5"]).output == "{'rate': '5'}\n"
-    told = CliRunner().invoke(command, ["--help"]).output
-    assert told.index("--the-max") < told.index("--the-rate") < told.index("--the-mode")
-    assert "A second." in told
+    help_text = CliRunner().invoke(command, ["--help"]).output
+    assert help_text.index("--the-max") < help_text.index("--the-rate") < help_text.index("--the-mode")
+    assert "A second." in help_text
 
 
 def _run(*words: str) -> Result:
@@ -61,11 +61,11 @@ def _run(*words: str) -> Result:
 )
 def test_each_setting_has_its_option(words: tuple[str, ...], settings: Any, other: dict[str, str]) -> None:
     """The help shows each option with its description."""
-    told = " ".join(_run(*words, "--help").output.split())
+    help_text = " ".join(_run(*words, "--help").output.split())
     for name in settings.__struct_fields__:
-        assert f" {other.get(name, '--' + name.replace('_', '-'))} " in told
+        assert f" {other.get(name, '--' + name.replace('_', '-'))} " in help_text
     for schema in msgspec.json.schema_components((settings,))[1][settings.__name__]["properties"].values():
-        assert (schema.get("description") or schema["anyOf"][0]["description"]) in told
+        assert (schema.get("description") or schema["anyOf"][0]["description"]) in help_text
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_setting_has_its_option(words: tuple[str, ...], settings: Any, othe
         ("--grace", "3601"), ("--idle", "cold"), ("--wait-price", "-1"), ("--average", "mean"), ("--backlog", "-1"),
     ],
 )  # fmt: skip
-def test_what_is_out_of_bounds_is_not_sent(option: str, value: str) -> None:
+def test_value_out_of_bounds_is_not_sent(option: str, value: str) -> None:
     """A value out of bounds is wrong usage."""
     done = _run("scale", "m", option, value)
     assert done.exit_code == 2
@@ -107,9 +107,9 @@ def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: py
     option, value = limit
     assert _run("tenants", "set", "acme", option, str(value)).exit_code == 0
     assert sent == [{option[2:].replace("-", "_"): value}]
-    told = " ".join(_run("tenants", "set", "--help").output.split())
-    assert "--weight 1..1000 " in told
-    assert f"--body-bytes 1024..{MAX_LIMIT} " in told
+    help_text = " ".join(_run("tenants", "set", "--help").output.split())
+    assert "--weight 1..1000 " in help_text
+    assert f"--body-bytes 1024..{MAX_LIMIT} " in help_text
 
 
 def test_limits_of_another_build_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,11 +54,13 @@ SET = {"steps": [CAP], "plans": {"free": [SMALL]}}
 @pytest.mark.parametrize(
     ("steps", "plan", "want"),
     [
-        pytest.param([SMALL], None, {"steps": [SMALL], "plans": {"free": [SMALL]}}, id="of all: a plan keeps its own"),
-        pytest.param([CAP], "free", {"steps": [CAP], "plans": {"free": [CAP]}}, id="of a plan"),
+        pytest.param(
+            [SMALL], None, {"steps": [SMALL], "plans": {"free": [SMALL]}}, id="default steps: plans keep theirs"
+        ),
+        pytest.param([CAP], "free", {"steps": [CAP], "plans": {"free": [CAP]}}, id="steps of a plan"),
         pytest.param([], "pro", {"steps": [CAP], "plans": {"free": [SMALL], "pro": []}}, id="a plan gives up nothing"),
-        pytest.param(None, "free", {"steps": [CAP], "plans": {}}, id="a plan as the others"),
-        pytest.param(None, "pro", SET, id="one that is as the others"),
+        pytest.param(None, "free", {"steps": [CAP], "plans": {}}, id="a plan without steps of its own"),
+        pytest.param(None, "pro", SET, id="a plan that had none"),
     ],
 )
 def test_other_plans_keep_their_steps(steps: list[dict[str, object]] | None, plan: str | None, want: object) -> None:
@@ -79,16 +81,16 @@ def test_default_steps_are_printed_before_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        pytest.param(["--as-others"], "--as-others: give a --plan", id="as others, of none"),
-        pytest.param(["--plan", "free", "--as-others", "--off"], "and no --off", id="as others, and off"),
-        pytest.param(["--plan", "a", "--as-others", "--cached", "9"], "--as-others: give no steps", id="and steps"),
-        pytest.param(["--off", "--cached", "9"], "--off: give no steps", id="off, and steps"),
+        pytest.param(["--as-others"], "--as-others: give a --plan", id="as others, without a plan"),
+        pytest.param(["--plan", "free", "--as-others", "--off"], "and no --off", id="as others, with off"),
+        pytest.param(["--plan", "a", "--as-others", "--cached", "9"], "--as-others: give no steps", id="with steps"),
+        pytest.param(["--off", "--cached", "9"], "--off: give no steps", id="off, with steps"),
     ],
 )
-def test_contradictory_options_are_refused(options: list[str], says: str) -> None:
+def test_contradictory_options_are_refused(options: list[str], message: str) -> None:
     """Contradictory options are refused before any request."""
     found = CliRunner().invoke(degradation_command, ["m", *options])
     assert found.exit_code == 2
-    assert says in found.output
+    assert message in found.output

@@ -24,7 +24,7 @@ FORECAST = {
         ),
         pytest.param(
             None, {"failure": "chunk_corrupt: chunk 2fb0"}, "m: its last start: chunk_corrupt: chunk 2fb0",
-            id="a damaged chunk that nobody asks for now",
+            id="a damaged chunk, without waiting requests",
         ),
         pytest.param(None, None, None, id="nothing is wrong"),
     ],
@@ -36,12 +36,12 @@ def test_explain_start_says_why_none_comes(
     versions = [{"version": VERSION, "start_problem": problem}]
     model = {"model": "m", "state": "zero", "last_restore": last, "versions": versions}
     installation = answering(FORECAST, model)
-    said = CliRunner().invoke(explain_command, ["start", "m"], obj=installation)
-    assert said.exit_code == 0
+    result = CliRunner().invoke(explain_command, ["start", "m"], obj=installation)
+    assert result.exit_code == 0
     assert [request.url.path for request in installation.asked] == [
         "/admin/v1/models/m/starts",
         "/admin/v1/models/m",
     ]
-    lines = said.output.splitlines()
+    lines = result.output.splitlines()
     assert lines[0] == "m@6756b70454e7 (prod)"
     assert lines[2:] == ([] if want is None else [want])

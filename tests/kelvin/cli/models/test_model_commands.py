@@ -70,7 +70,7 @@ SCRUBBED = "; 7 checked again in 2 passes"
             "weight cache: faulty copies: host chunk digest 2; healed 0, chunks refused 0"
             + SCRUBBED
             + "; 2 processes have wrong memory mapped, and are being replaced",
-            id="wrong in memory",
+            id="damaged in memory",
         ),
     ],
 )
@@ -135,19 +135,19 @@ def _pending(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "want"),
     [
-        pytest.param(_pending(), ["pending (cpu): 2 replicas"], id="of one machine: nobody knows how long"),
+        pytest.param(_pending(), ["pending (cpu): 2 replicas"], id="one machine: the wait is unknown"),
         pytest.param(
             _pending(device="gpu", zone="eu-1a", spot="only", waited_s=61.2, node_s=180.0),
             ["pending (gpu in eu-1a, on spot capacity alone): 2 replicas: 61 s by now, 180 s guessed in all"],
-            id="of a cluster, whose first node it is",
+            id="a cluster without measured node starts",
         ),
         pytest.param(
             _pending(device="mig-1g.10gb", spot="may", waited_s=3.0, node_s=95.0, measured=4),
             ["pending (mig-1g.10gb, on spot capacity, too): 2 replicas: 3 s by now, 95 s expected in all"],
-            id="of a cluster that was measured",
+            id="a cluster with measured node starts",
         ),
         pytest.param(_pending(replicas=1), ["pending (cpu): 1 replica"], id="one"),
-        pytest.param(_pending(replicas=0, node_s=95.0, measured=4), [], id="none waits"),
+        pytest.param(_pending(replicas=0, node_s=95.0, measured=4), [], id="no pending replica"),
     ],
 )
 def test_pending_replicas(row: dict[str, Any], want: list[str]) -> None:
@@ -171,10 +171,10 @@ def test_pool_lines() -> None:
     ("state", "last", "want"),
     [
         pytest.param("zero", {"failure": "no image"}, ["m: its last start: no image"], id="nothing runs"),
-        pytest.param("restoring", {"failure": "no image"}, ["m: its last start: no image"], id="again"),
-        pytest.param("ready", {"failure": "no image"}, [], id="another one runs"),
-        pytest.param("zero", {"failure": None}, [], id="it went well"),
-        pytest.param("zero", None, [], id="none was seen"),
+        pytest.param("restoring", {"failure": "no image"}, ["m: its last start: no image"], id="a new start runs"),
+        pytest.param("ready", {"failure": "no image"}, [], id="a replica is ready"),
+        pytest.param("zero", {"failure": None}, [], id="the last start succeeded"),
+        pytest.param("zero", None, [], id="no start yet"),
     ],
 )
 def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str]) -> None:

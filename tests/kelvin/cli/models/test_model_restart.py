@@ -12,7 +12,7 @@ from kelvin.contracts.problem import problem_details
 from tests.kelvin.doors import answering
 
 
-def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> dict[str, object]:
+def reply(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> dict[str, object]:
     return {"order": order, "state": state, "replicas": 2, "replaced": replaced, "reason": reason}
 
 
@@ -24,26 +24,32 @@ def problem(status: int, detail: str) -> httpx.Response:
     ("answers", "status", "output"),
     [
         pytest.param(
-            [said("running"), said("running", 1), said("running", 1), said("done", 2)],
+            [reply("running"), reply("running", 1), reply("running", 1), reply("done", 2)],
             0,
             "1 of 2 replicas replaced\n2 of 2 replicas replaced\nm: restarted, 2 of 2 replicas replaced\n",
             id="progress once for each replica",
         ),
         pytest.param([problem(409, "it runs")], 1, "Error: it runs\n", id="one runs already"),
         pytest.param(
-            [said("running"), said("failed", 0, reason="bytes are wrong")],
+            [reply("running"), reply("failed", 0, reason="bytes are wrong")],
             1,
             "Error: m: bytes are wrong; 0 of 2 replicas replaced\n",
             id="a new one did not start",
         ),
         pytest.param(
-            [said("running"), said("running", 1), problem(503, "away"), problem(503, "away"), said("none", order="")],
+            [
+                reply("running"),
+                reply("running", 1),
+                problem(503, "away"),
+                problem(503, "away"),
+                reply("none", order=""),
+            ],
             1,
             "1 of 2 replicas replaced\n"
             "Error: m: the order ended with its control plane, 1 of 2 replicas replaced; order it again\n",
             id="the control plane died",
         ),
-        pytest.param([said("running"), problem(404, "no m")], 1, "Error: no m\n", id="the model is deleted meanwhile"),
+        pytest.param([reply("running"), problem(404, "no m")], 1, "Error: no m\n", id="the model is deleted meanwhile"),
     ],
 )
 def test_restart_prints_progress_and_exit_code(answers: list[object], status: int, output: str) -> None:
@@ -54,6 +60,6 @@ def test_restart_prints_progress_and_exit_code(answers: list[object], status: in
 
 def test_json_is_one_document() -> None:
     """The last response is printed, without progress."""
-    installation = answering(said("running"), said("running", 1), said("done", 2))
+    installation = answering(reply("running"), reply("running", 1), reply("done", 2))
     done = CliRunner().invoke(restart_command, ["m", "--json"], obj=installation)
-    assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2))
+    assert (done.exit_code, json.loads(done.output)) == (0, reply("done", 2))

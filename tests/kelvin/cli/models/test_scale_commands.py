@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from kelvin.cli.main import main
 
 
-def asked(command: str, document: object) -> Result:
+def run_scale(command: str, document: object) -> Result:
     """Run the command with `document` on standard input."""
     text = document if isinstance(document, str) else json.dumps(document)
     return CliRunner().invoke(main, ["scale", command, "-"], input=text)
@@ -27,7 +27,7 @@ def ops(*ops: object, **case: object) -> dict[str, object]:
 
 def test_replay_uses_knative_defaults() -> None:
     """An absent or null value is Knative's default. An `update_spec` changes only what it names, before its tick."""
-    done = asked(
+    done = run_scale(
         "replay",
         steps(
             {"t_s": 0, "stable": 71, "ready_pods": 1, "ready_error": None, "update_spec": None},
@@ -53,14 +53,14 @@ def test_replay_uses_knative_defaults() -> None:
 
 def test_windows() -> None:
     """The kind and length of a window have defaults."""
-    done = asked("windows", ops({"op": "record", "t": 1, "v": 3}, {"op": "average", "t": 1.5, "v": None}))
+    done = run_scale("windows", ops({"op": "record", "t": 1, "v": 3}, {"op": "average", "t": 1.5, "v": None}))
     assert json.loads(done.stdout) == {"cases": [{"name": "tail", "averages": [3.0]}]}
 
 
 def test_non_finite_average_is_null() -> None:
     """JSON has no infinity, so the average is null."""
     huge = {"op": "record", "t": 1, "v": 1.7e308}
-    done = asked("windows", ops(huge, huge, {"op": "average", "t": 1}))
+    done = run_scale("windows", ops(huge, huge, {"op": "average", "t": 1}))
     assert json.loads(done.stdout)["cases"][0]["averages"] == [None]
 
 
@@ -71,7 +71,7 @@ def test_non_finite_average_is_null() -> None:
         pytest.param("replay", '{"cases": [NaN]}', "not JSON", id="not a number"),
         pytest.param("replay", [], 'must be {"cases": [...]}', id="no object"),
         pytest.param("replay", {"cases": [], "more": 1}, "nothing beside", id="something beside the cases"),
-        pytest.param("replay", {"cases": [7]}, "case 1: Expected `object`", id="a case that is none"),
+        pytest.param("replay", {"cases": [7]}, "case 1: Expected `object`", id="a case that is a number"),
         pytest.param("replay", {"cases": [{}]}, "case 1: Object missing required field `steps`", id="no steps"),
         pytest.param("replay", steps(colour=1), "case 1 ('surge'): Object contains unknown field `colour`", id="key"),
         pytest.param("replay", steps(spec={"target": 1}), "field `target` - at `$.spec`", id="a key of the spec"),
@@ -96,7 +96,7 @@ def test_non_finite_average_is_null() -> None:
 )  # fmt: skip
 def test_invalid_scale_case_is_named(command: str, document: object, want: str) -> None:
     """Nothing is printed to standard output, and the exit code is 1."""
-    done = asked(command, document)
+    done = run_scale(command, document)
     assert (done.exit_code, done.stdout) == (1, "")
     assert want in done.stderr
 
@@ -106,10 +106,10 @@ def test_invalid_scale_case_is_named(command: str, document: object, want: str) 
     [
         pytest.param(["tinylm", "--min", "1"], "ca.pem does not exist", id="a model's settings"),
         pytest.param(["--min", "1", "tinylm"], "ca.pem does not exist", id="options first"),
-        pytest.param(["MODEL", "replay"], "ca.pem does not exist", id="a model that is called as a command"),
+        pytest.param(["MODEL", "replay"], "ca.pem does not exist", id="a model whose name is a command"),
         pytest.param(["replay"], "Missing argument 'FILE'", id="a replay of nothing"),
         pytest.param(["replay", "nowhere.json"], "nowhere.json", id="no such file"),
-        pytest.param(["tinylm", "--min", "-1"], "--min", id="a setting that is none"),
+        pytest.param(["tinylm", "--min", "-1"], "--min", id="an invalid setting"),
     ],
 )
 def test_model_name_is_no_scale_subcommand(words: list[str], want: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield made
 
 
-async def used(data: Path) -> None:
+async def fill_installation(data: Path) -> None:
     """Create a tenant with a key, a model and a bill."""
     await ready(data)
     async with connect_client(data) as door:
@@ -51,7 +51,7 @@ async def used(data: Path) -> None:
         assert (await door.ask("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
 
 
-async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
+async def read_bill_and_keys(data: Path) -> tuple[Any, list[KeyRow]]:
     """Return the bill, and the keys as activators receive them."""
     await ready(data)
     async with connect_client(data) as door, feed(door) as reader:
@@ -72,51 +72,51 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
         assert process.wait(60) == 0
 
     with program(data) as process:
-        asyncio.run(used(data))
-        before = asyncio.run(seen(data))
+        asyncio.run(fill_installation(data))
+        before = asyncio.run(read_bill_and_keys(data))
         ends(process)
     assert before[0]["total_micros"] > 0
     assert len(before[1]) == 3
     with data_lock(data):
-        code, said = kelvin("backup", str(file), "--data", str(data))
-        assert (code, "is in use by process" in said, file.exists()) == (1, True, False), said
-    code, said = kelvin("backup", str(file), "--data", str(data))
-    assert code == 0, said
-    code, said = kelvin(*words, "--json")
-    assert code == 0, said
-    report = json.loads(said)
+        code, output = kelvin("backup", str(file), "--data", str(data))
+        assert (code, "is in use by process" in output, file.exists()) == (1, True, False), output
+    code, output = kelvin("backup", str(file), "--data", str(data))
+    assert code == 0, output
+    code, output = kelvin(*words, "--json")
+    assert code == 0, output
+    report = json.loads(output)
     assert (report["database"], report["keys"], len(report["versions"])) == (place.url, 3, 1)
     with program(data, database=place.url) as process:
-        assert asyncio.run(seen(data)) == before
+        assert asyncio.run(read_bill_and_keys(data)) == before
         ends(process)
-    code, said = kelvin(*words)
-    assert (code, "is not empty" in said) == (1, True), said
-    code, said = kelvin(*words[:3], postgres.database().url, database=place.url)
-    assert (code, "every row" in said, "KELVIN_DATABASE=postgresql://" in said) == (0, True, True), said
+    code, output = kelvin(*words)
+    assert (code, "is not empty" in output) == (1, True), output
+    code, output = kelvin(*words[:3], postgres.database().url, database=place.url)
+    assert (code, "every row" in output, "KELVIN_DATABASE=postgresql://" in output) == (0, True, True), output
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "reason"),
     [
         pytest.param("postgresql://kelvin:hunter2@db/kelvin", "must hold no password", id="a password"),
         pytest.param("mysql://db/kelvin", "must be postgresql://", id="another server"),
-        pytest.param("postgresql://kelvin@127.0.0.1:9/kelvin", "Connection refused", id="nobody there"),
+        pytest.param("postgresql://kelvin@127.0.0.1:9/kelvin", "Connection refused", id="an unreachable server"),
     ],
 )
-def test_refused_restore_shows_no_password(tmp_path: Path, url: str, says: str) -> None:
+def test_refused_restore_shows_no_password(tmp_path: Path, url: str, reason: str) -> None:
     """The error has the reason, says that nothing was restored, and shows no password."""
     (tmp_path / "made.backup").touch()
-    code, said = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)
-    assert (code, "nothing was restored" in said, says in said) == (1, True, True), said
-    assert "hunter2" not in said
+    code, output = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)
+    assert (code, "nothing was restored" in output, reason in output) == (1, True, True), output
+    assert "hunter2" not in output
 
 
 @pytest.mark.parametrize(
     "words",
     [
         pytest.param(("--database", "new.db", "--check"), id="a check"),
-        pytest.param(("--database", "new.db", "--replace"), id="one that is not empty"),
-        pytest.param(("--password-file", __file__), id="a password of nothing"),
+        pytest.param(("--database", "new.db", "--replace"), id="replace a database"),
+        pytest.param(("--password-file", __file__), id="a password file without a database"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -129,13 +129,13 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: t
 def test_nothing_is_backed_up_where_there_is_nothing(tmp_path: Path) -> None:
     """A backup without a database is refused and makes no directory. An empty `kelvin.db` is refused too."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
-    code, said = kelvin("backup", str(file), "--data", str(data))
-    assert (code, "holds no kelvin.db" in said, data.exists()) == (1, True, False), said
+    code, output = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "holds no kelvin.db" in output, data.exists()) == (1, True, False), output
     data.mkdir()
     (data / "kelvin.db").touch()
-    code, said = kelvin("backup", str(file), "--data", str(data), database="postgresql://kelvin@db/kelvin")
-    assert (code, "pg_dump" in said, "KELVIN_DATABASE" in said) == (1, True, True), said
+    code, output = kelvin("backup", str(file), "--data", str(data), database="postgresql://kelvin@db/kelvin")
+    assert (code, "pg_dump" in output, "KELVIN_DATABASE" in output) == (1, True, True), output
     (data / "url").touch()
-    code, said = kelvin("backup", str(file), "--data", str(data))
-    assert (code, "no backup was made" in said, "kelvin.db is empty" in said) == (1, True, True), said
+    code, output = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "no backup was made" in output, "kelvin.db is empty" in output) == (1, True, True), output
     assert not file.exists()

@@ -41,25 +41,25 @@ async def test_restore_is_refused_while_a_database_is_set(tmp_path: Path) -> Non
     file, new = tmp_path / "made.backup", tmp_path / "new"
     async with installed(tmp_path) as world:
         await world.back_up(file)
-    code, said = kelvin("restore", str(file), "--data", str(new), database=URL)
+    code, output = kelvin("restore", str(file), "--data", str(new), database=URL)
     assert (code, new.exists()) == (1, False)
     for word in ("KELVIN_DATABASE is set", "pg_restore", "unset KELVIN_DATABASE"):
-        assert word in said
-    assert "db.example" not in said
+        assert word in output
+    assert "db.example" not in output
     assert kelvin("restore", str(file), "--check", database=URL)[0] == 0
-    code, said = kelvin("restore", str(file), "--data", str(new))
-    assert (code, "next: `kelvin up`, `kelvin billing verify`" in said) == (0, True)
+    code, output = kelvin("restore", str(file), "--data", str(new))
+    assert (code, "next: `kelvin up`, `kelvin billing verify`" in output) == (0, True)
     assert (new / "kelvin.db").exists()
 
 
-async def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
+async def test_restore_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
     """The backup is restored all the same. The suggested command enters the missing journal entries."""
     file = await back_up_and_enter_one(tmp_path)
     new = str(tmp_path / "new")
-    code, said = kelvin("restore", str(file), "--data", new)
+    code, output = kelvin("restore", str(file), "--data", new)
     assert code == 2
-    assert "1 entries are missing" in said
-    assert f"`kelvin restore {tmp_path / 'place'} --replace`" in said
+    assert "1 entries are missing" in output
+    assert f"`kelvin restore {tmp_path / 'place'} --replace`" in output
     assert kelvin("restore", str(tmp_path / "place"), "--replace", "--data", new)[0] == 0
 
 
@@ -72,8 +72,8 @@ def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> 
     with program(data) as process:
         poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
         assert kelvin("backup", str(file), "--data", str(data))[0] == 0
-        code, said = kelvin(*words)
-        assert (code, "a control plane runs in" in said) == (1, True), said
+        code, output = kelvin(*words)
+        assert (code, "a control plane runs in" in output) == (1, True), output
         assert kelvin("restore", str(file), "--check")[0] == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -114,10 +114,10 @@ def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -
     data.mkdir()
     with PostgresServer() as postgres, program(data, **({} if is_file else {"database": postgres.database().url})):
         poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
-        code, said = kelvin("backup", str(file), "--data", str(data))
-    assert (code, file.exists()) == ((0, True) if is_file else (1, False)), said
+        code, output = kelvin("backup", str(file), "--data", str(data))
+    assert (code, file.exists()) == ((0, True) if is_file else (1, False)), output
     for word in ("KELVIN_DATABASE", "pg_dump"):
-        assert (word in said) is not is_file
+        assert (word in output) is not is_file
 
 
 def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
     words = ["m", "--image", "i", "--store", "file:///x"]
     done = CliRunner().invoke(render_commands.render_command, words, obj=answering())
     assert done.exit_code == 2
-    told = " ".join(done.output.split())
-    assert f"'file:///x': {STORE_RULE}" in told
+    output = " ".join(done.output.split())
+    assert f"'file:///x': {STORE_RULE}" in output
     namespace = CliRunner().invoke(cluster_group, ["tenant", "acme", "--store", "file:///x"])
     assert isinstance(namespace.exception, Refused)
     assert namespace.exception.failure == InvalidRequest("store", "file:///x", STORE_RULE)

@@ -16,9 +16,9 @@ from kelvin.cli.main import main
     "lock",
     [
         pytest.param(None, id="no data directory"),
-        pytest.param("", id="nobody"),
-        pytest.param(str(os.getpid()), id="a process that is no supervisor"),
-        pytest.param("999999999", id="a process that is no more"),
+        pytest.param("", id="an empty lock file"),
+        pytest.param(str(os.getpid()), id="a process that isn't a supervisor"),
+        pytest.param("999999999", id="a process that has ended"),
     ],
 )
 def test_restart_without_an_installation_says_so(tmp_path: Path, lock: str | None) -> None:

@@ -79,7 +79,7 @@ ROWS = [
     [
         pytest.param(491_000_000, 70_000, id="the nearest size"),
         pytest.param(2_100_000_000, 200_000, id="the next one up"),
-        pytest.param(1_000_000_000, None, id="none is near"),
+        pytest.param(1_000_000_000, None, id="no size is near"),
         pytest.param(0, None, id="an unknown size has none"),
     ],
 )

@@ -45,12 +45,12 @@ def test_windows_are_set_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "want"),
     [
-        pytest.param({"rpm": [None, 5]}, "rpm none → 5", id="a number where none was"),
+        pytest.param({"rpm": [None, 5]}, "rpm none → 5", id="a number that was not set"),
         pytest.param({"prod": ["a" * 64, "b" * 64]}, "prod aaaaaaaaaaaa… → bbbbbbbbbbbb…", id="digests are cut"),
         pytest.param({"split": [{}, {"x": 1}]}, 'split {} → {"x": 1}', id="a split"),
     ],
 )
-def test_changes_are_formatted_in_a_line(fields: dict[str, object], says: str) -> None:
-    assert format_changes(fields) == says
+def test_changes_are_formatted_in_a_line(fields: dict[str, object], want: str) -> None:
+    assert format_changes(fields) == want

@@ -100,12 +100,12 @@ Change = Callable[[dict[str, object]], object]
         pytest.param(
             lambda e: e | {"signatures": [{"keyid": SIGNERS["p-256"].key_id, "sig": e["signatures"][0]["sig"]}]},
             "its signature is not that of ecdsa-p256",
-            id="another's name under it",
+            id="another key's id",
         ),
         pytest.param(
             lambda e: e | {"signatures": [{"keyid": "ed25519:" + "0" * 64, "sig": e["signatures"][0]["sig"]}]},
             "its signature is not that of",
-            id="a key that can't be",
+            id="an invalid key id",
         ),
         pytest.param(lambda e: json.dumps(e, indent=1), "canonical", id="spaces"),
     ],

@@ -34,46 +34,50 @@ def test_policy_has_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "rule"),
     [
         pytest.param(b"{", "truncated", id="no JSON"),
         pytest.param(b"\xff", "", id="no text"),
         pytest.param(encode({"filters": [PII]}), "`format`", id="no format"),
         pytest.param(encode(POLICY | {"format": 2}), "2 - at `$.format`", id="another format"),
-        pytest.param(encode(POLICY | {"filter": []}), "unknown field `filter`", id="a field that is none"),
+        pytest.param(encode(POLICY | {"filter": []}), "unknown field `filter`", id="an unknown field"),
         pytest.param(encode(POLICY | {"filters": []}), "at least one filter", id="no filter"),
         pytest.param(encode(POLICY | {"filters": [PII, PII]}), "'pii' is named twice", id="a filter twice"),
         pytest.param(encode(POLICY | {"filters": [{"filter": "pi"}]}), "'pi' - at `$.filters[0]", id="another filter"),
-        pytest.param(encode(POLICY | {"filters": [{"filter": "pii"}]}), "must name an entity", id="nothing to find"),
+        pytest.param(encode(POLICY | {"filters": [{"filter": "pii"}]}), "must name an entity", id="no entities"),
         pytest.param(
             encode(POLICY | {"filters": [{"filter": "pii", "input": {"EMAIL": "redact"}}]}),
             "'EMAIL' is not known; must be one of CREDIT_CARD, EMAIL_ADDRESS",
-            id="an entity that is none",
+            id="an unknown entity",
         ),
         pytest.param(
             encode(POLICY | {"filters": [PII | {"input": {"US_SSN": "hide"}}]}), "'hide' - at", id="another action"
         ),
         pytest.param(
-            encode(POLICY | {"deadline_ms": 5}), ">= 10` - at `$.deadline_ms`".replace("`", ""), id="too soon"
+            encode(POLICY | {"deadline_ms": 5}),
+            ">= 10` - at `$.deadline_ms`".replace("`", ""),
+            id="a deadline that is too short",
         ),
-        pytest.param(encode(POLICY | {"deadline_ms": 60_000}), "<= 5000", id="too late"),
+        pytest.param(encode(POLICY | {"deadline_ms": 60_000}), "<= 5000", id="a deadline that is too long"),
         pytest.param(encode(POLICY | {"on_failure": "ask"}), "'ask' - at `$.on_failure`", id="another behaviour"),
         pytest.param(
-            encode(POLICY | {"filters": [PII | {"phone_regions": ["us"]}]}), "'us' must be two capital", id="a region"
+            encode(POLICY | {"filters": [PII | {"phone_regions": ["us"]}]}),
+            "'us' must be two capital",
+            id="an invalid region",
         ),
         pytest.param(
             encode(POLICY | {"filters": [PII | {"phone_regions": ["US"] * 17}]}), "at most 16", id="too many regions"
         ),
     ],
 )
-def test_a_malformed_policy_is_refused(raw: bytes, said: str) -> None:
+def test_a_malformed_policy_is_refused(raw: bytes, rule: str) -> None:
     """The refusal names the file, the value and the rule."""
     with pytest.raises(Refused) as refused:
         read_policy(raw)
     failure = refused.value.failure
     assert isinstance(failure, ArtifactRejected)
     assert failure.param == POLICY_FILE
-    assert said.replace("`", "") in failure.message.replace("`", "")
+    assert rule.replace("`", "") in failure.message.replace("`", "")
 
 
 def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
@@ -81,7 +85,7 @@ def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
 
 
 @pytest.mark.parametrize(
-    ("looked", "passed"),
+    ("result", "passed"),
     [
         pytest.param(TextResult(decided=6), FilteredText("abcdef"), id="nothing was found"),
         pytest.param(TextResult(decided=2), FilteredText("ab", "cdef"), id="the rest is undecided"),
@@ -91,18 +95,16 @@ def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
         pytest.param(
             TextResult(decided=6, spans=(_span(0, 3), _span(3, 6))), FilteredText("<X><X>"), id="one after the other"
         ),
-        pytest.param(
-            TextResult(decided=6, spans=(_span(1, 3, "stop"),)), FilteredText("a", stopped="X"), id="the end of it"
-        ),
+        pytest.param(TextResult(decided=6, spans=(_span(1, 3, "stop"),)), FilteredText("a", stopped="X"), id="a stop"),
     ],
 )
-def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed: FilteredText) -> None:
+def test_filtered_text_splits_into_final_and_pending(result: TextResult, passed: FilteredText) -> None:
     """The decided part is final, with its entities replaced. The rest is filtered again later."""
-    assert apply_result("abcdef", looked) == passed
+    assert apply_result("abcdef", result) == passed
 
 
 @pytest.mark.parametrize(
-    "looked",
+    "result",
     [
         pytest.param(TextResult(decided=7), id="more than there is"),
         pytest.param(TextResult(decided=-1), id="less than nothing"),
@@ -111,7 +113,7 @@ def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed:
         pytest.param(TextResult(decided=6, spans=(_span(2, 2),)), id="an empty span"),
     ],
 )
-def test_contradictory_filter_answer_is_refused(looked: TextResult) -> None:
+def test_contradictory_filter_answer_is_refused(result: TextResult) -> None:
     """A filter response that contradicts itself is refused, and no text is passed on."""
     with pytest.raises(ValueError, match=r"decided|span"):
-        apply_result("abcdef", looked)
+        apply_result("abcdef", result)

@@ -66,13 +66,13 @@ def test_the_version_is_frozen() -> None:
 
 
 SIGNATURE = make_signature([TensorSpec("x", "FP32", (-1, 2), examples=(1, 2.5))], [TensorSpec("y", "BYTES", (-1,))])
-PREDICTS = structs.replace(GOOD, engine=Engine(1, "onnx", "float32", "predict"), tensors=(), signature=SIGNATURE)
+PREDICTOR = structs.replace(GOOD, engine=Engine(1, "onnx", "float32", "predict"), tensors=(), signature=SIGNATURE)
 
 
 def test_predictor_manifest_pins_its_signature() -> None:
     """The signature and its hash are part of the version. Manifests of other kinds don't mention it."""
-    raw, version = encoded(PREDICTS)
-    assert decode_manifest(raw, version) == PREDICTS
+    raw, version = encoded(PREDICTOR)
+    assert decode_manifest(raw, version) == PREDICTOR
     assert SIGNATURE.schema_hash.encode() in raw
     assert b"signature" not in encoded(GOOD)[0]
 
@@ -80,10 +80,10 @@ def test_predictor_manifest_pins_its_signature() -> None:
 @pytest.mark.parametrize(
     ("manifest", "want"),
     [
-        pytest.param(structs.replace(PREDICTS, signature=None), "has a signature", id="no signature"),
-        pytest.param(structs.replace(GOOD, signature=SIGNATURE), "and only then", id="of what generates"),
+        pytest.param(structs.replace(PREDICTOR, signature=None), "has a signature", id="no signature"),
+        pytest.param(structs.replace(GOOD, signature=SIGNATURE), "and only then", id="a signature of a generator"),
         pytest.param(
-            structs.replace(PREDICTS, signature=structs.replace(SIGNATURE, outputs=SIGNATURE.inputs)), "hash",
+            structs.replace(PREDICTOR, signature=structs.replace(SIGNATURE, outputs=SIGNATURE.inputs)), "hash",
             id="another schema under the hash",
         ),
     ],
@@ -93,7 +93,7 @@ def test_broken_signature_is_refused_in_a_manifest(manifest: Manifest, want: str
     assert want in reason(encode_manifest(manifest))
 
 
-def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None:
+def test_kind_is_encoded_only_if_it_is_not_generate() -> None:
     """The kind is encoded only if it isn't `generate`, so older manifests keep their bytes."""
     raw, _ = encoded(GOOD)
     assert b"kind" not in raw

@@ -53,7 +53,7 @@ def test_another_schema_has_another_hash(other: TensorSpec) -> None:
     assert GOOD.schema_hash in caught.value.failure.message
 
 
-def test_examples_are_no_schema() -> None:
+def test_examples_do_not_change_the_schema_hash() -> None:
     """Examples don't change the hash; they only change known answers."""
     check_schema(schema_hash_of([structs.replace(X, examples=(1.0,))], [Y]), GOOD)
 
@@ -86,9 +86,9 @@ def test_each_signature_rule_is_checked(signature: Any, want: str) -> None:
 @pytest.mark.parametrize(
     ("datatype", "values", "want"),
     [
-        pytest.param("INT8", [1, -128, 127], None, id="a range"),
-        pytest.param("INT8", [1, 128], 1, id="over it"),
-        pytest.param("UINT8", [0, -1], 1, id="under it"),
+        pytest.param("INT8", [1, -128, 127], None, id="within the range"),
+        pytest.param("INT8", [1, 128], 1, id="above the range"),
+        pytest.param("UINT8", [0, -1], 1, id="below the range"),
         pytest.param("INT64", [2**63 - 1, 2**63], 1, id="64 bits"),
         pytest.param("INT32", [1, True], 1, id="a boolean is no number"),
         pytest.param("INT32", [1.0], 0, id="a fraction is no whole number"),
@@ -97,11 +97,11 @@ def test_each_signature_rule_is_checked(signature: Any, want: str) -> None:
         pytest.param(
             "FP32", [3.4028235e38, -3.4028235e38, 3.4028234663852886e38], None, id="float32's bounds, in short"
         ),
-        pytest.param("FP32", [3.4028235677973362e38, 3.4028235677973366e38], 1, id="what rounds to infinity"),
+        pytest.param("FP32", [3.4028235677973362e38, 3.4028235677973366e38], 1, id="a number that rounds to infinity"),
         pytest.param("FP32", [2**128 - 2**103], 0, id="a whole number that rounds to infinity"),
         pytest.param("FP64", [3.5e38, 10**400], 1, id="more than float64 has"),
         pytest.param("FP32", ["1"], 0, id="a text is no number"),
-        pytest.param("FP32", [0.5, None], 1, id="null is nothing"),
+        pytest.param("FP32", [0.5, None], 1, id="null is no number"),
         pytest.param("FP32", [[1.0]], 0, id="a list is no number"),
         pytest.param("BOOL", [True, 1], 1, id="a number is no boolean"),
         pytest.param("BYTES", ["a", 1], 1, id="a number is no text"),

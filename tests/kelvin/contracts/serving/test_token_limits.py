@@ -9,13 +9,13 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, 
 @pytest.mark.parametrize(
     ("ceiling", "prompt_tokens", "want"),
     [
-        pytest.param(NO_TOKEN_LIMITS, 10, 50, id="none: what the version allows"),
-        pytest.param(TokenLimits(output_tokens=20), 10, 20, id="of output"),
-        pytest.param(TokenLimits(output_tokens=70), 10, 50, id="above the version's"),
-        pytest.param(TokenLimits(context_tokens=30), 10, 20, id="of context: what the prompt leaves"),
-        pytest.param(TokenLimits(30, 5), 10, 5, id="the lower of both"),
-        pytest.param(TokenLimits(context_tokens=10), 10, 0, id="a prompt that fills it"),
-        pytest.param(TokenLimits(context_tokens=10), 99, 0, id="a prompt beyond it"),
+        pytest.param(NO_TOKEN_LIMITS, 10, 50, id="no limit: the version's limit holds"),
+        pytest.param(TokenLimits(output_tokens=20), 10, 20, id="a limit of output tokens"),
+        pytest.param(TokenLimits(output_tokens=70), 10, 50, id="a limit above the version's"),
+        pytest.param(TokenLimits(context_tokens=30), 10, 20, id="a context limit, less the prompt"),
+        pytest.param(TokenLimits(30, 5), 10, 5, id="the lower of two limits"),
+        pytest.param(TokenLimits(context_tokens=10), 10, 0, id="a prompt that fills the context"),
+        pytest.param(TokenLimits(context_tokens=10), 99, 0, id="a prompt larger than the context"),
     ],
 )
 def test_output_tokens_respect_every_limit(ceiling: TokenLimits, prompt_tokens: int, want: int) -> None:
