@@ -1,4 +1,6 @@
-"""The activator's dependencies, each with timeout, retries and fallback. A test takes each away."""
+"""The activator's dependencies: for each the timeout, what stops or repeats calls, and the fallback.
+`tests/activator/test_dependencies.py` takes each one in SERVING away. Tests of their own parts take the others away.
+"""
 
 from typing import Final
 

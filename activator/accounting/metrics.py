@@ -54,7 +54,8 @@ class RequestMetrics:
         )
         self._hedges = page.counter(
             "kelvin_hedged_requests_total",
-            "Requests with a late first frame, by the replica that answered first.",
+            "Late requests for which another replica had a free slot, by the attempt that answered: first, second, "
+            "neither, or withheld if the retry budget was spent.",
             (*_WHOSE, "first"),
         )
         self._first = page.histogram(

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from activator.answers.idempotency_policy import AnswerCache, AnswerKey, AnswerStoreLimits, KeptAnswer
 
-TEND_S: Final = 3.0  # interval between calls of `AnswerStore.tend`
+TEND_S: Final = 3.0  # interval between calls of `AnswerStore.maintain`
 HANDOVER_WAIT_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
 RETRY_S: Final = 1.0  # Retry-After for a key that is in use elsewhere
 

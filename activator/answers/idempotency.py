@@ -193,7 +193,8 @@ class Idempotency:
         try:
             await work(inference_request)
         finally:
-            # A correct answer counts as well: its caller can displace it from the store, and run it again.
+            # Count successful runs, too. A caller could push the answer out of the store with others, and run the key
+            # again without a charge.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
                 self._run_counts.record_run(run.asked.once, time.monotonic())
             if not run.is_replayable:

@@ -23,7 +23,7 @@ _DIGITS: Final = 32  # hex digits of `once`: 128 bits
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """The name of an answer. `name` depends on the key alone, if there is one; `once` depends on key and request."""
+    """The name of an answer. `name` depends on tenant and key, if any. `once` depends on the request, too."""
 
     tenant: str
     name: bytes

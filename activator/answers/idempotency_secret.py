@@ -57,8 +57,8 @@ def ensure_idempotency_secret(path: Path) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _BYTES:
-        what = "restore it from a backup, or remove it: what was asked before then runs again where it is repeated"
-        raise BadIdempotencySecret(f"{path.name}: must hold {_BYTES * 2} hex digits; {what}")
+        remedy = "restore it from a backup, or delete it. Repeats of earlier keys will then run and be billed again"
+        raise BadIdempotencySecret(f"{path.name}: must hold {_BYTES * 2} hex digits; {remedy}")
     return key
 
 

@@ -51,7 +51,7 @@ class ResponseBroadcast:
         on_abandoned: Callable[[], None],
     ) -> None:
         """`ended` runs when the response is complete, before any listener gets its last bytes. `on_abandoned` runs when
-        the last listener leaves before that. Each runs at most once.
+        the last listener leaves before that, if the run watches for it (`watch`). Each runs at most once.
         """
         self._keep_bytes = keep_bytes
         self._byte_budget = room
@@ -157,7 +157,10 @@ class ResponseBroadcast:
         self._wake()
 
     def close(self) -> None:
-        """End the broadcast after its run. No listener can join; present ones get the remaining bytes. Idempotent."""
+        """End the broadcast after its run. Present listeners get the remaining bytes. Idempotent.
+
+        The owner must have removed the run, so that no listener joins any more.
+        """
         if self._is_counted:
             self._is_counted = False
             self._byte_budget.used_bytes -= len(self._bytes)

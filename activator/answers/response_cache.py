@@ -38,7 +38,7 @@ _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection",
 
 
 class SealedAnswerStore:
-    """An answer store that seals each entry before storing it, and opens it after reading."""
+    """Keeps responses in an `AnswerStore`: seals each before storing it, and opens it after reading."""
 
     def __init__(
         self, secret: bytes, limits: AnswerStoreLimits, kept: AnswerStore, background_tasks: BackgroundTasks

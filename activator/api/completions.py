@@ -72,7 +72,9 @@ class Completions:
         self._body_capacity = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 
     async def serve(self, exchange: Exchange, request_route: RunInference) -> None:
-        """Answer the request. Raises Refused if it names no model that the caller may call. Then there is no record."""
+        """Answer the request. Raises Refused without a record for bad credentials, a limit of the tenant or of this
+        activator, a bad body, an unknown model or a malformed idempotency key.
+        """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         tenant_limits = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes

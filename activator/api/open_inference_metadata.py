@@ -34,8 +34,8 @@ class OpenInference:
         self._version = importlib.metadata.version("kelvin-serving")
 
     async def server(self, exchange: Exchange, request_route: ShowServer) -> None:
-        """Send the server's metadata, or that it is healthy. It is healthy here, since only an activator that knows
-        models and keys can authenticate a caller. Raises Refused if the path names a model that the caller may not use.
+        """Send the server's metadata, or that it is healthy. It is always healthy here: authentication fails if this
+        activator has no feed. Raises Refused, also if the path names a model that the caller may not use.
         """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         if request_route.target.model is not None:

@@ -17,7 +17,7 @@ PATH: Final = "/internal/v1/keys/uses"
 
 
 class KeyUses:
-    """Reports a first use at once, later ones every minute. Failed reports are repeated with the next one."""
+    """Reports uses at most once a minute, at once if the last report is older. Failed reports go with the next."""
 
     def __init__(self, control_plane: ServiceClient) -> None:
         self._control = control_plane

@@ -1,7 +1,8 @@
 """Find the principal that a signed token names: parse it, check its claims, verify its signature.
 
 Verified tokens are cached by digest until they expire, because verifying a signature blocks the event loop for 0.25 ms.
-For a cached token, only one check is repeated: whether the key that signed it still belongs to its issuer.
+Two checks of a cached token are repeated: its expiry, without leeway, and whether its key still belongs to its issuer.
+If one fails, the token is verified in full.
 """
 
 import hashlib

@@ -123,7 +123,9 @@ class Degradation:
         return caching
 
     async def _try(self, step: DegradationStep, job: _Job, wait_s: float | None = None) -> bool:
-        """Try to answer by this step, to avoid a wait or a refusal. If it returns False, the request is unchanged."""
+        """Try to answer by this step, to avoid a wait or a refusal. If it returns False, the request's model, version
+        and token limits are as before. Budget, tokens per minute and timeline stages may be those of the attempt.
+        """
         inference_request, row, account = job.inference_request, job.row, job.inference_request.account
         before = (
             inference_request.entry,

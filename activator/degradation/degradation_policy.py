@@ -1,9 +1,10 @@
 """Decide which steps of a degradation policy a request takes, by its expected wait. Pure state; `degradation.py`
 applies them.
 
-A step with a wait is taken from that wait on, and the last step whose wait is reached is tried first. Steps without a
-wait, and steps not tried so far, are tried only instead of a refusal, from the first on. A less urgent request degrades
-after a shorter wait.
+1. Before the request is queued, each step whose wait is reached is tried, the last one first.
+2. If the request is refused, all other steps are tried, the first one first.
+
+A less urgent request degrades after a shorter wait.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Limit what one address may use before it has shown a key: open connections, and requests per second.
 
-The rate is a token bucket per source. A new connection costs as much as a request, because its handshake costs us more.
-The number of sources is bounded. The least recently admitted source is forgotten first, which only gives it a fresh
-bucket. The operator's own load balancers (`trusted`) stand for many callers, so they are not counted.
+The rate is a token bucket per source. A new connection takes one token, like a request, although its handshake is more
+work for us. The number of sources is bounded. The least recently admitted source is forgotten first, which only gives
+it a fresh bucket. The operator's own load balancers (`trusted`) stand for many callers, so they are not counted.
 """
 
 import ipaddress

@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         cycle.refuse(over)
 
     def task_ended(self) -> None:
-        """Forget the current task. It calls this itself when its request is served."""
+        """Forget the current task, which calls this when its request is served."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         self._server.tasks.discard(task)

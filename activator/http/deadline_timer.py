@@ -47,7 +47,7 @@ class DeadlineTimer:
             self._stop()
 
     def close(self) -> None:
-        """Accept no deadline after the current one."""
+        """Stop keeping the loop timer between deadlines. A deadline that is set still fires."""
         self._is_persistent = False
         if self._call is None:
             self._stop()

@@ -122,7 +122,9 @@ class RequestLimits:
 
 
 class Exchange:
-    """One request and its response, used by one task. Each write returns when the client's socket has accepted it."""
+    """One request and its response, used by one task. `write` returns when the client's socket has accepted the data,
+    `start` and `finish` earlier.
+    """
 
     __slots__ = (
         "_more",

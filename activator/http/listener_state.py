@@ -32,7 +32,7 @@ class ConnectionLimits:
 
 
 class PendingRequest(Protocol):
-    """A request that may have to wait for its start. Only `try_begin` is called on a request that need not wait."""
+    """A request that may have to wait for its start. If it starts or is refused at once, only that method is called."""
 
     @property
     def source(self) -> str | None:
@@ -44,7 +44,9 @@ class PendingRequest(Protocol):
         ...
 
     def try_begin(self) -> bool:
-        """Start serving. Return False if the client has left, which uses no start. Call this or `refuse`, once."""
+        """Start serving. Return False if the client has left. If the request waited, that uses no start. Call this or
+        `refuse`, once.
+        """
         ...
 
     def refuse(self) -> None:

@@ -72,8 +72,8 @@ class SharedCapacity:
         return f"<SharedCapacity taken={self._taken}/{self._limit} of {self._what}>"
 
     def take(self, tenant: str, amount: int) -> "CapacityPermit":
-        """Return a block that holds `amount` from before the body is read to the end of the request. Entering raises
-        Refused(Overloaded). `CapacityPermit.shrink` gives back what the body did not need.
+        """Return a context manager that holds `amount`. Entering raises Refused(Overloaded). `CapacityPermit.shrink`
+        gives back what the request turns out not to need.
         """
         return CapacityPermit(self, tenant, amount)
 

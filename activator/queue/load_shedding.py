@@ -39,7 +39,9 @@ class LoadShedder:
         self.counts[reason, queued_request.priority_class] += 1
 
     def try_enter(self, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest) -> bool:
-        """Enter a full queue by refusing lower requests before this returns. Return False if no request is lower."""
+        """Enter a full queue by refusing lower requests before this returns. Return False if `shed_decision.try_enter`
+        finds no place.
+        """
         after_s = _seconds_until_empty(
             version_queue
         )  # Computed first: nothing may fail between the removal of a request and its refusal.

@@ -101,7 +101,7 @@ class Slot:
             self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
 
     def release_after(self, cancel_task: "asyncio.Task[None] | None") -> None:
-        """Give the slot back after `told` (None: now), without settling: another slot of the request does that."""
+        """Give the slot back once `cancel_task` is done (None: now). Another slot of the request settles the queue."""
         replica, self._replica = self._replica, None
         if replica is None:
             return
@@ -194,7 +194,7 @@ class Throttler:
         )
 
     def estimate_wait(self, key: VersionKey, tenant: str, priority_class: PriorityClass) -> tuple[float | None, bool]:
-        """Return `(seconds or None, is_cold)`: how long a new request would wait, and whether for a replica to start.
+        """Return `(seconds or None, is_start)`: how long a new request would wait, and whether for a start.
 
         None means unknown. The wait for a start is unknown if the version has failed since its last answer: some
         request has to find out whether starts still fail.
@@ -274,8 +274,8 @@ class Throttler:
         self.slots.review(replica, replica.running - 1, now)
 
     def report_answered(self, replica: Replica) -> None:
-        """Record that the replica answered, and clear the version's breaker: faulty versions fail before a
-        first token.
+        """Record that the replica answered, and clear the version's breaker. A faulty version fails before its first
+        token, so this one works.
         """
         if self.breakers:
             self.breakers.forget(key_of(replica.row))

@@ -1,5 +1,5 @@
-"""One version's replicas, and the requests that wait for their slots. `slot_allocator.py`, `replica_tracker.py`,
-`load_shedding.py` and `circuit_breakers.py` write it, on one event loop.
+"""One version's replicas, and the requests that wait for their slots. `throttler.py`, `slot_allocator.py`,
+`replica_tracker.py`, `load_shedding.py` and `circuit_breakers.py` write it, on one event loop.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Replica:
 
     @property
     def slots(self) -> int:
-        """Streams for this activator. A full replica that gets one request at a time keeps this number."""
+        """Streams for this activator. A pause after a refusal lowers `max_requests`, not this."""
         return self.row.max_streams if self.slots_share is None else self.slots_share
 
     @property

@@ -52,7 +52,7 @@ class Waker:
             task.cancel()
 
     def start_wake_for(self, key: VersionKey, for_s: float) -> None:
-        """Send wake calls for `for_s` seconds although no request waits, because a request would have waited. Does
+        """Send wake calls for `for_s` seconds, because of a request that was answered elsewhere instead of waiting. Do
         nothing if the version is being woken already.
         """
         if key not in self._timed_wakes and key not in self._tasks:

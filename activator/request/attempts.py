@@ -63,9 +63,11 @@ class Attempts:
     ) -> None:
         """Send a complete answer to the client, retrying on other replicas.
 
-        A retry is safe if the replica was lost before its first byte, or if it withdrew its answer (`weights_damaged`)
-        before the client had any of it. Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound)
-        before an attempt if `is_current` returns False, because the request no longer goes to this version.
+        A retry is safe if the replica was lost before its first byte, if it refused the request as `unavailable` (it
+        drains), or if it withdrew its answer (`weights_damaged`) before the client had any of it.
+
+        Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound) before an attempt if `is_current`
+        returns False, because the request no longer goes to this version.
         """
         self._budgets.record_request((queued_request.tenant, key), time.monotonic())
         tried = _UNTRIED
@@ -101,8 +103,8 @@ class Attempts:
         self, key: VersionKey, queued_request: QueuedRequest, inference_request: InferenceRequest, client_response:
         ClientResponse, again_by_s: float | None, is_current: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Make one attempt. Raises Refused, NoSlotInTime; UpstreamLost, UpstreamRejected with no replica in the
-        account.
+        """Make one attempt. Raises Refused or NoSlotInTime. Raises UpstreamLost or UpstreamRejected, with
+        `account.runtime_id` None.
         """
         waits_since_us = self._begin_wait(key, inference_request)
         async with self._throttler.slot(key, queued_request, inference_request.deadline, again_by_s) as slot:

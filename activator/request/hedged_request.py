@@ -116,8 +116,8 @@ def has_begun_answer(frames: Sequence[Frame]) -> bool:
 
 
 class Hedges:
-    """Hedging of all requests whose version has several replicas. Streams and whole responses are measured separately:
-    a whole one sends no frame until it is complete, or for a second.
+    """Hedging of all requests whose version has several replicas. Streams and other responses are measured separately.
+    A response that does not stream sends its first frame when it is complete, or a heartbeat after one second.
     """
 
     def __init__(

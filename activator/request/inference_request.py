@@ -47,7 +47,7 @@ class InferenceRequest(msgspec.Struct):
     key: VersionKey | None = None  # set once the version is chosen
     queued_request: QueuedRequest | None = None  # set once its size is estimated
     dispatched_us: int = 0
-    ceiling: TokenLimits = NO_TOKEN_LIMITS  # token limits of its tenant
+    ceiling: TokenLimits = NO_TOKEN_LIMITS  # of its tenant, and the cap of a `cap-output` step
     token_reservation: TokenReservation | None = None  # part of its tenant's tokens per minute
     upstream: UpstreamRequest | None = None  # at the replica that the record names
     rejected_prompt_tokens: int = 0  # prompt tokens, counted by the last replica that refused it

@@ -38,8 +38,8 @@ class AutoscalerLink:
     """A report sink for Knative's autoscaler. `revision_of` returns a version's Revision; versions without one are
     skipped.
 
-    Unsent reports are not repeated later, except that a version has become idle. Otherwise its last value would count
-    until the end of the autoscaler's window.
+    Unsent reports are dropped, except zeros. Without its zero, an idle version's last value would count until the end
+    of the autoscaler's window.
     """
 
     def __init__(self, url: str, pod: str, revision_of: Callable[[VersionKey], RevisionRow | None]) -> None:

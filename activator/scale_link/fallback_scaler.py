@@ -1,9 +1,9 @@
 """Wake versions while there is no control plane: a stand-in for the autoscaler.
 
-When the feed has been silent for WAKE_PATIENCE_S, a wake call that nothing accepts becomes a start by this activator.
-It takes the autoscaler's lock and tells a parked standby to take the version, as the control plane would. A standby
-takes one version, once. The next control plane adopts it. A start needs a request whose key the last feed admits. No
-replica is removed to make room, and no standby is created, so there are at most as many starts as parked standbys.
+If no wake call was accepted for WAKE_PATIENCE_S and the feed is silent, this activator starts the version. It takes the
+autoscaler's lock and tells a parked standby to take the version, as the control plane would. If a replica of the
+version sleeps, that one is woken instead. A standby takes one version, once. The next control plane adopts it. Only
+requests whose API key is in the last feed cause a start. No replica is removed to make room, and no standby is created.
 """
 
 import asyncio

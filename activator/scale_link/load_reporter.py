@@ -22,9 +22,7 @@ class ReportSink(Protocol):
 
     @property
     def session(self) -> object | None:
-        """The same object while the autoscaler gets all reports without a gap; None if sends stand alone or it
-        is away.
-        """
+        """The current connection. None if each report is a request of its own, or if the autoscaler is away."""
         ...
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
@@ -85,7 +83,7 @@ class LoadReporter:
         session, meter = self._sink.session, self._meters.get(key)
         if session is not None and self._wake_sessions.get(key) is session:
             return True
-        # no request is inside: the next report ends it
+        # No request is counted yet. The next report is 0 and drops this meter.
         if meter is None and session is not None:
             meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
         if meter is not None:

@@ -22,7 +22,8 @@ LEAF_DAYS: Final = 397
 BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
 _RENEW_CA: Final = datetime.timedelta(days=90)  # before its expiry
 _OTHER_CA: Final = (
-    "restore both from a backup; without one, remove both: the next start makes another CA, for all callers to trust"
+    "restore both from a backup. Without one, remove both. The next start then makes a new CA, and every client must "
+    "install the new ca.pem"
 )
 _NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
 
@@ -57,7 +58,9 @@ class CertificateAuthority:
     def load_or_make(
         cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = utc_now
     ) -> "CertificateAuthority":
-        """Return the CA of these files. Create them if neither exists. Raises BadCertificateAuthority, OSError."""
+        """Return the CA of these files. Create both if neither exists, or the certificate if only the key does. Raises
+        BadCertificateAuthority, OSError.
+        """
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():

@@ -68,7 +68,7 @@ class UpstreamLost(Exception):
 
 class UpstreamRejected(Exception):
     """The replica refused the request, or withdrew its response before the client had any of it. Also raised if this
-    process can't open a connection.
+    process has no file descriptor left for a connection.
     """
 
     def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
@@ -124,7 +124,7 @@ class ReplicaSessions:
             self._background_tasks.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Close the connections to all replicas."""
+        """Close the connections to all replicas: idle ones now, busy ones when their response is released."""
         for session in self._sessions.values():
             session.http.close()
         self._sessions.clear()

@@ -1,8 +1,9 @@
 """The part of a shared quota that one of several activators leases. Pure state.
 
 A quota is a stock: a tenant's concurrent requests, or its monthly budget. A lease covers what is in use here and some
-more, so few requests need a query. All leases plus the known use never exceed the limit. Unused parts go back with the
-next renewal. An activator that does not renew loses its lease.
+more, so few requests need a query. All leases plus the known use stay within the limit, except for units that must be
+kept (`LeaseRequest.must_keep`), for example after the limit was lowered. Unused parts go back with the next renewal. An
+activator that does not renew loses its lease. Without the store, permits are limited by `equal_share`, at least 1 each.
 """
 
 from dataclasses import dataclass

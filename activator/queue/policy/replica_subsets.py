@@ -16,7 +16,7 @@ from typing import Final
 REVIEW_S: Final = 1.0  # interval between reviews of how much an activator uses
 MIN_REPLICAS: Final = 2  # per activator: with two, the less loaded can be chosen
 MAX_ACTIVATORS: Final = 4  # per replica: above that, connections cost more than a better balance saves
-SHARE: Final = 4  # a quarter of a replica's slots, one per activator, must be enough for activators with little load
+SHARE: Final = 4  # slots per activator: one activator prefers a replica for every four of its slots
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Reason(StrEnum):
     """Why a request got no slot although its deadline had not passed."""
 
-    FULL = "full"  # the queue was full, and the newcomer was the lowest
+    FULL = "full"  # the queue was full, and `try_enter` found no place for the newcomer
     DISPLACED = "displaced"
     OVER_SHARE = "over_share"  # displaced, because its tenant was over its share
     LATE = "late"  # it could not finish in time

@@ -2,7 +2,7 @@
 
 A slot is held for a whole answer. With a fair queue alone, an owner far below its share would still have to wait for a
 guest's answer to end. So the owner has slots reserved: as many as it needed at once recently, but at most its share by
-weight. If a version has MANY slots, one stays reserved while the owner pauses, since that costs guests little.
+weight. If a version has at least MANY slots, one stays reserved while the owner pauses, since that costs guests little.
 
 All other slots are open to everyone, and the fair queue decides between guests.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOW_S: Final = 10.0  # the owner's demand is remembered for one to two windows
-MANY: Final = 16  # slots of a version above which one stays reserved while its owner pauses
+MANY: Final = 16  # with so many slots of a version, one stays reserved while its owner pauses
 PAUSE_S: Final = 60.0  # how long that one is reserved, from the end of the window in which the owner needed a slot
 
 

@@ -25,7 +25,8 @@ K = TypeVar("K")
 
 FINEST: Final = 16  # buckets per second; deadlines in the same bucket do not count as earlier
 LEVELS: Final = 4  # the coarsest bucket is 256 s; deadlines are not days away, so there are few of those
-MAX_COUNTERS: Final = 4096  # bound on counters, which outlast requests so that leaving and returning sheds no debt
+# Bound on counters, which are kept after a tenant's last request. Else leaving and returning would reset its charge.
+MAX_COUNTERS: Final = 4096
 
 
 def _levels() -> tuple[dict[int, int], ...]:

@@ -140,7 +140,7 @@ class StartForecasts:
             del self._under_way[key]
 
     def clear_version(self, key: VersionKey) -> None:
-        """Forget all forecasts and problems of a version that has a replica."""
+        """Forget all forecasts and problems of a version that has a replica or was deleted."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
         self._problems.pop(key, None)

@@ -1,7 +1,7 @@
 """The fields of a request body that the activator reads. `read_body` decodes and checks them in one scan.
 
-A scan costs time in proportion to the body, however few fields are kept. Only a request that allows a cached answer is
-scanned again, by `is_greedy`. The body itself is passed on unchanged.
+A scan takes time in proportion to the body, however few fields are kept. `is_greedy` scans it again if the request
+allows a cached answer, and if its model has a `cached` degradation step. The body itself is passed on unchanged.
 """
 
 from typing import Final

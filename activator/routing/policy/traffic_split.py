@@ -88,8 +88,8 @@ def resolve(reference: ModelReference, entry: ModelEntry, split_key: str | None 
 def choose_version(
     row: VersionRow, entry: ModelEntry, availability: Callable[[VersionRow], Availability]
 ) -> VersionRow:
-    """Return the version that answers: the previous one, if it is more available during the first minutes of the new
-    one. If both are equally full, the new one gets the request, so that it is scaled for the demand.
+    """Return the version that answers. In the first minutes after a deploy, that is the previous version if it has more
+    capacity free. In a tie it is the new version, so that it is scaled up.
     """
     before = entry.meanwhile.get(row.version)
     other = None if before is None else find_version(entry, before)
