@@ -146,7 +146,7 @@ FAULTS = [
     pytest.param(manifest_of_nothing, "chunks are missing", id="a manifest of a missing chunk"),
     pytest.param(manifest_of_other_files, "the pinned file", id="a manifest of another file"),
     pytest.param(lambda s: remove(s, s.first("attestations"))
-                 and s.key(s.first("manifests")), "no attestation", id="a version that was never sealed"),
+                 and s.key(s.first("manifests")), "it has no seal", id="a version that was never sealed"),
     pytest.param(lambda s: flip(s, s.first("attestations"), 0), "attestation",
                  id="an attestation that does not decode"),
     pytest.param(lambda s: attest(s, "f" * 64), "its version does not exist", id="an attestation without a version"),

@@ -135,7 +135,7 @@ async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None
     await replica.close()
 
 
-async def test_busy_or_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
+async def test_busy_replica_does_not_sleep(tmp_path: Path) -> None:
     """A refused sleep changes nothing."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     replica = replica_of(tmp_path, fake_work(engine))
