@@ -32,18 +32,20 @@ class Counters:
     prefetches_failed: Counter[str] = field(default_factory=Counter)  # by the failure's code
     examined: Counter[str] = field(default_factory=Counter)  # copies that were verified again, by tier
     sweeps: int = 0  # complete passes of the scrubber
-    strangers: int = 0  # connections of other users
+    strangers: int = 0  # connections of other users, or of another PID namespace
     leases_granted: int = 0
     leases_hot: int = 0
     leases_refused: Counter[str] = field(default_factory=Counter)
     peer_sent_chunks: int = 0  # responses to other nodes: whole chunks or ranges
     peer_sent_bytes: int = 0
-    peer_refusals: int = 0  # refused requests of other nodes, over the limit
+    peer_refusals: int = 0  # requests and connections of other nodes that were over a limit
     peer_cuts: int = 0  # responses that were aborted: the client was too slow or left
-    peer_strangers: int = 0  # connections without a node's certificate
+    peer_strangers: int = 0  # failed TLS handshakes: no certificate of a node, no TLS, a timeout
 
     def read(self, tier: str, length: int) -> None:
-        """Count a read of a chunk from `tier`, whatever its result."""
+        """Count a read of `length` bytes from `tier`. A faulty copy counts with its full length. Callers leave out
+        reads of sources that had no copy or did not answer.
+        """
         self.chunk_reads[tier] += 1
         self.bytes_read[tier] += length
 

@@ -1,4 +1,4 @@
-"""Tests of the weight cache. Helper modules, the smallest first:
+"""Tests of the weight cache. Helper modules:
 
 - `kit.py`: versions made from a seed, a store of them, an open cache (`cached`), an agent in a thread (`running`).
 - `peer_kit.py`: agents in threads that are peers. `peer_nodes.py`: fetchers of many nodes, on virtual time.

@@ -1,4 +1,6 @@
-"""The agent's HTTP API: health, state, eviction, prefetch. Weights are sent over the lease socket."""
+"""The agent's HTTP API: health, state, eviction, prefetch, checks, and where a version's chunks are. Weights are sent
+over the lease socket.
+"""
 
 import asyncio
 from typing import Literal
@@ -20,7 +22,7 @@ from weightcache.fetch.prefetcher import PrefetchRequest
 
 
 class Evict(Wire, frozen=True):
-    """Body of `POST /v1/evict`: evict the chunks of one version, one tenant, or all."""
+    """Body of `POST /v1/evict`: evict the chunks of one version, one tenant, or all. See `Cache.evict`."""
 
     tier: Literal["host", "nvme"]
     tenant: str | None = None
@@ -78,7 +80,8 @@ class HostState(Wire, frozen=True):
 
 
 class NvmeState(Wire, frozen=True):
-    """State of the NVMe tier. `bytes_by_way` counts bytes read since the start of the agent.
+    """State of the NVMe tier. `bytes_by_way` counts bytes read since the start of the agent, without the
+    scrubber's.
 
     Ways: from the page cache (`cached`), past it (`direct`), or through it (`buffered`) if the file system refuses
     direct reads. `recognised_bytes` of them were compared with a tag.
@@ -100,8 +103,8 @@ class State(Wire, frozen=True):
     and kind, `healed_chunks` by the tier with the good copy, `refused_chunks` by the failure's code.
     `unverified_versions` lacked a trusted signature while `require` or `warn` demands one. `unkept_chunks` were not
     written to NVMe because their memory was needed. `hedges` are repeated reads of the store, `strangers` connections
-    of other users, `examined_chunks` chunks that were hashed again. `reads_running`, `chunks_queued` and
-    `chunks_to_admit` are current values. `rates` has the tiers below the host's.
+    of other users or PID namespaces, `examined_chunks` chunks that were hashed again. `reads_running`, `chunks_queued`
+    and `chunks_to_admit` are current values. `rates` has the tiers below the host's.
     """
 
     host: HostState

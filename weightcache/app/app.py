@@ -22,7 +22,9 @@ SPARE_CONNECTIONS = 8  # connections for manifests and hedged reads
 
 
 async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises BlockingIOError if another agent has the directory, BadSetting for the store."""
+    """Serve until `stop`. Raises BlockingIOError if another agent has the directory, BadSetting for the
+    store, KELVIN_VERIFY without a key, or KELVIN_PEER_LISTEN.
+    """
     connections = settings.store_reads + SPARE_CONNECTIONS
     async with open_checked_store(settings.store_url, writes=False, connections=connections) as store:
         await serve(settings, store, stop)

@@ -80,7 +80,8 @@ class Cache:
         return tally
 
     async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
-        """Evict chunks of the version (None: all) of the tenant (None: all) from the tier.
+        """Evict chunks of the version (None: all) of the tenant (None: all) from the tier. In the host tier whole slabs
+        end, with chunks of other versions. On NVMe the version's manifest and attestations are removed too.
 
         First waits for running loads and writes, at most SETTLE_S. Chunks that a prefetch brings later stay. Raises
         `Refused`: Conflict if slabs are in use (the others are evicted then), InvalidRequest for a version without a
@@ -105,7 +106,9 @@ class Cache:
 async def open_cache(
     settings: CacheSettings, store: BlobStore, *, verify: Verify = is_digest_of
 ) -> AsyncIterator[Cache]:
-    """Open the cache. Raises BlockingIOError if another agent has the directory, BadSetting for invalid trust roots."""
+    """Open the cache. Raises BlockingIOError if another agent has the directory, BadSetting for invalid trust
+    roots, or if KELVIN_VERIFY needs a key and there is none.
+    """
     counters = Counters()
     rates = TierModel()
     nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100

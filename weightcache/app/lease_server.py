@@ -203,7 +203,7 @@ class LeaseServer:
             log.info("leased", extra=fields)
 
     def _note_lease_end(self, holder: Holder) -> None:
-        """Release the slabs of a living process that has unmapped the slabs of its leases."""
+        """Start to check whether a living process has unmapped the slabs of its leases. If so, they are released."""
         slabs = self._arena.index.held_by(holder.number)
         self._mappings.note_lease_end(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
 

@@ -31,7 +31,7 @@ KEPT_S: Final = 30.0  # less than the other end's keep-alive
 
 
 class PeerFact(Wire, frozen=True):
-    """Another node, as seen by this one."""
+    """Another node, as seen by this one. `answers`: it may be called now, whether or not it ever answered."""
 
     url: str
     answers: bool
@@ -41,8 +41,8 @@ class PeerFact(Wire, frozen=True):
 class PeerState(Wire, frozen=True):
     """The other nodes, and the number of chunks and bytes sent to them since the start.
 
-    `refused` responses were over the limit; `cut` ones were too slow or lost their client; `strangers` are connections
-    without a node's certificate.
+    `refused` responses and connections were over a limit; `cut` responses were too slow or lost their client;
+    `strangers` are failed TLS handshakes.
     """
 
     nodes: tuple[PeerFact, ...]

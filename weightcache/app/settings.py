@@ -44,8 +44,8 @@ class CacheSettings:
     """Settings of the agent. Sizes are in bytes, quotas in percent.
 
     `host_bytes` holds whole slabs, at least one; `spare_bytes` of it are prepared in advance. A quota limits one
-    tenant's part of a tier while other tenants need it. `scrub_s` is the pause between two passes of the scrubber; 0:
-    no scrubbing.
+    tenant's part of a tier while other tenants need it. `host_quota` also limits each version, even in an empty tier.
+    `scrub_s` is the pause between two passes of the scrubber; 0: no scrubbing.
     """
 
     data: Path

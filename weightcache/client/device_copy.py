@@ -2,9 +2,9 @@
 
 The mapping is read-only: a write to such a view is a SIGSEGV, by design.
 
-On a device, one arena holds all bytes. It is filled through a ring of buffers and compared with the host's bytes. Bytes
-go through the ring as they become ready: few, large copies, and no buffer is refilled before it was drained. A `Lane`
-defines the buffers and how copies run concurrently.
+On a device, one arena holds all bytes. It is filled through a ring of buffers, and compared with a seal's checksums or,
+without a seal, with the host's bytes. Bytes go through the ring as they become ready: few, large copies, and no buffer
+is refilled before it was drained. A `Lane` defines the buffers and how copies run concurrently.
 
 With `CudaLane`, the CPU fills a pinned buffer while the device drains the others. An event signals when a buffer may be
 filled again. A second stream sums the bytes that arrived in device memory while the next copies run.
@@ -45,7 +45,11 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 
 
 def tensors(lease: Lease) -> dict[str, torch.Tensor]:
-    """Return the tensors by name, in the manifest's order. They keep the lease alive, but not its mapping."""
+    """Return the tensors by name, in the manifest's order. They keep the lease alive, but not its mapping.
+
+    The lease must be whole: bytes of a progressive lease that are not ready may be unmapped, and reading them is a
+    SIGSEGV.
+    """
     if not lease.total_bytes:
         return {tensor.name: _empty(tensor) for tensor in lease.manifest.tensors}
     # A ctypes buffer claims to be writable; for a read-only one torch would print a warning per tensor.

@@ -219,7 +219,7 @@ def acquire(
     """Lease a version from the agent, which loads and verifies the chunks that are not in memory. Blocks.
 
     Waits up to RESTART_S for an agent that is being restarted. `engines` are pairs of library and device class: if the
-    agent knows no known answers for one of them, it asks the store.
+    agent has a seal for none of them, it asks the store.
 
     A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `ready_parts` and
     `wait_until_whole` wait for the bytes, and raise their failures. Any other lease can be read at once.
@@ -242,8 +242,8 @@ def acquire(
     except Refused as refused:
         if not isinstance(refused.failure, Unavailable) or time.monotonic() >= until_s:
             raise
-    # A killed agent accepts connections until it has ended. Retry with the next one, but only once: the version itself
-    # may be what kills agents.
+    # A killed agent accepts connections until it has ended. A living one sends Unavailable if the store or the disk
+    # does not answer. Retry only once: the version itself may be what kills agents.
     return _request_lease(_connect(directory, until_s), request, timeout_s, until_s)
 
 

@@ -1,8 +1,8 @@
 """Messages on the lease socket: one JSON message to the agent; one or more replies, with descriptors.
 
 A whole reply means that all bytes are there and verified. A progressive lease may get an earlier reply. Then replies
-with newly ready parts follow, and finally a whole one or a failure. A later reply with descriptors replaces the earlier
-one, and is whole.
+with newly ready parts follow, and finally a whole one or a failure. If the bytes move, one later
+reply has new descriptors. It replaces the earlier layout and is whole.
 
 The first descriptor is a sealed memfd with the manifest's canonical bytes, then a `Layout`. These may be too large for
 a socket message. The other descriptors are the slabs, in the order that extents refer to.

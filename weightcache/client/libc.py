@@ -1,6 +1,6 @@
-"""System calls that Python's `mmap` and `fcntl` lack.
+"""System calls that Python's `mmap` and `fcntl` lack, and the constants of sealed memory.
 
-They reserve address ranges, map at fixed places, advise and protect any range, and count cached pages of a file.
+The calls reserve address ranges, map at fixed places, advise and protect any range, and count cached pages of a file.
 Addresses are integers. The caller that maps a range must unmap it.
 """
 

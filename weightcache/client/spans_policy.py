@@ -75,7 +75,7 @@ def spans_of(chunks: Iterable[tuple[str, int]]) -> dict[str, tuple[Span, ...]]:
 
 
 def completed(added: Span, around: Span, piece: int, total: int) -> Iterator[Span]:
-    """Yield the pieces that became whole when `added` was added. `around` is the merged part, as `Spans.add` returns
+    """Yield the pieces that `added` completed. `around` is the merged part, as `Spans.add` returns
     it. Pieces are `piece` bytes long and start at multiples of that; the last one ends at `total`.
     """
     for begin in range(added[0] // piece * piece, added[1], piece):

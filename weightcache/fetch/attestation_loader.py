@@ -63,8 +63,8 @@ class AttestationLoader:
         return f"<AttestationLoader {self._policy} roots={len(self._trust.roots)}>"
 
     async def load_seals(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
-        """Return the seals to use, by name. Raises `Refused`: VersionUnverified if the policy forbids the start;
-        AttestationInvalid if a seal is damaged or forged and has no kept copy; a retryable failure of the store.
+        """Return the usable seals, sorted by object name. Raises `Refused`: VersionUnverified if the policy forbids the
+        start; AttestationInvalid if a seal is damaged or forged and has no kept copy; a retryable failure of the store.
         """
         found = await self._load(tenant, version)
         if self._policy is not VerificationPolicy.OFF:

@@ -63,7 +63,8 @@ class ChunkLoader:
         weight: float = FULL_WEIGHT,
         on_ready: Callable[[str], None] = lambda _: None,
     ) -> dict[str, str]:
-        """Load all chunks of the reservation and return their tiers. Raises the first `Refused`.
+        """Load all chunks of the reservation and return their tiers. Raises `Refused` of the first failed chunk, in the
+        order of `reservation.load` and `wait`, once the chunks before it have ended.
 
         After a failure or a cancellation, chunks that are still queued are given up unless other loads wait for them.
         The call gets `weight` shares of each source. `flow` names this call for `set_weight`. `on_ready` is called for

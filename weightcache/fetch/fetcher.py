@@ -1,8 +1,8 @@
 """Get correct bytes of an object from the first source that has them. A faulty copy is quarantined and the next one
 read.
 
-Callers wait meanwhile. Each faulty copy is counted. Once the load was healed by another tier or refused, each faulty
-copy is logged in one line.
+Callers wait meanwhile. Each faulty copy is counted. Once the load was healed (by another tier, or by a second read of
+the same one) or refused, each faulty copy is logged in one line.
 """
 
 import logging
@@ -96,7 +96,7 @@ class Fetcher:
         """Fill `into` (page-aligned, whole pages) with the verified chunk. Return the tier that it came from.
 
         Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` if no source has a good copy; a retryable failure if a source
-        that may have it does not answer; `Cancelled` if no load needs the chunk any more when its slot is free. Once
+        that may have it does not answer; `Cancelled` if all loads of the chunk ended while it waited for a slot. Once
         this returns, raises or is cancelled, nothing writes to `into`.
         """
         if self._peers is None:
@@ -105,10 +105,11 @@ class Fetcher:
         with self._peers.loading(key):
             while True:
                 await self._peers.ask(key)
+                # While another node will have the chunk, wait for it in that node's own queue.
                 while (owner := self._peers.owner(key)) is not None:
                     async with self.scheduler.hold_slot((owner, self._is_below), key, into.nbytes):
                         await self._peers.wait(key, owner)
-                with suppress(OwnerChanged):
+                with suppress(OwnerChanged):  # if it changed while the chunk waited for the store, choose again
                     return await self._fetch(tenant, digest, into)
 
     async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:

@@ -29,8 +29,8 @@ class ManifestLoader:
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
-        """Return the canonical bytes and the manifest. The registry knows the version, so a missing manifest was lost.
-        Raises `Refused`: `ManifestMissing`, `ManifestCorrupt`, or a retryable failure of the store.
+        """Return the canonical bytes and the manifest. Raises `Refused`: `ManifestMissing` (it was lost, or there never
+        was such a version: the registry is not asked), `ManifestCorrupt`, or a retryable failure of the store.
         """
         found: tuple[bytes, Manifest] | None = None
 

@@ -2,9 +2,9 @@
 
 A chunk is written for one of three reasons:
 
-1. Write-behind (`offer`): a load brought the chunk from another tier. It is written from its slab, after the waiting
-   leases were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
-   needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
+1. Write-behind (`offer`): a load brought the chunk from another tier. It is written from its slab, perhaps while other
+   chunks of the version still load. An offer pins that slab until it is written, so the host tier bounds the offers. If
+   a load needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
 2. Prefetch (`ensure`): no lease needs the chunk, so it takes no place in the host tier. If it is not in memory already,
    it is fetched into a separate buffer, once for all callers.
 3. Healing (`rewrite`): an examination found its file damaged while no lease needed it.
@@ -104,8 +104,8 @@ class NvmeAdmission:
         """Ensure that the chunk is on NVMe. Return its source tier, or None if it was there or another call wrote it.
 
         Waits for a running load or write of the chunk. Without a `length` (bytes), the length is looked up in the
-        packs. Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is
-        fetched; Unavailable if the write failed.
+        packs. Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room for a chunk
+        to be fetched, before it is fetched; Unavailable if the write failed, or a chunk in memory finds no room.
         """
         while not await self._nvme.wait_until_written(tenant, digest):
             if self._arena.index.is_loading(tenant, digest):

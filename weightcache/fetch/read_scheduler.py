@@ -1,7 +1,7 @@
 """Limit how much is read at once from each source (NVMe, peer, store), and share it fairly among loads.
 
-`fetcher.py` decides which source a chunk is read from; this module decides when the read begins. A chunk waits for a
-slot for its first part. If the source allows less than the whole chunk at once, the reader requests each further part.
+`fetcher.py` decides which source a chunk is read from; this module decides when the read begins. A slot
+allows the first part of a chunk. The reader asks the slot for each later part.
 """
 
 import asyncio

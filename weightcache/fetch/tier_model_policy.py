@@ -1,7 +1,8 @@
 """Predict how long a tier takes to load bytes: a fixed part plus bytes per second, learned from loads. Pure.
 
-Small loads teach the fixed part, large ones the rate. If a load read from several tiers, its time is divided among them
-in proportion to the predictions. Until a tier has loads, its figures are guesses.
+Small loads teach the fixed part, large ones the rate. If a large load read from several tiers, its time is divided
+among them in proportion to the predictions. A small load teaches each of its tiers the same fixed part. Until a tier
+has loads, its figures are guesses.
 """
 
 from collections import Counter

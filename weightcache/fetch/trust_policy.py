@@ -12,7 +12,7 @@ class VerificationPolicy(StrEnum):
 
     REQUIRE = "require"  # it does not start
     WARN = "warn"  # it starts, and that is logged and counted
-    OFF = "off"  # signatures are not checked
+    OFF = "off"  # it starts: signatures are checked, but not whether a trust root signed
 
 
 def find_distrust(signers: Sequence[str], is_root: Callable[[str], bool]) -> str | None:

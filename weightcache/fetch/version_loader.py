@@ -232,7 +232,7 @@ class VersionLoader:
         return load
 
     def _end_load(self, key: tuple[str, str], load: _Load) -> None:
-        """End a load without callers: unpin its slabs, and let no caller join it."""
+        """Cancel a load that no caller waits for. If it has finished, unpin its slabs."""
         if self._loads.get(key) is load:
             del self._loads[key]
         if not load.task.done():

@@ -29,7 +29,9 @@ class Arena:
         return f"<Arena {self.index!r} {self.pool!r}>"
 
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
-        """Reserve places, see `HostIndex.reserve`, and start to allocate new slabs. `view` and `made` wait for them."""
+        """Reserve places, see `HostIndex.reserve`, and start to allocate new slabs. `view` and `wait_until_allocated`
+        wait for them.
+        """
         while True:
             try:
                 reservation = self.index.reserve(tenant, chunks, now)
@@ -77,7 +79,7 @@ class Arena:
         return not any(task.cancelled() or task.exception() for task in tasks)
 
     def slab(self, number: int) -> Slab:
-        """Return the memory of a slab whose chunks are ready."""
+        """Return the memory of a slab that is allocated. Its chunks may still be loading."""
         return self._slabs[number].result()
 
     def unpin(self, slabs: Iterable[int]) -> None:

@@ -60,8 +60,8 @@ class ResidentVersion:
     tally: TierTally  # the tally of a hot lease: everything in the host tier
 
     def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
-        """Return whether there are known answers for one of these engines, or for any engine if none is named. If not,
-        the store may have new ones.
+        """Return whether a seal for one of these engines is here. Without `engines`: whether any seal is here. If not,
+        the store may have one.
         """
         return not self.engines.isdisjoint(engines) if engines else bool(self.engines)
 

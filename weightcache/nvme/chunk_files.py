@@ -42,7 +42,7 @@ class DocumentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """A chunk file found at the start."""
+    """A chunk file, as `ChunkFiles.scan` found it. `size` is in bytes, `used_at` in seconds since 1970."""
 
     tenant: str
     digest: str
@@ -59,13 +59,13 @@ class ReadPath(StrEnum):
 
 
 def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
-    """Fill `into` (page-aligned) with the start of the file; with `from_medium`, always past the page cache. Raises
-    OSError, and EOFError if the file is too short.
+    """Fill `into` (page-aligned) with the start of the file; with `from_medium`, past the page cache as far as
+    possible. Raises OSError, and EOFError if the file is too short.
     """
     if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * FEW <= into.nbytes:
         _read(fd, into, 0)
         return ReadPath.CACHED
-    # A direct read covers whole pages; the rest is read through the cache.
+    # A direct read covers whole pages. The rest is read through the cache: all of it, if O_DIRECT is refused.
     pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
     done = _read_direct(fd, into[:pages])
     if done < into.nbytes:
@@ -172,7 +172,7 @@ class ChunkFiles:
 
     def read(self, path: Path, into: memoryview, *, touch: bool = True) -> FileRead:
         """Fill `into` (page-aligned) with the whole file, in the faster way, and mark it as recently used. Without
-        `touch`, read it from the medium and don't mark it. Raises `Refused(Unavailable)`.
+        `touch`, read it as `fill` does with `from_medium`, and don't mark it. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

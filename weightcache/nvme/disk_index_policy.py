@@ -14,10 +14,11 @@ from weightcache.host.policy.eviction import Candidate, TenantShares, choose_vic
 
 Key = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # half-life of an unread file's value
-# 1/BATCH of the budget is evicted at once: ranking tens of thousands of files takes as long as a read
+# 1/BATCH of the budget is evicted at once, but at most 1/QUOTA_BATCH of a tenant's quota: ranking tens of thousands of
+# files takes as long as a read
 BATCH: Final = 64
+QUOTA_BATCH: Final = 8
 WRITES_AT_ONCE: Final = 2  # writing threads of the pool (`host/policy/pool_sizes.py`): the others are for loads
-QUOTA_BATCH: Final = 8  # and at most 1/QUOTA_BATCH of a tenant's quota
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class DiskIndex:
         return gone
 
     def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
-        """Return the files to remove if `coming` bytes of the tenant are added and `short` bytes of room lack."""
+        """Return the files to remove so that `coming` bytes of the tenant fit; `short` bytes must be freed."""
         shares = TenantShares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
         return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
 

@@ -128,8 +128,8 @@ class NvmeTier:
         self.bytes_by_way[reading.way] += length
 
     async def read_for_scrub(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
-        """Read the chunk past the page cache and compare its digest, not its tag. This does not count as a use. Raises
-        `Refused(Unavailable)`.
+        """Read the chunk past the page cache, where the file system can, and compare its digest, not its tag. This does
+        not count as a use. Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
         copy = self.index.copy_of(key)

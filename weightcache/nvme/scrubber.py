@@ -60,8 +60,8 @@ class ScrubReport:
 
 
 class ChunkExaminer:
-    """Examines chunks one after another. `forget` is called with the slab of a chunk that was damaged in memory.
-    `rewrite` writes a tenant's chunk to NVMe again.
+    """Examines chunks. `check` and a pass of the scrubber may run at once. `forget` is called with the slab of a chunk
+    that was damaged in memory. `rewrite` writes a tenant's chunk to NVMe again.
     """
 
     def __init__(
@@ -95,7 +95,10 @@ class ChunkExaminer:
         yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
 
     async def examine(self, tier: str, tenant: str, digest: str) -> ReadOutcome:
-        """Examine the tier's copy. Drop, log and count a faulty one. Return `ABSENT` if there is no copy any more."""
+        """Examine the tier's copy. Drop, log and count a faulty one. Return `ABSENT` if there is no copy any more.
+
+        After a faulty file, the copy in memory is examined as well, and the file is written again.
+        """
         outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
         self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
         if outcome in FAULTS:
@@ -159,7 +162,7 @@ class ChunkExaminer:
 
 
 class Scrubber:
-    """Makes a pass every `interval_s` seconds at BYTES_PER_S, with pauses while `is_busy` returns True."""
+    """Makes passes at BYTES_PER_S, `interval_s` seconds apart. A pass pauses while `is_busy` returns True."""
 
     def __init__(
         self,

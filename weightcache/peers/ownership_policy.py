@@ -17,7 +17,7 @@ class ChunkState(StrEnum):
 
     READY = "r"  # it has the chunk, verified
     CLAIMED = "c"  # it is reading the chunk from the store
-    WANTED = "w"  # it will get the chunk from its owner
+    WANTED = "w"  # it wants the chunk, and has not begun to read it from the store
     ABSENT = "-"
 
 

@@ -66,12 +66,11 @@ class Peer:
         self._refused = 0  # consecutive busy answers
 
     def __repr__(self) -> str:
-        state = "answers" if self.answers else "away" if self._lost.total() else "unknown"
-        return f"<Peer {self.url} {state} {self.pace!r}>"
+        return f"<Peer {self.url} {'available' if self.answers else 'away'} {self.pace!r}>"
 
     @property
     def answers(self) -> bool:
-        """Return whether the peer may be called now."""
+        """Return whether the peer may be called now. True for a peer that was never called."""
         return self._clock() >= self._away_until
 
     @property

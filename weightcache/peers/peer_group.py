@@ -17,8 +17,8 @@ from weightcache.peers.peer_protocol import MAX_DIGESTS, ChunkQuery, ChunkStates
 
 WAIT_S: Final = 2.0  # longest wait of one query to an owner; then the chunk queues for another one
 PAUSE_S: Final = 0.1  # pause after a query that an owner answered without waiting
-STALL_S: Final = 10.0  # longest wait for an owner at which no bytes arrive
-PATIENCE_S: Final = 30.0  # the same for bytes that arrive here
+STALL_S: Final = 10.0  # an owner is given up after so long without bytes at that owner,
+PATIENCE_S: Final = 30.0  # or after so long without bytes at this node
 
 Key = tuple[str, str]  # tenant, digest
 
@@ -123,7 +123,9 @@ class PeerGroup:
         return chunk.claimed
 
     def take_ownership(self, key: Key) -> None:
-        """Make this node read the chunk from the store, regardless of other nodes: a copy of it was wrong."""
+        """Let this node read the chunk from the store, regardless of other nodes: a copy of it was wrong, or it is on
+        this node's disk, so that no peer was queried.
+        """
         self._chunks[key].is_forced_owner = True
 
     def forget(self, peer: Peer, key: Key | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a tier that chunks are read from. A source fetches; `fetcher.py` verifies the bytes."""
+"""The interface of a tier that chunks are read from. `verifier.py` verifies bytes that a source did not."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -43,8 +43,8 @@ class Source(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Return how often it is read before the next source. More than 1 if a bad read may have another cause than the
-        copy, and the copy stays in place.
+        """Return how often it is read before the next source. More than 1 if the next read may be good: a bad read may
+        have another cause than the copy, or another node's copy is read.
         """
 
     @property

@@ -1,7 +1,8 @@
 """Read ranges of the store in parts, several at once as the scheduler allows. A late part is hedged.
 
-The first of the two reads that succeeds counts. The second one reads into separate memory. So only the first writes to
-the chunk's final place, and nothing writes there once the call is over.
+The first of the two reads that succeeds counts. The second one reads into separate memory. If it wins,
+the first one is cancelled and the bytes are copied. So one read at a time writes to the chunk's final place, and none
+once the call is over.
 """
 
 import asyncio

@@ -8,8 +8,9 @@ are compared by the logarithm of the value, log2(seconds / size) + (used_at - no
 all, so it drops out: the order does not change as time passes, and nothing underflows after a long idle time. Of equal
 candidates the least recently used goes. If all have the same cost per size, this is LRU.
 
-Each tenant has a quota of a tier, which does not matter while there is room. Under pressure, tenants over their quota
-lose their surplus first. A tenant that would exceed its quota takes nothing from tenants within theirs.
+Each tenant has a quota of a tier. While there is room, its versions together may exceed it (the host tier refuses one
+version that exceeds it alone). Under pressure, tenants over their quota lose their surplus first. A tenant that would
+exceed its quota takes nothing from tenants within theirs.
 """
 
 import math

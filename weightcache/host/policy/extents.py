@@ -151,7 +151,9 @@ def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[t
 
 
 def _start(first: WantedChunk, length: int, used: int, slab_bytes: int) -> int:
-    """Return the run's start: congruent to its virtual offset if huge pages are possible and its first chunk fits."""
+    """Return the run's start: congruent to its virtual offset if huge pages are possible. The first chunk may not fit
+    there in a used slab. In an empty slab it always fits.
+    """
     congruent = used + (first.virtual - used) % HUGE_PAGE
     # A chunk nearly as long as the slab fits an empty one only at its start.
     fits = congruent + first.length <= slab_bytes or used > 0

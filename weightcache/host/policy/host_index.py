@@ -24,7 +24,7 @@ ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to reload
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Places for all chunks of a version. Its slabs stay pinned until it is released."""
+    """Places for all chunks of a version. Its slabs stay pinned until `Arena.unpin(reservation.slabs)`."""
 
     tenant: str
     places: dict[str, SlabRange]  # by digest
@@ -67,7 +67,8 @@ class _Entry:
 
 class HostIndex:
     """An index of at most `max_slabs` slabs of `slab_bytes`, each with chunks of one tenant. Slab numbers are never
-    reused. `quota` limits the slabs of one tenant while others need some; None: no limit.
+    reused. `quota` limits the slabs of one version always, and those of one tenant while others need some; None: no
+    limit.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class HostIndex:
         """Reserve places for all of (digest, length), or change nothing. Chunks that are present stay in place if that
         fits.
 
-        Raises `Refused`: `CapacityExceeded` if the tier or the tenant's quota could never hold them, `Overloaded` if
-        too much is in use.
+        Raises `Refused`: `CapacityExceeded` if they exceed the tier or the tenant's quota, even if the tier is empty;
+        `Overloaded` if too much is in use; `ChunkCorrupt` if a digest is here with another length.
         """
         wanted = distinct_chunks(chunks)
         alone = self._needed_alone(wanted)

@@ -2,9 +2,9 @@
 
 Pure: callers pass the time.
 
-The measure is the throughput of all transfers together, not of one. With eight at once, each is slow, and a ninth waits
-for them. The rate of one transfer times the average number of transfers at once gives the total (Little, 1961). Unlike
-bytes over time, this does not depend on whether transfers end one by one or together.
+The measure is the throughput of all transfers together, not of one. Concurrent transfers share the connection, so
+the speed of one says little. The rate of one transfer times the average number of transfers at once gives the total
+(Little, 1961). Unlike bytes over time, this does not depend on whether transfers end one by one or together.
 
 At the store, half a second's worth of bytes may be in flight. Bytes in flight can't be reordered. On a slow connection,
 a fixed limit in bytes would make late requests wait for seconds and put early ones far ahead. By Little's law, bytes in
@@ -17,7 +17,7 @@ from typing import Final
 TARGET_WAIT_S: Final = 0.5  # many times a store's latency: less would leave the connection idle
 RANGE_BYTES: Final = 4 << 20  # half a chunk: one connection to S3 brings about 0.1 GB/s
 LEAST_RANGE_BYTES: Final = 1 << 20  # each range is a request, with its latency and its price
-PARALLEL_RANGES: Final = 16  # below this number, ranges get shorter instead of fewer
+PARALLEL_RANGES: Final = 16  # if fewer ranges than this fit the window, each is made shorter
 FIRST_BYTES: Final = 8 << 20  # limit until the rate is known
 LEAST_BYTES: Final = 4 << 20  # keeps any connection busy
 MIN_SAMPLE_BYTES: Final = 256 << 10  # shorter reads measure latency instead
@@ -31,7 +31,7 @@ class Transfer:
     """A transfer that is still running."""
 
     began_at_s: float
-    transfer_seconds: float  # running transfers times seconds, at its start
+    transfer_seconds: float  # the meter's sum of (running transfers x seconds) when it began
 
 
 @dataclass(slots=True)

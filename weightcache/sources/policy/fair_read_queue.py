@@ -2,7 +2,8 @@
 
 Pure. Start-time fair queueing with many concurrent requests (SFQ(D): Goyal, Vin and Cheng, 1996; MSF-SFQ(D): Jin, Chase
 and Kaur, 2004). A part of a version's chunk is tagged with the virtual time at which its share allows it to start. The
-lowest tag is next. Of two waiting versions, neither is ahead by more than one part each, divided by their weights.
+lowest tag is next. While two versions wait, the bytes that each got, divided by its weight, differ by at most one part
+of each.
 
 Virtual time is the lowest tag of running parts. A new version starts there, as if it had been waiting when those parts
 began. So the first version of a burst, whose chunks took all slots, waits until the others have had as many.
@@ -17,7 +18,8 @@ from typing import Final, Protocol
 
 FULL_WEIGHT: Final = 1.0  # weight of a version that a lease or start waits for
 PREFETCH_WEIGHT: Final = 1 / 16  # weight of a version that nothing waits for yet
-# Bytes, over its weight, that a flow may catch up after it was kept from queueing: by memory or by a peer.
+# A flow may be late because it waited for memory or a peer. It then catches up at most so many bytes per unit of
+# weight.
 MAX_CREDIT_BYTES: Final = 64 << 20
 
 Flow = Hashable  # identifies one load of a version while it waits

@@ -40,7 +40,9 @@ class ReadHedging:
         return f"<ReadHedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
 
     def began(self, nbytes: int) -> float | None:
-        """Return after how many seconds a read of `nbytes` is late; None if too few reads of that size are known."""
+        """Count a read of `nbytes` that begins, which adds `share` to the budget. Return after how many seconds it is
+        late; None if too few reads of that size are known.
+        """
         self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
         recent = self._recent.get(nbytes.bit_length())
         if recent is None or len(recent) < MIN_SAMPLES:
