@@ -9,7 +9,7 @@ STORE: Final = Dependency(
     "store",
     "one attempt at a range of a pack, and more for its bytes at 1 MiB/s",
     DEFAULT_BUDGET.attempt_s,
-    "four attempts, with random pauses; at most `KELVIN_STORE_READS` reads at once",
+    "four attempts, with random pauses; at most `KELVIN_STORE_READS` ranges at once, without hedges",
     "versions in memory, on NVMe or at another node start; other starts fail with `unavailable`",
     "kelvin_restore_failures_total",
 )
@@ -34,7 +34,7 @@ PEER_ANSWERS: Final = Dependency(
     "another node's list of chunks, and silence within a chunk that it sends",
     5.0,
     "not asked for 2 s, doubling to 60 s; after wrong bytes for 60 s",
-    "the rest of the chunk is read from the store",
+    "a cut chunk is resumed once, then read whole from another peer or the store",
     "kelvin_peers",
 )
 

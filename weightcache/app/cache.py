@@ -110,9 +110,9 @@ async def open_cache(
     roots, or if KELVIN_VERIFY needs a key and there is none.
     """
     counters = Counters()
-    rates = TierModel()
+    tier_model = TierModel()
     nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100
-    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(rates))
+    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(tier_model))
     trust = read_trust(settings.data, settings.roots)
     if settings.verify is VerificationPolicy.REQUIRE and not trust.roots:
         raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
@@ -120,7 +120,7 @@ async def open_cache(
         threads = choose_thread_counts(len(os.sched_getaffinity(0)))
         reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
         hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
-        making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
+        slab_threads = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
         verifier = Verifier(hashes, verify, counters, Tags() if settings.recheck is Recheck.TAG else None)
         nvme = NvmeTier(settings.cache, disk, reads, time.time, verifier, threads.chunks)
         await nvme.open()
@@ -128,34 +128,49 @@ async def open_cache(
         limit = settings.host_bytes // settings.slab_bytes
         quota = max(1, limit * settings.host_quota // 100)
         spare = spare_slabs(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
-        pool = SlabPool(settings.slab_bytes, limit, making, spare=spare, at_once=threads.make)
-        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(rates, disk.holds)), pool)
+        pool = SlabPool(settings.slab_bytes, limit, slab_threads, spare=spare, at_once=threads.make)
+        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(tier_model, disk.holds)), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         hedging = ReadHedging(HedgeRule(settings.hedge_percent / 100))
-        remote = StoreTier(store, StoreRanges(store, hedging, BdpWindow(settings.store_reads), counters))
-        peering = await stack.enter_async_context(open_peers(settings.peers, arena, nvme, remote, verifier, counters))
-        below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
-        peers = None if peering is None else peering.tier
-        fetcher = Fetcher((nvme, *below), verifier, counters, peers)
-        beneath = fetcher.without_first()
+        store_tier = StoreTier(store, StoreRanges(store, hedging, BdpWindow(settings.store_reads), counters))
+        peer_node = await stack.enter_async_context(
+            open_peers(settings.peers, arena, nvme, store_tier, verifier, counters)
+        )
+        lower_sources: tuple[Source, ...] = (store_tier,) if peer_node is None else (peer_node.tier, peer_node.store)
+        peers = None if peer_node is None else peer_node.tier
+        fetcher = Fetcher((nvme, *lower_sources), verifier, counters, peers)
+        lower_fetcher = fetcher.without_first()
         admissions = NvmeAdmission(
-            arena, nvme, beneath, remote, counters, lambda: fetcher.scheduler.running[nvme.tier] > 0
+            arena, nvme, lower_fetcher, store_tier, counters, lambda: fetcher.scheduler.running[nvme.tier] > 0
         )
         loader = ChunkLoader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
-        papers = ManifestLoader(store, nvme, remote, counters)
+        manifest_loader = ManifestLoader(store, nvme, store_tier, counters)
         attestations = AttestationLoader(store, nvme, counters, trust, settings.verify)
-        waiting = LeasePriority()
-        residents = VersionLoader(arena, loader, papers, attestations, waiting, rates)
-        stack.push_async_callback(residents.close)
-        prefetcher = Prefetcher(residents, papers, attestations, admissions, waiting, counters)
+        lease_priority = LeasePriority()
+        version_loader = VersionLoader(arena, loader, manifest_loader, attestations, lease_priority, tier_model)
+        stack.push_async_callback(version_loader.close)
+        prefetcher = Prefetcher(version_loader, manifest_loader, attestations, admissions, lease_priority, counters)
         stack.push_async_callback(prefetcher.close)
-        examiner = ChunkExaminer(arena, nvme, verifier, counters, residents.forget, admissions.rewrite)
+        examiner = ChunkExaminer(arena, nvme, verifier, counters, version_loader.forget, admissions.rewrite)
         if settings.scrub_s:
-            scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
+            scrubber = Scrubber(
+                examiner, settings.scrub_s, lambda: bool(loader.loading) or lease_priority.is_busy(), counters
+            )
             loops = await stack.enter_async_context(Loops())
             loops.start("scrub", scrubber.run)
         yield Cache(
-            arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters, peering
+            arena,
+            nvme,
+            store_tier,
+            fetcher,
+            admissions,
+            loader,
+            manifest_loader,
+            version_loader,
+            prefetcher,
+            examiner,
+            counters,
+            peer_node,
         )

@@ -17,11 +17,16 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
         page.read(name, help, MetricKind.GAUGE, ("tier",), lambda: read(state()))
 
     tier = ("tier",)
-    counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: series_by_label(now.chunk_reads.items()))
-    counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: series_by_label(now.bytes_read.items()))
+    counter("kelvin_chunk_reads_total", "Reads of chunks.", tier, lambda now: series_by_label(now.chunk_reads.items()))
+    counter(
+        "kelvin_read_bytes_total",
+        "Bytes of the chunks read.",
+        tier,
+        lambda now: series_by_label(now.bytes_read.items()),
+    )
     counter(
         "kelvin_nvme_read_bytes_total",
-        "Of NVMe, by way.",
+        "Bytes read from NVMe, by read path.",
         ("way",),
         lambda now: series_by_label(now.nvme.bytes_by_way.items()),
     )
@@ -30,21 +35,23 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     counter("kelvin_refused_chunks_total", "Chunks not healed.", ("outcome",), lambda now: _codes(now.refused_chunks))
     counter(
         "kelvin_examined_chunks_total",
-        "Chunks looked at anew.",
+        "Kept chunks that were verified again.",
         tier,
         lambda now: series_by_label(now.examined_chunks.items()),
     )
-    counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
+    counter("kelvin_scrub_passes_total", "Complete passes of the scrubber.", (), lambda now: {(): now.sweeps})
     page.read(
         "kelvin_damaged_processes", "Processes with wrong memory.", MetricKind.GAUGE, (), lambda: _damaged(state())
     )
-    counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
+    counter("kelvin_leases_total", "Leases: hot if the version was loaded before.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
-    counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
-    counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
-    counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
-    counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
-    gauge("kelvin_reads_running", "Reads under way.", lambda now: series_by_label(now.reads_running.items()))
+    counter("kelvin_prefetches_total", "Prefetches that ended.", ("outcome",), _prefetches)
+    counter("kelvin_unverified_versions_total", "Loads of versions no trusted key signed.", (), _unverified)
+    counter(
+        "kelvin_unkept_chunks_total", "Chunks whose memory was needed first.", (), lambda now: {(): now.unkept_chunks}
+    )
+    counter("kelvin_hedges_total", "Store reads sent twice: second, if that one won; else first.", ("first",), _hedges)
+    gauge("kelvin_reads_running", "Running reads.", lambda now: series_by_label(now.reads_running.items()))
     gauge(
         "kelvin_chunks_queued",
         "Chunks that wait for their turn.",
@@ -52,7 +59,7 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     )
     counter("kelvin_peer_sent_chunks_total", "Chunks sent to peers.", (), lambda now: {(): now.peers.sent_chunks})
     counter("kelvin_peer_sent_bytes_total", "Bytes sent to peers.", (), lambda now: {(): now.peers.sent_bytes})
-    counter("kelvin_peer_refusals_total", "Peers that were not served, by why.", ("reason",), _peer_refusals)
+    counter("kelvin_peer_refusals_total", "Peers that were not served, by reason.", ("reason",), _peer_refusals)
     page.read("kelvin_peers", "Other nodes.", MetricKind.GAUGE, ("state",), lambda: _peers(state()))
     gauge(
         "kelvin_tier_bytes",
@@ -66,7 +73,7 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     )
     gauge(
         "kelvin_tier_bytes_per_second",
-        "How fast loads from a tier were, lately.",
+        "Speed of recent loads from a tier.",
         lambda now: series_by_label((tier, rate.bytes_per_s) for tier, rate in now.rates.items()),
     )
 

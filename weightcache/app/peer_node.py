@@ -85,12 +85,14 @@ async def open_peers(
 
 
 @asynccontextmanager
-async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
+async def serving_peers(settings: PeerSettings, peer_node: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
     """Serve other nodes while the block runs, if configured. Raises BadSetting for an address that is not ours."""
-    if peering is None or settings.listen is None:
+    if peer_node is None or settings.listen is None:
         yield
         return
-    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.exports, peering.tier.group, counters)
+    server = PeerServer(
+        _listener(settings.listen), peer_node.tls.server(), peer_node.exports, peer_node.tier.group, counters
+    )
     server.open()
     try:
         yield
@@ -98,9 +100,9 @@ async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counte
         await server.close()
 
 
-def peer_state(peering: PeerNode | None, counters: Counters) -> PeerState:
+def peer_state(peer_node: PeerNode | None, counters: Counters) -> PeerState:
     """Return the state of peers for operators."""
-    peers = [] if peering is None else peering.tier.group.peers
+    peers = [] if peer_node is None else peer_node.tier.group.peers
     return PeerState(
         nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),
         sent_chunks=counters.peer_sent_chunks,

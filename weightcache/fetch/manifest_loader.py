@@ -22,10 +22,10 @@ RULES: Final = (SourceRule(NVME, 1), SourceRule(STORE, 2))
 class ManifestLoader:
     """Loads manifests from NVMe, else from the store (published manifests, then drafts), and keeps them on NVMe."""
 
-    def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
+    def __init__(self, store: BlobStore, nvme: NvmeTier, store_tier: StoreTier, counters: Counters) -> None:
         self._store = store
         self._nvme = nvme
-        self._remote = remote
+        self._store_tier = store_tier
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
@@ -47,7 +47,7 @@ class ManifestLoader:
                 assert found is not None
                 if tier != NVME:
                     await self._nvme.keep_document(tenant, version, found[0], DocumentKind.MANIFESTS)
-                self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
+                self._store_tier.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
                 return found
 
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:

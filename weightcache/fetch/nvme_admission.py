@@ -43,23 +43,23 @@ class _QueuedWrite:
 
 
 class NvmeAdmission:
-    """The writer of the NVMe tier. `below` fetches from the sources under that tier; `remote` is the last of them.
-    `loading` returns whether the disk is being read for a load.
+    """The writer of the NVMe tier. `lower_fetcher` fetches from the sources under that tier; `store_tier` is the last
+    of them. `loading` returns whether the disk is being read for a load.
     """
 
     def __init__(
         self,
         arena: Arena,
         nvme: NvmeTier,
-        below: Fetcher,
-        remote: StoreTier,
+        lower_fetcher: Fetcher,
+        store_tier: StoreTier,
         counters: Counters,
         loading: Callable[[], bool],
     ) -> None:
         self._arena = arena
         self._nvme = nvme
-        self._below = below
-        self._remote = remote
+        self._lower_fetcher = lower_fetcher
+        self._store_tier = store_tier
         self._counters = counters
         self._loading = loading
         self._offers: deque[_QueuedWrite] = deque()
@@ -123,7 +123,7 @@ class NvmeAdmission:
 
     async def _find_length(self, tenant: str, digest: str) -> int:
         """Return the chunk's bytes by the store's tables. Loads of the chunk don't wait for this. Raises `Refused`."""
-        lookup = asyncio.create_task(self._remote.length_of(tenant, digest))
+        lookup = asyncio.create_task(self._store_tier.length_of(tenant, digest))
         self._lookups.add(lookup)
         lookup.add_done_callback(self._lookups.discard)
         if (length := await lookup) is None:
@@ -148,11 +148,11 @@ class NvmeAdmission:
                 raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
             buffer = memoryview(mmap.mmap(-1, length))
             flow = object()
-            self._below.scheduler.enter(flow, {(tenant, digest): 0})
+            self._lower_fetcher.scheduler.enter(flow, {(tenant, digest): 0})
             try:
-                tier = await self._below.fetch(tenant, digest, buffer)
+                tier = await self._lower_fetcher.fetch(tenant, digest, buffer)
             finally:
-                self._below.scheduler.leave(flow)
+                self._lower_fetcher.scheduler.leave(flow)
             return tier, await self._write(tenant, digest, buffer)
 
     async def rewrite(self, tenant: str, digest: str) -> None:

@@ -43,18 +43,18 @@ class Prefetcher:
 
     def __init__(
         self,
-        residents: VersionLoader,
-        papers: ManifestLoader,
+        version_loader: VersionLoader,
+        manifest_loader: ManifestLoader,
         attestations: AttestationLoader,
         admissions: NvmeAdmission,
-        awaited: LeasePriority,
+        lease_priority: LeasePriority,
         counters: Counters,
     ) -> None:
-        self._residents = residents
-        self._manifest_loader = papers
+        self._version_loader = version_loader
+        self._manifest_loader = manifest_loader
         self._attestations = attestations
         self._admissions = admissions
-        self._lease_priority = awaited
+        self._lease_priority = lease_priority
         self._counters = counters
         self._under_way: dict[PrefetchRequest, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
@@ -68,30 +68,30 @@ class Prefetcher:
         """Return the number of prefetches that wait for their turn or for leases."""
         return len(self._under_way) - self.running
 
-    def start_prefetch(self, wish: PrefetchRequest) -> None:
+    def start_prefetch(self, request: PrefetchRequest) -> None:
         """Start a prefetch in the background, unless it exists. Raises `Refused(Overloaded)` if there are too many."""
-        if wish in self._under_way:
+        if request in self._under_way:
             return
         if len(self._under_way) >= MAX_UNDER_WAY:
             raise Refused(Overloaded("the queue of prefetches", MAX_UNDER_WAY, RETRY_S))
-        task = asyncio.create_task(self._run_prefetch(wish))
-        self._under_way[wish] = task
-        task.add_done_callback(lambda _: self._under_way.pop(wish))
+        task = asyncio.create_task(self._run_prefetch(request))
+        self._under_way[request] = task
+        task.add_done_callback(lambda _: self._under_way.pop(request))
 
     async def close(self) -> None:
         """Cancel all prefetches and wait for their ends."""
         await cancel_and_wait(tuple(self._under_way.values()))
 
-    async def _run_prefetch(self, wish: PrefetchRequest) -> None:
+    async def _run_prefetch(self, request: PrefetchRequest) -> None:
         """Run one prefetch from start to end, and count its result."""
         failure: Failure
         try:
             async with asyncio.timeout(DEADLINE_S):
-                if wish.urgent:
-                    await self._load(wish)
+                if request.urgent:
+                    await self._load(request)
                 else:
                     async with self._turn:
-                        await self._load_between_leases(wish)
+                        await self._load_between_leases(request)
             self._counters.prefetched += 1
             return
         except TimeoutError:
@@ -99,42 +99,42 @@ class Prefetcher:
         except Refused as refused:
             failure = refused.failure
         except Exception:
-            log.exception("a prefetch failed", extra={"tenant": wish.tenant, "version": wish.version})
+            log.exception("a prefetch failed", extra={"tenant": request.tenant, "version": request.version})
             failure = Internal()
         self._counters.prefetches_failed[failure.code] += 1
-        fields = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
+        fields = {"tenant": request.tenant, "version": request.version, "tier": request.tier, "why": failure.message}
         log.warning("a version was not prefetched", extra=fields)
 
-    async def _load_between_leases(self, wish: PrefetchRequest) -> None:
-        key = (wish.tenant, wish.version)
+    async def _load_between_leases(self, request: PrefetchRequest) -> None:
+        key = (request.tenant, request.version)
         while True:
             await self._lease_priority.wait_until_free(key)
-            if await self._lease_priority.try_run(lambda: self._load(wish), key):
+            if await self._lease_priority.try_run(lambda: self._load(request), key):
                 return
             self._counters.prefetches_gave_way += 1
 
-    async def _load(self, wish: PrefetchRequest) -> None:
+    async def _load(self, request: PrefetchRequest) -> None:
         self.running += 1
         try:
-            if wish.tier == "nvme" or not await self._try_host(wish):
-                await self._to_nvme(wish)
+            if request.tier == "nvme" or not await self._try_host(request):
+                await self._to_nvme(request)
         finally:
             self.running -= 1
 
-    async def _try_host(self, wish: PrefetchRequest) -> bool:
+    async def _try_host(self, request: PrefetchRequest) -> bool:
         """Load the version into the host tier. Return False if there is no room for it."""
         try:
-            await self._residents.load(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
+            await self._version_loader.load(request.tenant, request.version, DEADLINE_S, urgent=request.urgent)
         except Refused as refused:
             if isinstance(refused.failure, CapacityExceeded | Overloaded):
                 return False
             raise
         return True
 
-    async def _to_nvme(self, wish: PrefetchRequest) -> None:
-        _, manifest = await self._manifest_loader.manifest(wish.tenant, wish.version)
-        await self._attestations.load_seals(wish.tenant, wish.version)
+    async def _to_nvme(self, request: PrefetchRequest) -> None:
+        _, manifest = await self._manifest_loader.manifest(request.tenant, request.version)
+        await self._attestations.load_seals(request.tenant, request.version)
         chunks = {chunk.digest: chunk.length for chunk in manifest.chunks}
-        self._admissions.check_room(wish.tenant, sum(chunks.values()))
+        self._admissions.check_room(request.tenant, sum(chunks.values()))
         for digest, length in chunks.items():
-            await self._admissions.ensure(wish.tenant, digest, length)
+            await self._admissions.ensure(request.tenant, digest, length)

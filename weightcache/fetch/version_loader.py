@@ -115,17 +115,17 @@ class VersionLoader:
         self,
         arena: Arena,
         loader: ChunkLoader,
-        papers: ManifestLoader,
+        manifest_loader: ManifestLoader,
         attestations: AttestationLoader,
-        waiting: LeasePriority,
-        rates: TierModel,
+        lease_priority: LeasePriority,
+        tier_model: TierModel,
     ) -> None:
         self._arena = arena
         self._loader = loader
-        self._manifest_loader = papers
+        self._manifest_loader = manifest_loader
         self._attestations = attestations
-        self.rates = rates
-        self._waiting = waiting
+        self.rates = tier_model
+        self._lease_priority = lease_priority
         self._yielded_at_s = float("-inf")
         self._hot: dict[tuple[str, str], ResidentVersion] = {}
         self._loads: dict[tuple[str, str], _Load] = {}
@@ -206,7 +206,7 @@ class VersionLoader:
         load.waiting += 1
         load.leased |= leased
         try:
-            with self._waiting.waiting_lease(key) if leased else nullcontext():
+            with self._lease_priority.waiting_lease(key) if leased else nullcontext():
                 arrival = await _wait_for_load(load, timeout_s, on_loading)
             yield arrival if leased or not load.leased else LoadedVersion(arrival.resident, arrival.resident.tally)
         finally:

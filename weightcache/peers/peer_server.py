@@ -79,7 +79,8 @@ class PeerExports:
         length = self._nvme.index.length((tenant, digest)) if place is None else place.length
         if self.out >= self._max_out or (self.out and self.out_bytes + length > self._max_out_bytes):
             self._counters.peer_refusals += 1
-            raise Refused(Overloaded("what other nodes may have at once", self._max_out, RETRY_S, "chunks"))
+            limit, unit = (self._max_out, "chunks") if self.out >= self._max_out else (self._max_out_bytes, "bytes")
+            raise Refused(Overloaded("the send window for other nodes", limit, RETRY_S, unit))
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:
@@ -146,7 +147,7 @@ class PeerServer:
             self._counters.peer_refusals += 1
             return
         self._counters.peer_strangers += 1
-        log.warning("a connection without a node's certificate was refused", extra={"error": type(error).__name__})
+        log.warning("a TLS handshake of a peer failed", extra={"error": type(error).__name__})
 
     async def _answer(self, request: BaseRequest) -> web.StreamResponse:
         if (request_id := request.headers.get(REQUEST_ID)) is not None:

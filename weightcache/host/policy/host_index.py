@@ -287,9 +287,9 @@ class HostIndex:
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         kept = {spot.slab for spot in present.values()}
         while True:
-            rooms = self._rooms(tenant, ended)
+            free_tails = self._free_tails(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
-            fresh = count_fresh_slabs(missing, rooms, self.slab_bytes)
+            fresh = count_fresh_slabs(missing, free_tails, self.slab_bytes)
             held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
             held[tenant] += fresh
             if fresh <= free:
@@ -308,7 +308,7 @@ class HostIndex:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
         return self._reload_s(slab.tenant, lengths)
 
-    def _rooms(self, tenant: str, without: set[int]) -> list[FreeTail]:
+    def _free_tails(self, tenant: str, without: set[int]) -> list[FreeTail]:
         return [
             FreeTail(number, slab.used)
             for number, slab in self._slabs.items()
@@ -326,13 +326,13 @@ class HostIndex:
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         for number in ended:
             self._end(number)
-        rooms = self._rooms(tenant, set())
-        count = count_fresh_slabs(missing, rooms, self.slab_bytes)
+        free_tails = self._free_tails(tenant, set())
+        count = count_fresh_slabs(missing, free_tails, self.slab_bytes)
         fresh = tuple(range(self._next, self._next + count))
         self._next += count
         for number in fresh:
             self._slabs[number] = _Slab(tenant, used_at)
-        placed = place(missing, rooms, fresh, self.slab_bytes)
+        placed = place(missing, free_tails, fresh, self.slab_bytes)
         for digest, spot in placed.items():
             self._chunks[tenant, digest] = _Entry(spot)
             slab = self._slabs[spot.slab]
