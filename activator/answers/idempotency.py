@@ -103,22 +103,25 @@ class Idempotency:
         `follow` gives the request an account of its own. Raises Refused for a malformed key, or if the deadline passes
         before the key is claimed; ClientGone.
         """
-        given = [value for name, value in inference_request.exchange.headers if name == HEADER]
-        what = derive_answer_key(
+        header_values = [value for name, value in inference_request.exchange.headers if name == HEADER]
+        answer_key = derive_answer_key(
             self._secret,
             inference_request.account.principal.tenant,
-            read_key(given),
+            read_key(header_values),
             _fingerprint_parts(inference_request),
         )
-        run = self._runs.get(what.name)
-        if run is not None and run.asked.fingerprint != what.fingerprint:
+        run = self._runs.get(answer_key.name)
+        if run is not None and run.asked.fingerprint != answer_key.fingerprint:
             await follow(inference_request, self._refusal(KeyReused()))
         elif run is not None and not run.broadcast.can_be_joined:  # its beginning was dropped, or it has MAX_LISTENERS
             await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None
             await self._serve_from_run(
-                run or self._start_run(what, inference_request, work), inference_request, follow, is_first=is_first
+                run or self._start_run(answer_key, inference_request, work),
+                inference_request,
+                follow,
+                is_first=is_first,
             )
 
     async def _serve_from_run(
@@ -153,9 +156,9 @@ class Idempotency:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start_run(self, what: AnswerKey, inference_request: InferenceRequest, work: RequestRunner) -> SharedRun:
+    def _start_run(self, answer_key: AnswerKey, inference_request: InferenceRequest, work: RequestRunner) -> SharedRun:
         account = inference_request.account
-        account.once = "" if self._run_counts.exceeds_free_runs(what.once, time.monotonic()) else what.once
+        account.once = "" if self._run_counts.exceeds_free_runs(answer_key.once, time.monotonic()) else answer_key.once
 
         async def ended() -> None:
             if run.is_replayable:
@@ -169,8 +172,8 @@ class Idempotency:
         inner = msgspec.structs.replace(
             inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)
         )
-        run = SharedRun(what, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
-        self._runs[what.name] = run
+        run = SharedRun(answer_key, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
+        self._runs[answer_key.name] = run
         task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -214,14 +217,14 @@ class Idempotency:
         if self._runs.get(run.asked.name) is run:
             del self._runs[run.asked.name]
 
-    def _answer_without_run(self, what: AnswerKey, claim: KeptAnswer | ClaimedElsewhere) -> ResponseWriter:
-        if claim.fingerprint != what.fingerprint:
+    def _answer_without_run(self, answer_key: AnswerKey, claim: KeptAnswer | ClaimedElsewhere) -> ResponseWriter:
+        if claim.fingerprint != answer_key.fingerprint:
             return self._refusal(KeyReused())
         if isinstance(claim, ClaimedElsewhere):
             return self._refusal(KeyInUse(claim.retry_after_s))
-        content = self._sealer.open(what, claim.sealed)
+        content = self._sealer.open(answer_key, claim.sealed)
         if content is None:  # sealed with another secret, or damaged: the answer is lost
-            log.error("a kept answer can't be decrypted", extra={"tenant": what.tenant})
+            log.error("a kept answer can't be decrypted", extra={"tenant": answer_key.tenant})
             return self._refusal(KeyInUse(RETRY_S))
         return self._replay(content)
 

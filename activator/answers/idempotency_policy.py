@@ -31,14 +31,14 @@ class AnswerKey:
     once: str
 
 
-def read_key(given: Sequence[bytes]) -> bytes:
+def read_key(header_values: Sequence[bytes]) -> bytes:
     """Return the one key of a request. Raises Refused(InvalidRequest), which does not repeat the sent value."""
-    if len(given) != 1:
-        raise Refused(InvalidRequest("idempotency-key", f"({len(given)} headers)", "send exactly one"))
-    if _KEY.fullmatch(given[0]) is None:
+    if len(header_values) != 1:
+        raise Refused(InvalidRequest("idempotency-key", f"({len(header_values)} headers)", "send exactly one"))
+    if _KEY.fullmatch(header_values[0]) is None:
         rule = f"must be 1 to {MAX_CHARACTERS} visible ASCII characters"
-        raise Refused(InvalidRequest("idempotency-key", f"({len(given[0])} bytes)", rule))
-    return given[0]
+        raise Refused(InvalidRequest("idempotency-key", f"({len(header_values[0])} bytes)", rule))
+    return header_values[0]
 
 
 def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> AnswerKey:

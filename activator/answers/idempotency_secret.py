@@ -71,16 +71,18 @@ class Sealer:
     def __repr__(self) -> str:
         return "<Sealer>"
 
-    def seal(self, asked: AnswerKey, content: StoredResponse) -> bytes:
+    def seal(self, answer_key: AnswerKey, content: StoredResponse) -> bytes:
         """Encrypt an answer. The result may be stored anywhere."""
         nonce = secrets.token_bytes(_NONCE)
         plain = msgspec.msgpack.encode(content)
-        return nonce + self._of(asked.tenant).encrypt(nonce, plain, asked.name + asked.fingerprint)
+        return nonce + self._of(answer_key.tenant).encrypt(nonce, plain, answer_key.name + answer_key.fingerprint)
 
-    def open(self, asked: AnswerKey, sealed: bytes) -> StoredResponse | None:
+    def open(self, answer_key: AnswerKey, sealed: bytes) -> StoredResponse | None:
         """Decrypt an answer. Return None if tenant, name, request or secret differ from those it was sealed with."""
         try:
-            plain = self._of(asked.tenant).decrypt(sealed[:_NONCE], sealed[_NONCE:], asked.name + asked.fingerprint)
+            plain = self._of(answer_key.tenant).decrypt(
+                sealed[:_NONCE], sealed[_NONCE:], answer_key.name + answer_key.fingerprint
+            )
             return _content.decode(plain)
         except (InvalidTag, ValueError, msgspec.MsgspecError):
             return None

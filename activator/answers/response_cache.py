@@ -61,19 +61,21 @@ class SealedAnswerStore:
         # the answer has the model's name; the body may not
         entry = inference_request.entry
         named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
-        what = [*(each.encode() for each in named), inference_request.body]
-        return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, what)
+        parts = [*(each.encode() for each in named), inference_request.body]
+        return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, parts)
 
-    async def find(self, what: AnswerKey) -> tuple[StoredResponse, float] | None:
+    async def find(self, answer_key: AnswerKey) -> tuple[StoredResponse, float] | None:
         """Return the cached response and its age in seconds, or None."""
-        found = await self.kept.find(what)
-        content = None if found is None else self._sealer.open(what, found.sealed)
+        found = await self.kept.find(answer_key)
+        content = None if found is None else self._sealer.open(answer_key, found.sealed)
         return None if found is None or content is None else (content, found.age_s)
 
-    def put(self, what: AnswerKey, content: StoredResponse) -> None:
+    def put(self, answer_key: AnswerKey, content: StoredResponse) -> None:
         """Store the response in a background task, unless it is too large. The request does not wait for it."""
         if len(content.body) <= self.answer_bytes:
-            self._background_tasks.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
+            self._background_tasks.start(
+                self.kept.publish(answer_key, None, self._sealer.seal(answer_key, content)), PUT_S
+            )
 
 
 class ResponseCache:
@@ -110,11 +112,11 @@ class ResponseCache:
             return None
         if value != ALLOW:
             raise Refused(InvalidRequest(HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
-        what = self._answers.name(inference_request, version)
-        if what is None:
+        answer_key = self._answers.name(inference_request, version)
+        if answer_key is None:
             self._asked.add(("bypass",))
             return None
-        return CacheableRequest(self._answers, what, self._found)
+        return CacheableRequest(self._answers, answer_key, self._found)
 
     async def run(self) -> None:
         """Drop expired answers periodically until cancelled."""
@@ -135,11 +137,11 @@ class CacheableRequest:
     """A request that is answered from the cache, or whose response is added to it."""
 
     def __init__(
-        self, answers: SealedAnswerStore, what: AnswerKey, tell: Callable[[bool], None] = lambda _: None
+        self, answers: SealedAnswerStore, answer_key: AnswerKey, tell: Callable[[bool], None] = lambda _: None
     ) -> None:
         """`tell` is called with whether a cached answer was found."""
         self._answers = answers
-        self._what = what
+        self._answer_key = answer_key
         self._tell = tell
         self._status = 0
         self._headers: Headers = []
@@ -153,7 +155,7 @@ class CacheableRequest:
         """Answer from the cache, or record the response for `keep`. Return whether it answered. Raises Refused,
         ClientGone.
         """
-        found = await self._answers.find(self._what)
+        found = await self._answers.find(self._answer_key)
         with ExitStack() as stack:
             if found is None or not self._try_hold_capacity(stack, found[0], inference_request):
                 self._tell(False)
@@ -172,7 +174,7 @@ class CacheableRequest:
         """Answer from the cache if the answer is at most `within_s` old: a degradation step. Return whether it was
         answered. Raises as `try_answer`.
         """
-        found = await self._answers.find(self._what)
+        found = await self._answers.find(self._answer_key)
         if found is None or found[1] > within_s:
             return False
         with ExitStack() as stack:
@@ -202,7 +204,7 @@ class CacheableRequest:
         account = inference_request.account
         if self._is_whole and account.is_repeatable and self._status == 200:
             content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
-            self._answers.put(self._what, content)
+            self._answers.put(self._answer_key, content)
 
     def _try_hold_capacity(
         self, stack: ExitStack, content: StoredResponse, inference_request: InferenceRequest

@@ -19,7 +19,7 @@ from activator.accounting.usage_records import CompletionLog, UsageRecords, ledg
 from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.answers_handover import HandoverReceiver, HandoverSender
 from activator.answers.idempotency import Idempotency
-from activator.answers.idempotency_secret import NAME as ONCE_KEY
+from activator.answers.idempotency_secret import NAME as SECRET_NAME
 from activator.answers.idempotency_secret import BadIdempotencySecret, ensure_idempotency_secret
 from activator.answers.redis_answer_store import RedisAnswerStore
 from activator.answers.response_cache import ResponseCache
@@ -104,8 +104,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
         on_cluster = settings.autoscaler is not None  # replicas are pods that Knative scales
-        inward = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
-        peer_server = await stack.enter_async_context(inward)
+        internal_server = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
+        peer_server = await stack.enter_async_context(internal_server)
         describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.ends()})
         connector_factory = peer_server.connector_factory
         is_apart = is_remote(settings.peer_settings.control)  # on another host than the control plane and its replicas
@@ -116,25 +116,24 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         to_snapshotter = connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
         snapshotter = ServiceClient.from_connector(to_snapshotter, "the snapshotter", limit=0)
         stack.push_async_callback(snapshotter.close)
-        inner = ServiceClient.from_connector(
-            to_control, "the control plane", limit=0
-        )  # a separate client, so that callers never hold up the feed
-        stack.push_async_callback(inner.close)
+        # A separate client, so that callers never hold up the feed.
+        unlimited_control = ServiceClient.from_connector(to_control, "the control plane", limit=0)
+        stack.push_async_callback(unlimited_control.close)
         spool = Spool.open(settings.spools, name)
         stack.push_async_callback(asyncio.to_thread, spool.close)
         post = ledger_poster(control)
         shipper = await stack.enter_async_context(Shipper(spool, post))
         stack.push_async_callback(_flush, shipper)
-        counted = await stack.enter_async_context(open_limit_counters(settings.redis, name, telemetry.page))
+        limit_counters = await stack.enter_async_context(open_limit_counters(settings.redis, name, telemetry.page))
         background_tasks = BackgroundTasks()
         replica_sessions = ReplicaSessions(connector_factory, background_tasks)
         stack.push_async_callback(replica_sessions.close)
         stack.push_async_callback(background_tasks.close)
 
-        table, timelines, under_way = RoutingTable(), Timelines(), InFlightRequests()
+        table, timelines, in_flight = RoutingTable(), Timelines(), InFlightRequests()
         load_reporting = choose_report_sink(
             settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools,
-            counted.activator_count, telemetry.page,
+            limit_counters.activator_count, telemetry.page,
         )  # fmt: skip
         backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.throughput(key))
         reporter = LoadReporter(load_reporting.sink, backlogs)
@@ -142,31 +141,31 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         def on_own_start(line: Feed) -> None:
             line = msgspec.structs.replace(line, revision=table.revision)
             apply(line)
-            last.record_own_line(line)
+            last_feed.record_own_line(line)
 
-        stand_in = FallbackScaler(
+        fallback_scaler = FallbackScaler(
             reporter.send_wake, directory,
             is_heard=lambda: feed.connected,
-            machine=lambda: table.machine if last.is_fresh() and not (is_apart or on_cluster) else None,
+            machine=lambda: table.machine if last_feed.is_fresh() and not (is_apart or on_cluster) else None,
             publish_line=on_own_start, asked_us=lambda key: waker.wake_sent_us(key), page=telemetry.page,
         )  # fmt: skip
-        stack.push_async_callback(stand_in.close)
-        waker = Waker(stand_in.send_wake)
+        stack.push_async_callback(fallback_scaler.close)
+        waker = Waker(fallback_scaler.send_wake)
         stack.push_async_callback(waker.close)
-        peers = ActivatorPeers(name, counted.names, settings.subsets)
+        peers = ActivatorPeers(name, limit_counters.names, settings.subsets)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)
         metrics = RequestMetrics(telemetry.page)
         usage = UsageRecords(spool, timelines, ended=CompletionLog(metrics, telemetry))
-        budgets = TenantBudgets(name, counted.budgets)
+        budgets = TenantBudgets(name, limit_counters.budgets)
         tenants = asyncio.Event()
 
-        proving = ReadinessProber(
+        readiness_prober = ReadinessProber(
             connector_factory, lambda row: apply_line(Feed(revision=table.revision, replicas=(row,))), telemetry.page
         )
-        stack.push_async_callback(proving.close)
+        stack.push_async_callback(readiness_prober.close)
 
         def apply(line: Feed) -> None:
-            apply_line(proving.take(line))
+            apply_line(readiness_prober.take(line))
 
         def apply_line(line: Feed) -> None:
             throttler.apply(line)  # waiting requests go first
@@ -177,43 +176,47 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             if line.tenants:
                 tenants.set()
 
-        last = LastFeed(directory, table, settings.feed_age_s)
+        last_feed = LastFeed(directory, table, settings.feed_age_s)
 
         def on_feed_line(line: Feed) -> None:
             line = with_remote_addresses(line) if is_apart else with_pod_addresses(line) if on_cluster else line
             apply(line)
-            last.record_heard_line(line)
+            last_feed.record_heard_line(line)
 
         feed = FeedClient(control, on_feed_line, name)
-        limits, uses = settings.request, KeyUses(control)
-        tokens = await stack.enter_async_context(open_token_verifier(settings.issuers, telemetry.page))
-        authenticator = Authenticator(table, uses, tokens, is_fresh=last.is_fresh)
+        limits, key_uses = settings.request, KeyUses(control)
+        token_verifier = await stack.enter_async_context(open_token_verifier(settings.issuers, telemetry.page))
+        authenticator = Authenticator(table, key_uses, token_verifier, is_fresh=last_feed.is_fresh)
         request_factory, retries = (
             UpstreamRequestFactory(replica_sessions, usage.source),
             RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS),
         )
         hedges = Hedges(throttler, request_factory, retries, metrics) if settings.hedges else None
         attempts = Attempts(throttler, request_factory, retries, metrics, hedges)
-        answers, store = LocalAnswerStore(settings.once), counted.store
-        of_keys = answers if store is None else RedisAnswerStore(store, "once", settings.once, answers)
-        cached = LocalAnswerStore(settings.cache) if store is None else RedisAnswerStore(store, "cache", settings.cache)
-        secret = _once_key(settings)
-        cache = ResponseCache(secret, cached, settings.cache, background_tasks, telemetry.page)
-        once = Idempotency(secret, of_keys, settings.once, telemetry.page)
-        handover = HandoverSender(answers, once.running)
+        answers, store = LocalAnswerStore(settings.once), limit_counters.store
+        idempotency_answers = answers if store is None else RedisAnswerStore(store, "once", settings.once, answers)
+        cache_answers = (
+            LocalAnswerStore(settings.cache) if store is None else RedisAnswerStore(store, "cache", settings.cache)
+        )
+        secret = _idempotency_secret(settings)
+        cache = ResponseCache(secret, cache_answers, settings.cache, background_tasks, telemetry.page)
+        idempotency = Idempotency(secret, idempotency_answers, settings.once, telemetry.page)
+        handover = HandoverSender(answers, idempotency.running)
         stack.push_async_callback(handover.close)
         # Activators with a shared store know the same keys already.
         receiver = await HandoverReceiver.connect(answers, directory) if store is None else None
-        stack.push_async_callback(once.close)
-        tenant_limiter = TenantLimiter(counted.concurrency_limiter, counted.rates, budgets)
-        asked = settings.firewall
+        stack.push_async_callback(idempotency.close)
+        tenant_limiter = TenantLimiter(limit_counters.concurrency_limiter, limit_counters.rates, budgets)
+        firewall_settings = settings.firewall
         firewall = (
             None
-            if asked is None
-            else await stack.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, metrics))
+            if firewall_settings is None
+            else await stack.enter_async_context(
+                Firewall(firewall_settings.socket, firewall_settings.within_s, firewall_settings.unanswered, metrics)
+            )
         )
         unread = SharedCapacity(limits.requests, "the room for unread request bodies", "requests")
-        door = FrontDoorApp(
+        front_door = FrontDoorApp(
             Completions(
                 authenticator,
                 table,
@@ -223,29 +226,29 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 usage,
                 limits,
                 tenant_limiter,
-                under_way,
-                once,
+                in_flight,
+                idempotency,
                 cache,
                 Degradation(table, throttler, reporter, cache.last),
                 unread,
             ),
-            LookupRoutes(authenticator, table, timelines, inner, under_way, unread),
-            Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
+            LookupRoutes(authenticator, table, timelines, unlimited_control, in_flight, unread),
+            Passthrough(authenticator, {"admin": unlimited_control, "push": snapshotter}, limits),
             OpenInference(authenticator, table, unread),
             settings.domain,
             limits,
             metrics,
             firewall,
         )
-        describe(telemetry.page, door, throttler, shipper, feed, last, answers)
+        describe(telemetry.page, front_door, throttler, shipper, feed, last_feed, answers)
         listener = listen_for(settings.host, settings.port, settings.listener_fd)
         stack.callback(listener.close)
-        plain = None if settings.data_path is None else listen_plain(*settings.data_path)
-        if plain is not None:
-            stack.callback(plain.close)
-        own = directory.listen_unpublished(SOCKET)
+        plain_listener = None if settings.data_path is None else listen_plain(*settings.data_path)
+        if plain_listener is not None:
+            stack.callback(plain_listener.close)
+        own_socket = directory.listen_unpublished(SOCKET)
         stack.callback(directory.discard_unpublished, SOCKET)
-        stack.callback(own.close)
+        stack.callback(own_socket.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
         listener_state = ListenerState(certificates.listener, settings.edge, metrics)
@@ -256,43 +259,43 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, on_replaced)
 
-        def is_ready(is_told: Callable[[], bool] = load_reporting.is_heard) -> bool:
-            knows = feed.synced.is_set() and last.is_fresh()
-            return knows and is_told() and not stop.is_set() and not PROCESS_HEALTH.failing()
+        def is_ready(is_autoscaler_heard: Callable[[], bool] = load_reporting.is_heard) -> bool:
+            has_feed = feed.synced.is_set() and last_feed.is_fresh()
+            return has_feed and is_autoscaler_heard() and not stop.is_set() and not PROCESS_HEALTH.failing()
 
         # The autoscaler fails for all activators at once, and there is no way around them: being connected once is
         # enough.
         is_open = partial(is_ready, load_reporting.was_heard)
-        well = health(
-            is_ready, is_open, lambda: readiness(feed, last, load_reporting.is_heard() if on_cluster else None)
+        health_app = health(
+            is_ready, is_open, lambda: readiness(feed, last_feed, load_reporting.is_heard() if on_cluster else None)
         )
-        fronts = [serve_tls(door, listener_state, listener, stop, settings.drain_s)]
-        if plain is not None:
-            in_place = KnativeDataPath(door, table.revisions, is_ready)
-            fronts.append(serve_plain(in_place, listener_state, plain, stop, settings.drain_s))
+        servers = [serve_tls(front_door, listener_state, listener, stop, settings.drain_s)]
+        if plain_listener is not None:
+            data_path = KnativeDataPath(front_door, table.revisions, is_ready)
+            servers.append(serve_plain(data_path, listener_state, plain_listener, stop, settings.drain_s))
         background: dict[str, Body] = {
             "publish": lambda: _publish(directory, is_ready),
             "feed": feed.run,
-            "kept feed": lambda: feed.start_from_last_feed(last.try_load, apply),
-            "feed file": last.run,
+            "kept feed": lambda: feed.start_from_last_feed(last_feed.try_load, apply),
+            "feed file": last_feed.run,
             "reporter": reporter.run,
-            "key uses": uses.run,
-            "kept answers": once.run,
+            "key uses": key_uses.run,
+            "kept answers": idempotency.run,
             **({} if receiver is None else {"inherited answers": receiver.receive}),
             **({} if store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
             "response cache": cache.run,
             "leftover spools": lambda: ship_leftovers(settings.spools, post),
-            **counted.loops,
+            **limit_counters.loops,
             **load_reporting.loops,
             "certificates": lambda: certificates.follow(table.tenants, tenants),
             "heap": HeapTrimmer().run,
-            **({} if tokens is None else {"issuers": tokens.run}),
+            **({} if token_verifier is None else {"issuers": token_verifier.run}),
             **({} if files is None else {"certificate files": files.follow}),
         }
         await _while_serving(
             background,
-            _serve(settings, fronts, feed, stop),
-            lambda ended: peer_server.serve(telemetry.with_metrics_route(well), own, {}, ended, 1),
+            _serve(settings, servers, feed, stop),
+            lambda ended: peer_server.serve(telemetry.with_metrics_route(health_app), own_socket, {}, ended, 1),
         )
 
 
@@ -317,7 +320,7 @@ async def _hand_over(
 
 
 async def _serve(
-    settings: ActivatorSettings, fronts: list[Coroutine[object, object, None]], feed: FeedClient, stop: Stop
+    settings: ActivatorSettings, servers: list[Coroutine[object, object, None]], feed: FeedClient, stop: Stop
 ) -> None:
     """Run the listeners until `stop`. With an inherited socket, first wait up to FIRST_FEED_S for the feed. Clients can
     wait on that socket until this activator knows the API keys.
@@ -327,8 +330,8 @@ async def _serve(
             async with asyncio.timeout(FIRST_FEED_S):
                 await first(feed.synced.wait(), stop.wait())
     async with asyncio.TaskGroup() as tasks:
-        for front in fronts:
-            tasks.create_task(front)
+        for server in servers:
+            tasks.create_task(server)
 
 
 def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
@@ -347,25 +350,25 @@ def _authority(settings: ActivatorSettings) -> CertificateAuthority:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 
-def _once_key(settings: ActivatorSettings) -> bytes:
+def _idempotency_secret(settings: ActivatorSettings) -> bytes:
     try:
-        return ensure_idempotency_secret(settings.data / ONCE_KEY)
+        return ensure_idempotency_secret(settings.data / SECRET_NAME)
     except BadIdempotencySecret as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 
 async def _while_serving(
     background: Mapping[str, Body],
-    front: Coroutine[object, object, None],
-    behind: Callable[[asyncio.Event], Coroutine[object, object, None]],
+    public_server: Coroutine[object, object, None],
+    serve_health: Callable[[asyncio.Event], Coroutine[object, object, None]],
 ) -> None:
-    """Serve until the front has drained. The background loops and the health endpoint run until then."""
+    """Serve until `public_server` has drained. The background loops and the health endpoint run until then."""
     ended = asyncio.Event()
     async with Loops() as loops, asyncio.TaskGroup() as tasks:
         for name, body in background.items():
             loops.start(name, body)
-        tasks.create_task(behind(ended))
-        await front
+        tasks.create_task(serve_health(ended))
+        await public_server
         ended.set()
         await loops.close()
 

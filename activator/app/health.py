@@ -28,19 +28,21 @@ class Readiness(Wire, frozen=True):
     autoscaler: bool | None = None  # whether Knative's autoscaler is connected; None without one
 
 
-def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
+def health(
+    is_ready: Callable[[], bool], is_open: Callable[[], bool], read_readiness: Callable[[], Readiness]
+) -> ASGIApp:
     """Return a plain ASGI application with two routes.
 
-    `/healthz` is 200 once the event loop runs. `/readyz` is 200 while `ready()`, else 503, with details. With
-    `?exclude=autoscaler` (as in Kubernetes' API server) it is 200 while `open_()`.
+    `/healthz` is 200 once the event loop runs. `/readyz` is 200 while `is_ready()`, else 503, with details. With
+    `?exclude=autoscaler` (as in Kubernetes' API server) it is 200 while `is_open()`.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         known = path in ("/healthz", "/readyz")
-        asked = open_ if scope["query_string"] == WITHOUT_AUTOSCALER else ready
-        status = 404 if not known else 200 if path == "/healthz" or asked() else 503
-        body = encode(told()) if path == "/readyz" else b""
+        check = is_open if scope["query_string"] == WITHOUT_AUTOSCALER else is_ready
+        status = 404 if not known else 200 if path == "/healthz" or check() else 503
+        body = encode(read_readiness()) if path == "/readyz" else b""
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers[: 2 if body else 1]})
         await send({"type": "http.response.body", "body": body})
@@ -48,9 +50,9 @@ def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[
     return app
 
 
-def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) -> Readiness:
+def readiness(feed: FeedClient, last_feed: LastFeed, autoscaler: bool | None = None) -> Readiness:
     """Return the current state for `/readyz`."""
-    age_s = last.age_s()
+    age_s = last_feed.age_s()
     if not isfinite(age_s):
         return Readiness(feed="none", age_s=None, autoscaler=autoscaler)
     return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)
@@ -58,15 +60,15 @@ def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) 
 
 def describe(
     page: MetricsPage,
-    door: FrontDoorApp,
+    front_door: FrontDoorApp,
     throttler: Throttler,
     shipper: Shipper,
     feed: FeedClient,
-    last: LastFeed,
+    last_feed: LastFeed,
     answers: LocalAnswerStore,
 ) -> None:
     """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
-    page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: door.inside)
+    page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: front_door.inside)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
     page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
     page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
@@ -92,7 +94,7 @@ def describe(
         lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
     )  # fmt: skip
     help = "Seconds since the control plane was last heard."
-    page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last.age_s()))
+    page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last_feed.age_s()))
 
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:

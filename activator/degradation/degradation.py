@@ -115,10 +115,10 @@ class Degradation:
         """Return the cache entry for a `cached` step, which also records this response. None without such a step."""
         if not any(isinstance(step, Cached) for step in ladder):
             return None
-        what = self._last.name(inference_request, row.version)
-        if what is None:
+        answer_key = self._last.name(inference_request, row.version)
+        if answer_key is None:
             return None
-        caching = CacheableRequest(self._last, what)
+        caching = CacheableRequest(self._last, answer_key)
         caching.record_response(inference_request.exchange, [])
         return caching
 
@@ -147,9 +147,11 @@ class Degradation:
                 if found is None:
                     return False
                 inference_request.entry, row = found
-                asked = account.model
+                requested = account.model
                 account.model, account.version = inference_request.entry.name_for(account.principal.tenant), row.version
-                account.degraded = Degraded("fallback", f"fallback={account.model}", f"fallback-of={asked}", asked)
+                account.degraded = Degraded(
+                    "fallback", f"fallback={account.model}", f"fallback-of={requested}", requested
+                )
             case Cached(age_s=age_s):
                 with self._count_skipped_request(job, wait_s):
                     return job.last is not None and await job.last.try_old_answer(

@@ -201,7 +201,7 @@ class BodyRateMonitor:
     """Watch how the bodies of one connection arrive: their framing, and whether they are too slow.
 
     `address_limits_policy.py` defines "slow" and "padded". `is_held` returns whether we hold up the body ourselves;
-    such a window does not count as slow. `is_late` is called after a window that was too slow.
+    such a window does not count as slow. `on_too_slow` is called after a window that was too slow.
     """
 
     def __init__(
@@ -209,12 +209,12 @@ class BodyRateMonitor:
         limits: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         is_held: Callable[[], bool],
-        is_late: Callable[[], None],
+        on_too_slow: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._loop = loop
         self._is_held = is_held
-        self._is_late = is_late
+        self._on_too_slow = on_too_slow
         self._raw_bytes = 0  # including the framing
         self._bytes = 0
         self._before = 0  # `_bytes` at the start of the current window
@@ -255,4 +255,4 @@ class BodyRateMonitor:
         if self._was_held or not is_slow(self._bytes - self._before, self._limits.head_s, self._limits.body_rate):
             self.watch()
         else:
-            self._is_late()
+            self._on_too_slow()

@@ -226,11 +226,11 @@ class Exchange:
         send = self._send
         self.rates = [*(line for line in self.rates if line not in marks), *marks]
 
-        async def told(message: Message) -> None:
+        async def send_tapped(message: Message) -> None:
             ear(message)
             await send(message)
 
-        self._send = told
+        self._send = send_tapped
 
     async def read_body(self, limit_bytes: int, within_s: float, unread: SharedCapacity, tenant: str) -> bytes:
         """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
@@ -353,12 +353,12 @@ class ClientCancelScope:
     total. Both cancel the task as `asyncio.timeout` does. A cancellation from elsewhere passes through.
     """
 
-    __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_within_s")
+    __slots__ = ("_before", "_cancellations", "_connection", "_is_left", "_task", "_within_s")
 
     def __init__(self, connection: Connection, within_s: float | None) -> None:
         self._connection = connection
         self._within_s = within_s
-        self._asked = 0  # cancellations requested by this scope
+        self._cancellations = 0  # cancellations requested by this scope
         self._is_left = False
 
     def __enter__(self) -> asyncio.Task[object]:
@@ -376,9 +376,9 @@ class ClientCancelScope:
         if self._within_s is not None:
             self._connection.alarm.clear(self._cancel)
         self._connection.unwatch(self._left)
-        for _ in range(self._asked):
+        for _ in range(self._cancellations):
             self._task.uncancel()
-        if self._asked and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:
+        if self._cancellations and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:
             raise (ClientGone if self._is_left else TimeoutError) from None
 
     def _left(self) -> None:
@@ -386,5 +386,5 @@ class ClientCancelScope:
         self._cancel()
 
     def _cancel(self) -> None:
-        self._asked += 1
+        self._cancellations += 1
         self._task.cancel()

@@ -87,27 +87,27 @@ class RateLimits:
     def __repr__(self) -> str:
         return f"<RateLimits requests={self._requests!r} tokens={self._tokens!r}>"
 
-    async def enter(self, told: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
-        """Count a request, and put its tenant's limits into the headers `told`. Raises Refused(RateLimited)."""
+    async def enter(self, headers: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
+        """Count a request, and put its tenant's limits into `headers`. Raises Refused(RateLimited)."""
         if tenant_limits.tpm is not None:
-            told[:] = _rate_headers(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
+            headers[:] = _rate_headers(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
         if tenant_limits.rpm is None:
             return
         found = await self._requests.hold(tenant, tenant_limits.rpm, 1)
-        told += _rate_headers(REQUESTS, found)
+        headers += _rate_headers(REQUESTS, found)
         if found.wait_s is not None:
             raise Refused(RateLimited(REQUESTS, tenant_limits.rpm, found.wait_s))
         self._requests.settle(tenant, tenant_limits.rpm, 1, 1)
 
-    async def reserve(self, told: Headers, tenant: str, limit: int, tokens: int) -> TokenReservation:
-        """Hold the tokens that a request may use, and update the headers `told`. Raises Refused(RateLimited |
+    async def reserve(self, headers: Headers, tenant: str, limit: int, tokens: int) -> TokenReservation:
+        """Hold the tokens that a request may use, and update `headers`. Raises Refused(RateLimited |
         TooLargeForRate). Waiting does not help against the latter.
         """
         if tokens > limit:
             raise Refused(TooLargeForRate(tokens, limit))
         found = await self._tokens.hold(tenant, limit, tokens)
-        others = [line for line in told if not line[0].endswith(b"-tokens")]
-        told[:] = _rate_headers(TOKENS, found) + others
+        others = [line for line in headers if not line[0].endswith(b"-tokens")]
+        headers[:] = _rate_headers(TOKENS, found) + others
         if found.wait_s is not None:
             raise Refused(RateLimited(TOKENS, limit, found.wait_s))
         return TokenReservation(self._tokens, tenant, limit, tokens)

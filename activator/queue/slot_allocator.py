@@ -76,7 +76,7 @@ class SlotAllocator:
         replicas, preferred ones first, and take the less loaded.
         """
         replica = _take_slot_of(
-            version_queue, _choose(version_queue, queued_request, self._draw), queued_request.tenant
+            version_queue, _choose_replica(version_queue, queued_request, self._draw), queued_request.tenant
         )
         _record_dispatch(version_queue, replica, now)
         if replica.breaker is not None:
@@ -274,7 +274,7 @@ def _take_slot_of(version_queue: VersionQueue, replica: Replica, tenant: str) ->
     return replica
 
 
-def _choose(version_queue: VersionQueue, queued_request: QueuedRequest, draw: Callable[[int], int]) -> Replica:
+def _choose_replica(version_queue: VersionQueue, queued_request: QueuedRequest, draw: Callable[[int], int]) -> Replica:
     free = [replica for replica in version_queue.replicas.values() if replica.free]
     if len(free) == 1:
         return free[0]

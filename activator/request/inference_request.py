@@ -139,8 +139,8 @@ class UpstreamRequestFactory:
         remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())
         guest = None if caller.tenant == key.tenant else caller.tenant
         degraded = None if account.degraded is None else account.degraded.recorded
-        told = UpstreamHeaders(
+        upstream_headers = UpstreamHeaders(
             account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
             inference_request.ceiling, guest, account.once, degraded,
         )  # fmt: skip
-        return self._replica_sessions.send(replica, inference_request.path, inference_request.body, told)
+        return self._replica_sessions.send(replica, inference_request.path, inference_request.body, upstream_headers)

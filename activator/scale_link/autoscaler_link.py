@@ -70,18 +70,18 @@ class AutoscalerLink:
         if not self.is_open:
             self._keep_zeros(stats)
             return False
-        told = list(self._to_revision_stats(stats))
+        revision_stats = list(self._to_revision_stats(stats))
         is_sent = False
         try:
-            is_sent = await self.send_revision_stats(told)
+            is_sent = await self.send_revision_stats(revision_stats)
         finally:
             if not is_sent:
                 self._keep_zeros(stats)
-        return is_sent and len(told) == len(stats)
+        return is_sent and len(revision_stats) == len(stats)
 
-    async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
+    async def send_revision_stats(self, revision_stats: Iterable[RevisionStat]) -> bool:
         """Send reports of Revisions. Return whether they were sent. Unsent ones are dropped."""
-        connection, left = self._open, iter(told)
+        connection, left = self._open, iter(revision_stats)
         if connection is None or connection.stream.closed:
             return False
         try:

@@ -51,10 +51,10 @@ class LoadReporter:
         return f"<LoadReporter versions={len(self._meters)} running={running} {self._sink}>"
 
     def begin_request(
-        self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: RunningRequest | None = None
+        self, key: VersionKey, is_wake_sent: Callable[[VersionKey], bool], work: RunningRequest | None = None
     ) -> None:
-        """Count a request that arrived. The first one is reported at once, unless `is_told` returns that a wake reports
-        it. `work` is the request to weigh, if it computes tokens.
+        """Count a request that arrived. The first one is reported at once, unless `is_wake_sent` returns that a wake
+        reports it. `work` is the request to weigh, if it computes tokens.
         """
         now = self._clock()
         if work is not None:
@@ -63,7 +63,7 @@ class LoadReporter:
         if meter is None:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
             meter.begin(now)
-            if not is_told(key):
+            if not is_wake_sent(key):
                 meter.announce()
                 self._announced.append(key)
                 self._has_announcements.set()

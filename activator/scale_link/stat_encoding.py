@@ -34,10 +34,10 @@ def message_class() -> Any:
 def encode_stats(pod: str, stats: Iterable[RevisionStat]) -> bytes:
     """Return one binary frame. Like Knative's activator, leave the time to the receiver and `proxied` to the pod."""
     message = message_class()()
-    for told in stats:
-        each = message.messages.add(namespace=told.namespace, name=told.name)
+    for revision_stat in stats:
+        each = message.messages.add(namespace=revision_stat.namespace, name=revision_stat.name)
         each.stat.pod_name = pod
-        each.stat.average_concurrent_requests = told.concurrency
-        each.stat.request_count = told.requests
+        each.stat.average_concurrent_requests = revision_stat.concurrency
+        each.stat.request_count = revision_stat.requests
     encoded: bytes = message.SerializeToString()
     return encoded

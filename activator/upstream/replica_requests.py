@@ -108,7 +108,7 @@ class ReplicaSessions:
     def __repr__(self) -> str:
         return f"<ReplicaSessions replicas={len(self._sessions)}>"
 
-    def send(self, replica: Replica, path: str, body: bytes, told: "UpstreamHeaders") -> "UpstreamRequest":
+    def send(self, replica: Replica, path: str, body: bytes, upstream_headers: "UpstreamHeaders") -> "UpstreamRequest":
         """Return the request, an async context manager. Entering raises UpstreamRejected, UpstreamLost."""
         address = replica.row.address
         session = self._sessions.get(address)
@@ -116,7 +116,7 @@ class ReplicaSessions:
             session = self._sessions[address] = ReplicaSession(
                 self._connector_factory.to(address, Role.RUNTIME), self._background_tasks
             )
-        return UpstreamRequest(session, self._background_tasks, path, body, told)
+        return UpstreamRequest(session, self._background_tasks, path, body, upstream_headers)
 
     def retain(self, addresses: set[str]) -> None:
         """Close the sessions of all other addresses; a busy session closes after its last request."""
@@ -139,29 +139,29 @@ class UpstreamRequest:
         background_tasks: BackgroundTasks,
         path: str,
         body: bytes,
-        told: "UpstreamHeaders",
+        upstream_headers: "UpstreamHeaders",
     ) -> None:
         self._session = session
         self._background_tasks = background_tasks
         self._path = path
         self._body = body
-        self._request_id = told.request_id
+        self._request_id = upstream_headers.request_id
         self._headers = {
             "content-type": "application/json",
-            "x-kelvin-request-id": told.request_id,
-            "x-kelvin-key-id": told.key_id,
-            "x-kelvin-source": told.source,
-            "x-kelvin-deadline-ms": str(told.remaining_ms),
-            WANTS_HEADER: str(told.wants),
+            "x-kelvin-request-id": upstream_headers.request_id,
+            "x-kelvin-key-id": upstream_headers.key_id,
+            "x-kelvin-source": upstream_headers.source,
+            "x-kelvin-deadline-ms": str(upstream_headers.remaining_ms),
+            WANTS_HEADER: str(upstream_headers.wants),
         }
-        if told.ceiling is not NO_TOKEN_LIMITS:
-            self._headers.update(told.ceiling.headers())
-        if told.guest is not None:
-            self._headers["x-kelvin-guest"] = told.guest
-        if told.once:
-            self._headers["x-kelvin-once"] = told.once
-        if told.degraded is not None:
-            self._headers[RECORDED_STEP_HEADER] = told.degraded
+        if upstream_headers.ceiling is not NO_TOKEN_LIMITS:
+            self._headers.update(upstream_headers.ceiling.headers())
+        if upstream_headers.guest is not None:
+            self._headers["x-kelvin-guest"] = upstream_headers.guest
+        if upstream_headers.once:
+            self._headers["x-kelvin-once"] = upstream_headers.once
+        if upstream_headers.degraded is not None:
+            self._headers[RECORDED_STEP_HEADER] = upstream_headers.degraded
         if (request_cause := cause()) is not None and request_cause.trace is not None:
             self._headers[TRACEPARENT] = str(request_cause.trace)
         self._answer: UpstreamResponse | None = None

@@ -30,18 +30,18 @@ class BreakerLimits:
 class CircuitBreaker:
     """The breaker of one target. Times are seconds of one monotonic clock."""
 
-    __slots__ = ("_failures", "_limits", "_prober", "_rest_s", "_state", "_until_s")
+    __slots__ = ("_failures", "_limits", "_open_s", "_state", "_trial_request", "_until_s")
 
     def __init__(self, limits: BreakerLimits) -> None:
         self._limits = limits
         self._state = BreakerState.CLOSED
         self._failures = 0
-        self._rest_s = 0.0
+        self._open_s = 0.0
         self._until_s = 0.0
-        self._prober: object | None = None
+        self._trial_request: object | None = None
 
     def __repr__(self) -> str:
-        return f"<CircuitBreaker {self._state} failures={self._failures} rest={self._rest_s:g}>"
+        return f"<CircuitBreaker {self._state} failures={self._failures} rest={self._open_s:g}>"
 
     def state(self, now_s: float) -> BreakerState:
         """Return the current state. An open breaker becomes half-open when its time is over."""
@@ -57,7 +57,7 @@ class CircuitBreaker:
     @property
     def is_trying(self) -> bool:
         """Whether a trial request is running."""
-        return self._prober is not None
+        return self._trial_request is not None
 
     def takes(self, now_s: float) -> bool:
         """Return whether one more request may pass."""
@@ -71,12 +71,12 @@ class CircuitBreaker:
         """Let a request pass, which is the trial if the breaker is half-open. `takes` must be true."""
         assert self.takes(now_s), f"{self!r} takes nobody"
         if self._state is BreakerState.HALF_OPEN:
-            self._prober = request
+            self._trial_request = request
 
     def leave(self, request: object) -> None:
         """End the trial if this request was it, with or without a result."""
-        if self._prober is request:
-            self._prober = None
+        if self._trial_request is request:
+            self._trial_request = None
 
     def failed(self, now_s: float, *, at_once: bool = False) -> bool:
         """Record a failure and return whether it opened the breaker. `at_once`: this one failure is enough."""
@@ -87,9 +87,9 @@ class CircuitBreaker:
                 self._failures += 1
                 if not at_once and self._failures < self._limits.failures:
                     return False
-                self._rest_s = self._limits.first_s
+                self._open_s = self._limits.first_s
             case BreakerState.HALF_OPEN:
-                self._rest_s *= 2
-        self._rest_s = min(self._rest_s, self._limits.longest_s)
-        self._state, self._until_s, self._prober = BreakerState.OPEN, now_s + self._rest_s, None
+                self._open_s *= 2
+        self._open_s = min(self._open_s, self._limits.longest_s)
+        self._state, self._until_s, self._trial_request = BreakerState.OPEN, now_s + self._open_s, None
         return True

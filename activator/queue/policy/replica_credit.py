@@ -38,15 +38,15 @@ class ReplicaCredit:
         """Record that a request is sent to the replica."""
         self._sent_s = now_s
 
-    def record_answer(self, told: int | None, now_s: float) -> None:
+    def record_answer(self, credit: int | None, now_s: float) -> None:
         """Record a response head and its credit. None: the replica's build does not report credits."""
-        self._credit, self._credit_at_s = told, now_s
+        self._credit, self._credit_at_s = credit, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = 0.0
 
-    def record_refusal(self, told: int, now_s: float) -> None:
+    def record_refusal(self, credit: int, now_s: float) -> None:
         """Record a refusal and its credit. Refusals during a pause do not prolong it."""
-        self._credit, self._credit_at_s = told, now_s
+        self._credit, self._credit_at_s = credit, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._paused_until_s = now_s + self._pause_s

@@ -112,7 +112,7 @@ class StartForecasts:
     """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
     _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # duration of a start
-    _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # forecast end of the start
+    _running_starts: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # forecast end of the start
     _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
 
     def set_start_duration(self, key: VersionKey, row: StartRow) -> None:
@@ -121,7 +121,7 @@ class StartForecasts:
 
     def set_forecast(self, key: VersionKey, forecast: Forecast, now: float) -> None:
         """Record that the version starts, and when it is expected to be ready."""
-        self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
+        self._running_starts[key] = now + forecast.ready_in_ms / 1000, forecast
 
     def set_problem(self, key: VersionKey, problem: StartProblem | None) -> None:
         """Record why the version does not start; None if nothing is known to prevent it."""
@@ -136,18 +136,18 @@ class StartForecasts:
 
     def failed(self, tenant: str, version: str) -> None:
         """Forget the forecast of a start that failed. It says nothing about the next one."""
-        for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
-            del self._under_way[key]
+        for key in [key for key in self._running_starts if (key.tenant, key.version) == (tenant, version)]:
+            del self._running_starts[key]
 
     def clear_version(self, key: VersionKey) -> None:
         """Forget all forecasts and problems of a version that has a replica or was deleted."""
-        self._under_way.pop(key, None)
+        self._running_starts.pop(key, None)
         self._at_zero_s.pop(key, None)
         self._problems.pop(key, None)
 
     def keys(self) -> Set[VersionKey]:
         """Return all versions about which something is known."""
-        return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
+        return self._at_zero_s.keys() | self._running_starts.keys() | self._problems.keys()
 
     def clear(self) -> None:
         """Forget what the following snapshot repeats. Running starts stay, since a snapshot does not contain them."""
@@ -157,11 +157,11 @@ class StartForecasts:
     def wait_estimate(self, key: VersionKey, now: float) -> WaitEstimate:
         """Return the estimate for a request that waits for the first replica."""
         problem = self._problems.get(key)
-        if (start := self._under_way.get(key)) is not None:
-            ready_at_s, said = start
+        if (start := self._running_starts.get(key)) is not None:
+            ready_at_s, forecast = start
             if now <= ready_at_s + OVERDUE_S:
-                return WaitEstimate(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier, problem)
-            del self._under_way[key]
+                return WaitEstimate(max(0.0, ready_at_s - now), forecast.bytes_to_bring, forecast.tier, problem)
+            del self._running_starts[key]
         return WaitEstimate(self._at_zero_s.get(key), problem=problem)
 
 
