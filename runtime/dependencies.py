@@ -9,7 +9,8 @@ WEIGHTS: Final = Dependency(
     "a lease of the version's bytes from the cache agent; `KELVIN_RESTORE_S` sets the timeout",
     600.0,
     "of the version, at the activator",
-    "a start waits 10 s for the agent, then fails with the reason; a replica with its weights needs no agent",
+    "a restore waits 10 s for the agent (a pod's start 60 s), then fails with the reason; "
+    "a replica with its weights needs no agent",
     "kelvin_restore_failures_total",
 )
 LEDGER: Final = Dependency(

@@ -1,8 +1,8 @@
 """Serve all routes except inference: control orders, a pod's probes, a parked pod's orders, and metrics.
 
-The control plane of the same machine uses the control routes: bind, sleep, drop, wake, gate, seal, state, drain,
-condemn, health. A pod has none of them, because every process that reaches its port could call them. A parked pod
-accepts two orders, and only from the control plane: bind a version, and release it.
+The control plane uses the routes below `/control`: bind, sleep, drop, wake, gate, seal, state, drain, condemn. A pod
+has none of them, because every process that reaches its port could call them. A parked pod accepts bind, release and
+state, and only from the control plane.
 
 All metrics are gauges of this replica. They are computed for each scrape and disappear with the process. Counters live
 in other processes.
@@ -173,8 +173,8 @@ class BindHandler:
         """Bind the version and return the reply. Cancelling a caller does not stop the bind.
 
         Raises `Refused`. Four failures change nothing: InvalidRequest and CapacityExceeded (the version does not fit
-        here), Conflict (another version is bound) and Unavailable (the process is about to end). Any other failure is
-        the reason why the process has failed.
+        here), Conflict (another version is bound, or the replica drains) and Unavailable (the process is about to end).
+        Any other failure is the reason why the process has failed.
         """
         if self._taken is None:
             self._check(take)
@@ -277,7 +277,7 @@ def render_metrics(replica: RuntimeReplica, gpus: Sequence[GpuFacts] = ()) -> st
     telemetry.page.read("kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: series_by_label(blocks))
     sequences = (("running", report.running), ("waiting", report.waiting))
     telemetry.page.read(
-        "kelvin_sequences", "Requests in engines.", MetricKind.GAUGE, ("state",), lambda: series_by_label(sequences)
+        "kelvin_sequences", "Requests in the engine.", MetricKind.GAUGE, ("state",), lambda: series_by_label(sequences)
     )
     if gpus:
         _add_gpu_metrics(telemetry.page, gpus)
@@ -304,7 +304,7 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
         ("kelvin_gpu_memory_bytes", "A GPU's memory.", ("gpu", "state"), memory),
         ("kelvin_gpu_temperature_celsius", "How warm a GPU is.", ("gpu",), warmth),
         ("kelvin_gpu_uncorrected_errors", "ECC errors since its driver was loaded.", ("gpu",), errors),
-        ("kelvin_gpu_xids", "Different XIDs since the start.", ("gpu",), xids),
+        ("kelvin_gpu_xids", "Different XIDs since this process opened the GPU.", ("gpu",), xids),
     ):
         page.read(name, what, MetricKind.GAUGE, labels, partial(dict, values))
 

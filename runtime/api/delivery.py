@@ -159,7 +159,8 @@ class Delivery:
         else:
             # Cancelled here. The engine computes until it releases the request; the activator charges that too.
             served_request.counts = await served_request.stream.final_cost(RELEASE_TIMEOUT_S) or served_request.counts
-        # Cancelled for the client before anything was sent: send the cost in a 200, which also counts the request.
+        # The activator or the deadline cancelled it before anything was sent. Send the cost in a 200, so that the
+        # request is counted.
         is_cut = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
             failure, DeadlineExceeded
         )

@@ -1,6 +1,6 @@
 """Serve inference requests: plain ASGI, for the activator alone, on the replica's own socket.
 
-Control routes are passed on to `control_api.py`. The error table defines the status codes.
+Control routes are passed on to `control_api.py`. `kelvin/contracts/errors.py` defines the status of each failure.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ MAX_KEPT: Final = 4096
 REMOTE_TIMEOUT_S: Final = 60.0  # an activator on another host counts as gone this long after its last request
 MAX_REMOTE_ACTIVATORS: Final = 256
 
-# Makes a record durable and returns its sequence number. The argument builds the record from that number.
+# Appends a durable record and returns its sequence number. The argument gets that number and returns the record.
 Append = Callable[[Callable[[int], bytes]], Awaitable[int]]
 
 

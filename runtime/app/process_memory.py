@@ -53,8 +53,10 @@ _libc.free.argtypes = (ctypes.c_void_p,)
 
 
 def configure_heap() -> None:
-    """Configure malloc for this process and its forks: one arena for all threads, and fewer mappings and trims. Call it
-    before any thread exists, or a restore's thread creates its own arena without touched memory. glibc only.
+    """Configure malloc for this process and its forks: one arena for all threads, and fewer mappings and trims.
+
+    Call it before any thread exists. Otherwise the restore's thread gets its own arena, whose pages were never touched.
+    glibc only.
     """
     tune = getattr(_libc, "mallopt", None)
     if tune is not None:

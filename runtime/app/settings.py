@@ -19,8 +19,9 @@ from runtime.dependencies import WEIGHTS
 LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
 STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"
 
-# If the parent has an OpenMP pool, a forked child hangs when it computes. The same holds for rayon's pool.
-_ONE_THREAD: Final = {
+# If the parent has an OpenMP pool, a forked child hangs when it computes. The same holds for rayon's pool. The last
+# variable keeps the Hugging Face libraries from the network.
+_LIBRARY_VARIABLES: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -36,7 +37,7 @@ class RuntimeSettings:
     data: Path
     lifeline_fd: int | None
     drain_s: int
-    restore_s: float  # how long the weight cache may take to grant a lease
+    restore_s: float  # time for the weight cache to grant a lease; for a parked pod, time for a whole bind
     filters: bool = False  # whether the installation runs a filter process
     peer_settings: PeerSettings = LOCAL_ONLY
     step_s: float = 20.0  # an engine without progress for this long hangs
@@ -93,6 +94,8 @@ def read_visible_gpus(env: Mapping[str, str] = os.environ) -> CudaVisibility:
 
 
 def from_environment() -> RuntimeSettings:
-    """Return this process's settings. Also limits libraries to one thread, which works only before their import."""
-    os.environ.update(_ONE_THREAD)
+    """Return this process's settings. Also limits libraries to one thread and takes the Hugging Face hub offline, which
+    works only before their import.
+    """
+    os.environ.update(_LIBRARY_VARIABLES)
     return read_settings(os.environ)

@@ -1,4 +1,6 @@
-"""Perform each operation of a restore once, on a model of a few kilobytes, while a standby is parked.
+"""Perform a decoder's restore and response once, on a model of a few kilobytes, while a standby is parked.
+
+Leases, encoders, ONNX sessions and content filters are not warmed up.
 
 In a forked process every first use is slow: memory shared with the parent is copied at Python's first write, and
 libraries initialise at their first operation. A warm-up pays that cost while no request waits.

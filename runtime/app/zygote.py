@@ -139,12 +139,13 @@ class Zygote:
                             return runtime_id
                         try:
                             answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
-                            if not answered:  # the client has gone, and no other process knows the child
+                            if answered:
+                                log.info("born", extra={"runtime_id": runtime_id, "pid": orphan.pid})
+                            else:  # the client has gone, and no other process knows the child
                                 with suppress(ProcessLookupError):
                                     signal.pidfd_send_signal(orphan.pidfd, signal.SIGKILL)
                         finally:
                             os.close(orphan.pidfd)
-                        log.info("born", extra={"runtime_id": runtime_id, "pid": orphan.pid})
             except Refused as refused:
                 log.warning("refused", extra={"code": refused.failure.code, "why": refused.failure.message})
                 answered = _reply(connection, _refusal(refused.failure))

@@ -21,7 +21,7 @@ def choose_rows(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, 
 
     `queues` has the lengths of the waiting sequences of each request, in round-robin order. Take one of each request
     per round, until rows times the longest row would exceed `max_tokens`. The first sequence is taken whatever its
-    length. A long request delays no other if the caller puts requests with rows in this forward last for the next.
+    length. The caller moves requests that had rows to the end of the order. Then a long request delays no other.
     """
     taken = [0] * len(queues)
     rows = longest = 0

@@ -21,8 +21,9 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class EngineThread:
-    """The thread that steps one engine. It calls `on_events` and `on_busy`, which must not block.
+    """The thread that steps one engine. It calls `on_events` and `on_busy`.
 
+    `on_events` may block until the reader has room, as `ThreadBridge.post` does. `on_busy` must not block.
     `on_busy(True)` precedes the first step of a busy period. `on_busy(False)` follows the events that left the engine
     without work. `limit` bounds the requests from `submit` to their last event. If the engine still needs its probe and
     no request arrives within `probe_after_s`, the probe runs alone.
@@ -96,7 +97,7 @@ class EngineThread:
 
     @property
     def stalled_s(self) -> float:
-        """Return for how many seconds the engine's step has finished no layer; 0 between steps."""
+        """Return for how many seconds the engine's step has begun no layer; 0 between steps."""
         since_s = self._step_started_s
         return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
 

@@ -2,9 +2,9 @@
 
 Back-pressure: while the client's connection accepts nothing, tokens wait here. They are sent as one piece later. The
 engine does not pause for a reader. If MAX_TOKENS wait and the oldest has waited for SLOW_READER_S, the request is
-cancelled as `SlowReader`. Both conditions are needed: a reader without a processor for a moment is not slow, however
-fast the engine is. A reader takes all waiting events at once. So a stream holds at most MAX_TOKENS, or what the engine
-makes in SLOW_READER_S if that is more.
+cancelled as `SlowReader`. Neither condition is enough alone: a reader that did not get the CPU for a moment isn't slow.
+A reader takes all waiting events at once. So a stream holds at most MAX_TOKENS, or the tokens that the engine makes in
+SLOW_READER_S if they are more.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class EventStream:
         return self._cost
 
     def abandon(self, failure: Failure) -> None:
-        """End the stream and cancel the request in the engine. `take` raises the first failure given here."""
+        """End the stream and cancel the request in the engine. `next_events` raises the first failure given here."""
         if self._failure is not None:
             return
         self._failure = failure

@@ -1,6 +1,6 @@
 """The interface of an engine: requests, events, and the calls of its thread.
 
-The API side imports only this file and the thread. It handles text, streams and deadlines; the engine knows token ids.
+The API side handles text, streams and deadlines; the engine knows token ids. `engine_thread.py` makes all calls.
 No torch and no numpy here: arrays have the type Any.
 """
 
@@ -179,12 +179,12 @@ class Engine(Protocol):
 
     @property
     def busy_ns(self) -> int:
-        """Return the nanoseconds spent in steps: what requests were charged, plus probes that ran alone."""
+        """Return the nanoseconds spent in steps: what requests were charged, plus the probe's share."""
         ...
 
     @property
     def progressed_s(self) -> float:
-        """Return when a step last finished a layer, in CLOCK_MONOTONIC seconds; 0 if layers are not followed. A step
+        """Return when a step last began a layer, in CLOCK_MONOTONIC seconds; 0 if layers are not followed. A step
         over a long prompt may take minutes on a busy core; one without progress hangs. Read from any thread.
         """
         ...

@@ -73,8 +73,8 @@ def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAl
     left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER_TENANT}))
     prefills: list[TokenAllotment] = []
     if OWNER_TENANT in prompts and len(prompts) > 1:
-        # The owner's first token arrives at the end of this step. So the owner gets at least half of it, and guests
-        # compute no more than the owner, or the minimum.
+        # The owner's first token arrives at the end of this step. So the owner gets at least half of the budget, and
+        # the guests together get at most as much as the owner (or the minimum).
         guests = sum(needs.values()) - needs[OWNER_TENANT]
         part = min(needs[OWNER_TENANT], max(left - left // 2, left - guests))
         left = min(left - part, max(part, budget.min_prefill_tokens))

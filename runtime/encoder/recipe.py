@@ -1,6 +1,7 @@
 """Read from a sentence-transformers directory how an encoder's output becomes an embedding. Pure.
 
-A supported recipe is computed exactly. Everything else that such a directory can ask for is refused with file and rule.
+A supported recipe is computed exactly. Other modules, poolings and values of the keys that are read are refused with
+file and rule. Unknown keys are ignored.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""Own the state of a replica process: parked, restoring, ready, asleep, draining, failed.
+"""Own the state of a replica process: parked (STANDBY), restoring, ready, asleep, draining, failed.
+
+A replica sleeps with its weights in host memory (ASLEEP) or without them (ASLEEP2).
 
 `version_restore.py` does a restore, `inference_api.py` responds to requests.
 """
@@ -200,7 +202,9 @@ class RuntimeReplica:
         log.info("asleep")
 
     async def release_weights(self) -> None:
-        """Also release a sleeping version's weights. Raises `Refused`: Conflict if not asleep, else it has failed."""
+        """Also release a sleeping version's weights. Raises `Refused`: Conflict if the replica is not asleep. After any
+        other failure the replica is FAILED.
+        """
         async with self._operation_lock:
             self._require_state(RuntimeState.ASLEEP, "to drop its weights")
             kept = self._suspend_handle

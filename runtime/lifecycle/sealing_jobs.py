@@ -1,7 +1,7 @@
 """Gate and seal a draft: verify, before a version exists, everything that its restores will rely on.
 
-A seal proves that the fast binding is exact, what the model answers, that our engine gives the same answers, and that
-the text codec loads.
+A seal records what the model answers, and whether the fast binding is exact. It is written only if our engine gives the
+same answers and the text codec loads. `predictor_sealing.py` seals a predictor, which has neither binding nor codec.
 """
 
 import logging
@@ -53,8 +53,10 @@ def gate(job: GateJob) -> GateFacts:
 def seal(
     job: SealJob, acquire: AcquireLease, *, for_devices: bool = False, filters: FilterClient | None = None
 ) -> SealAttestation:
-    """Return the seal of a draft. Raises `Refused` with what is wrong with the draft. With `for_devices` the seal
-    includes the checksum that a device must find over the bytes. It takes 0.65 s of a core per GB.
+    """Return the seal of a draft. Raises `Refused` with the draft's fault, and OSError if a disk or peer failed.
+
+    With `for_devices` the seal includes the checksum that a device must find over the bytes, except a predictor's. It
+    takes 0.65 s of a core per GB.
     """
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, read_pinned_files(weights.lease)

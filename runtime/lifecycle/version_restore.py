@@ -1,4 +1,4 @@
-"""Restore a version: lease, tensors, model, engine. Also suspend and resume it. All calls block, in one thread.
+"""Restore a version: lease, tensors, model, engine. Also suspend and resume it. All calls block; make one at a time.
 
 Each step may raise `Refused`; the process then serves nothing. A sleeping replica has no engine and no KV cache. It
 wakes by the steps that it needs.
@@ -72,7 +72,7 @@ class _StageRecorder:
         self._on_stage(span)
 
     def end_before_others(self, stage: Stage) -> None:
-        """End a stage that the other stages needed: none of them counts as ended before it."""
+        """End a stage that others depend on. Move their ends to this time if they were earlier."""
         self.end(stage)
         *others, first = self._ended
         self._ended = [first, *(StageSpan(each.stage, max(each.after_us, first.after_us)) for each in others)]
@@ -91,8 +91,9 @@ class _RestoreCache:
 class SuspendedModel:
     """A bound model without an engine. It keeps its lease until `drop`, which also releases the weights.
 
-    `resume_model` undoes `release` and `drop`. Copies on a device are never kept: `resume_model` makes them again from
-    the lease. `bound` is None for a model that is rebuilt from the lease's bytes. One call at a time.
+    `resume_model` undoes `drop`. Copies on a device are never kept: `resume_model` makes them again from the lease.
+    `release` detaches the engine's backend, and the next engine attaches its own. `bound` is None for a model that is
+    rebuilt from the lease's bytes. One call at a time.
     """
 
     def __init__(self, weights: Weights, bound: BoundModel | None, acquire: AcquireLease) -> None:
@@ -130,9 +131,14 @@ class SuspendedModel:
         self._lease.close()
 
     def resume_model(self, request: BindRequest, stages: _StageRecorder) -> Weights:
-        """Return the weights with the model over them, as they were or with a new lease. Raises `Refused`."""
+        """Return the weights with the model over them. Raises `Refused`.
+
+        (1) They were kept: return them. (2) The lease was kept: copy them to the device again. (3) Acquire a new lease.
+        """
+        # (1)
         if self._weights is not None:
             return self._weights
+        # (2) and (3)
         if self._recopy is not None:
             weights = self._recopy()
         else:
@@ -218,7 +224,7 @@ def _start_engine(
     if is_partial_lease:
         lease.wait_until_whole()
         stages.end_before_others(Stage.LEASED)
-    # A wake verifies the answers that are known already. Answers that it recorded itself would prove nothing.
+    # A wake must check against the recorded answers. It must not record new ones.
     before = replace(known, proven=replace(proven, recorded=None))
 
     def serve(

@@ -144,8 +144,8 @@ class Weights:
     """A lease and its tensors.
 
     On a CPU the tensors are views of the lease: valid while it is open, readable once it is whole. On a device they are
-    copies; `recopy` makes them again, and `host_tensors` returns the views. `device_checksum` covers the bytes, if a
-    device has or will get them.
+    copies; `recopy` makes them again, and `host_tensors` returns the views. `device_checksum` is the checksum that a
+    device computes over the bytes. It is None if no device has them or will get them.
     """
 
     lease: Lease
@@ -202,7 +202,7 @@ def require_file(files: PinnedFiles, name: str) -> bytes:
 
 
 def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
-    """Return a gate job for a version that is sealed already. Raises `Refused`."""
+    """Return the gate job of a stored version or draft. Raises `Refused` if it has no config."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
     }

@@ -55,7 +55,7 @@ _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 
 def check_architecture(job: GateJob) -> GateFacts:
-    """Return the facts of a servable decoder. Raises `Refused(ArtifactRejected)` with 'config.json' or a tensor."""
+    """Return the facts of a servable decoder. Raises `Refused(ArtifactRejected)` naming config.json or the tensor."""
     values = config_values(job.config_json)
     family = family_of(values, DECODERS)
     dtype_name = dtype_of(values, job.tensors)

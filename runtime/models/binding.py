@@ -1,4 +1,6 @@
-"""Bind verified tensors to a model of transformers' classes, without copying or touching a byte of them.
+"""Bind verified tensors to a model of transformers' classes. Parameters are views of the tensors.
+
+Two cases copy: fused parameters whose parts are not adjacent in memory, and a move to another device.
 
 There are two ways. `library` is transformers' own loader, right by definition. `fast` builds the modules with
 parameters on the meta device and puts the tensors into them; it is right if `find_differences` found nothing at
@@ -58,8 +60,8 @@ def bind(
     dtype: torch.dtype,
     device: torch.device,
 ) -> BoundModel:
-    """Return the model of `manifest` over `tensors`. The tensors are read-only views that must outlive the model; they
-    are copied only to another device. Raises `Refused(ArtifactRejected)` if manifest, config and tensors do not match.
+    """Return the model of `manifest` over `tensors`. The tensors are read-only views that must outlive the model.
+    Raises `Refused(ArtifactRejected)` if manifest, config and tensors do not match.
     """
     engine = manifest.engine
     try:

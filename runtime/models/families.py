@@ -66,7 +66,7 @@ class Family:
     ignored: frozenset[str] = frozenset()  # tensors of older checkpoints that the library computes itself
     kind: Kind = "generate"
     attention: str = ATTENTION  # an encoder uses the library's own, since it has no KV cache
-    pads_positions: bool = False  # positions count from the id after the padding's
+    pads_positions: bool = False  # the first position is pad_token_id + 1
 
     def positions_taken(self, config: PreTrainedConfig) -> int:
         """Return how many rows of the position table no token uses."""

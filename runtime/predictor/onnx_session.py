@@ -31,8 +31,8 @@ class OnnxSession:
     """One model on `threads` cores. Create it after the fork; use it in one thread."""
 
     def __init__(self, model: bytes, signature: Signature, threads: int) -> None:
-        """Raises `Refused`: Unavailable without the library, ArtifactRejected if the library rejects the graph or reads
-        another signature in it than intake did.
+        """Raises `Refused`: Unavailable without the library, ArtifactRejected if the library rejects the graph or finds
+        inputs or outputs that differ from the signature recorded at the push.
         """
         library = _library()
         options = library.SessionOptions()

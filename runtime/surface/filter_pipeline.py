@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 # In a prompt. Takes a quarter of a second for prose, seconds for numbers only; the deadline limits it.
 MAX_PROMPT_CHARACTERS: Final = 262_144
 MAX_UNDECIDED_CHARACTERS: Final = 65_536  # characters that a filter may leave undecided
-MAX_CONCURRENT_CHECKS: Final = 4  # per tenant; the filters have one thread, and one queue for a tenant's replicas
+MAX_CONCURRENT_CHECKS: Final = 4  # per tenant and replica; the filters have one thread, and one queue for a tenant
 _RETRY_PAUSE_S: Final = 0.02  # between attempts of one question; the filter process may be restarting
 _SLACK_S: Final = 5.0
 _CHECK_TIMEOUT_S: Final = FILTERS.timeout_s
@@ -53,8 +53,8 @@ _TEXTS: Final = ("content", "name")  # the fields of a message that a template c
 
 class FilterClient:
     """A client of the filter process, which may restart: an unanswered question is retried within its deadline. Each
-    tenant has at most MAX_CONCURRENT_CHECKS questions in the process; more wait here. If the process refused them and
-    they were retried, they would keep it from answering other tenants.
+    tenant has at most MAX_CONCURRENT_CHECKS questions of this replica in the process; more wait here. If the process
+    refused them and they were retried, they would keep it from answering other tenants.
     """
 
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
@@ -194,7 +194,7 @@ class OutputFilter:
         self._held = ""
 
     async def push(self, text: str, *, last: bool) -> FilteredText:
-        """Return the text that the client may have now. Raises as `FilterPipeline.look` does."""
+        """Return the text that the client may have now. Raises as `FilterPipeline.check_texts` does."""
         if not text and not (last and self._held):
             return FilteredText("")
         question = FilterRequest(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)

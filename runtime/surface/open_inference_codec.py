@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: decode requests against a version's signature, render responses. Pure.
+"""The Open Inference Protocol, version 2: decode requests against a version's signature, render responses. No I/O.
 
 Specification: kserve/open-inference-protocol, inference_rest. Tensors are JSON, nested or flat in row-major order.
 """

@@ -108,8 +108,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt's text, with special tokens as text, ready for the assistant's reply. Raises
-        `Refused(InvalidRequest)` with the template's own message if it rejects the messages.
+        """Return the prompt's text, with special tokens as text, ready for the assistant's reply.
+
+        Raises `Refused(InvalidRequest)`: with the template's own message if it rejects the messages, with the sandbox's
+        message if it needs too much work, and with the exception's class if it fails otherwise.
         """
         try:
             with budget():

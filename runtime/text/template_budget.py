@@ -1,7 +1,8 @@
 """The work budget of a chat template, and the cost of each operation. `template_sandbox.py` makes Jinja spend it.
 
 Work is counted, not timed, so whether a template renders never depends on the machine's load. An operation is paid for
-before it runs. If it can produce much from little, its cost is the size of its result.
+before it runs. If it can produce much from little, its cost is the size of its result. The result of a call or filter
+is also paid for afterwards.
 """
 
 import re

@@ -137,7 +137,10 @@ def check_token_rows(codec: TextCodec, vocab_size: int) -> None:
             _reject(TOKENIZER, f"{name} is id {token_id}, but the model has {vocab_size} rows")
     for stop_id in sorted(codec.stop_ids):
         if not 0 <= stop_id < vocab_size:
-            _reject(CONFIG, f"eos_token_id {stop_id}: must be a row of the model's {vocab_size}")
+            _reject(
+                CONFIG,
+                f"eos_token_id {stop_id}, here or in generation_config.json: must be a row of the model's {vocab_size}",
+            )
     if codec.template_file is not None:
         _check_template(codec, codec.template_file, vocab_size)
 
@@ -153,7 +156,7 @@ def check_fast_reader(tokenizer: bytes) -> None:
 def check_vocabulary(codec: TextCodec, vocab_size: int) -> None:
     """Check that the model has a row for every id of the vocabulary. Raises `Refused(ArtifactRejected)`."""
     if codec.vocab_size > vocab_size:
-        _reject(TOKENIZER, f"has {codec.vocab_size} tokens, the model {vocab_size}")
+        _reject(TOKENIZER, f"has id {codec.vocab_size - 1}, the model {vocab_size} rows")
 
 
 def _check_template(codec: TextCodec, path: str, vocab_size: int) -> None:

@@ -2,7 +2,7 @@
 
 The library first parses the file into an untyped tree and holds the interpreter's lock: half a second for 128,000
 tokens, in which nothing else in the process runs. The fast way parses vocabulary and merges here and builds the same
-tokenizer from them. The library reads a file with unknown fields or with a different result.
+tokenizer from them. If the file has unknown fields, or if the fast way gives other ids, the library reads it instead.
 
 The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
 as a BaseException that is no Exception. So all loading and encoding is in this module, which names the artifact in its
@@ -159,7 +159,7 @@ def _template(processor: dict[str, Any]) -> tuple[int, int]:
 
 
 def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
-    """Return a `tokenizers.Tokenizer`. Raises the library's exceptions, whose only common base is Exception."""
+    """Return a `tokenizers.Tokenizer`. Raises the library's exceptions, whose only common base is BaseException."""
     if len(raw) >= large and (fast := _try_fast(raw)) is not None:
         return fast
     return Tokenizer.from_buffer(raw)

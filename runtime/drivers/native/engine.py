@@ -225,9 +225,9 @@ class ModelEngine:
         """Start waiting requests while their KV blocks are free.
 
         The oldest request of the tenant with the fewest blocks is next. If it does not fit yet, only the owner's
-        request may overtake it, within the blocks that are reserved for the owner. So no request starves, with one
-        exception: a guest's request that needs reserved blocks waits, overtaken by others, while the owner runs
-        anything.
+        request may overtake it, within the blocks that are reserved for the owner. No request starves, with one
+        exception. While the owner runs anything, a guest's request that needs reserved blocks waits. Others overtake
+        it.
         """
         reserved = self._pool.total // OWNER_RESERVE_DIVISOR
         while self._waiting and len(self._running) < self._max_running:
@@ -270,7 +270,7 @@ class ModelEngine:
         return sequence
 
     def _compute(self, work: Sequence[tuple[LiveSequence, int]]) -> None:
-        """Run one forward over `work`, with the probe's row if it is still due."""
+        """Run one forward over `work`, together with the probe if it is still due."""
         began_ns = self._clock_ns()
         slices = [_next_slice(sequence, count) for sequence, count in work]
         probe = self._probe

@@ -1,6 +1,7 @@
 """Attention by one SDPA call per sequence, over a head-major pool. The CPU's backend, and the reference on any device.
 
-Query heads that share a key head are packed into one call, because `enable_gqa` and repeated keys are 5-7 times slower.
+For a single query row, heads that share a key head are packed into one matrix, because `enable_gqa` and repeated keys
+are 5-7 times slower. Longer slices expand the keys instead.
 Gathering a sequence's blocks costs no more than a contiguous pool. (Measured on a CPU in bfloat16.)
 """
 

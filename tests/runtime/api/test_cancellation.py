@@ -80,7 +80,7 @@ async def _cut_body(each: Bench, request_id: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_hundred_requests_leave_no_state(tmp_path: Path, seed: int) -> None:
+async def test_cancelled_requests_leave_no_state(tmp_path: Path, seed: int) -> None:
     """After 120 concurrent requests in all ways of ending, everything is as before."""
     chance = random.Random(seed)
 

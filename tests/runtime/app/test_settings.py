@@ -19,12 +19,13 @@ def test_defaults() -> None:
 
 
 def test_each_variable_is_read() -> None:
+    """The tests of `peer_settings.py` cover the addresses and certificates."""
     env = {
         "KELVIN_DATA": "/d", "KELVIN_LIFELINE_FD": "7", "KELVIN_RUNTIME_DRAIN_S": "5", "KELVIN_RESTORE_S": "1.5",
-        "KELVIN_FILTERS": "on",
+        "KELVIN_FILTERS": "on", "KELVIN_STEP_S": "4.5",
     }  # fmt: skip
     settings = read_settings(env)
-    assert (settings.lifeline_fd, settings.drain_s, settings.restore_s) == (7, 5, 1.5)
+    assert (settings.lifeline_fd, settings.drain_s, settings.restore_s, settings.step_s) == (7, 5, 1.5, 4.5)
     assert settings.filters
     assert not read_settings({"KELVIN_DATA": "/d"}).filters
 

@@ -1,4 +1,4 @@
-"""A warmed-up standby restores and answers exactly like another one."""
+"""A warm-up runs a decoder's restore and leaves nothing changed."""
 
 import torch
 
@@ -15,7 +15,7 @@ def test_warm_up_runs_every_step_of_a_restore() -> None:
 
 
 def test_warm_up_leaves_no_state() -> None:
-    """torch's defaults are unchanged, and the next model matches its probe."""
+    """torch's defaults are unchanged, and the fast binding of the next model is exact."""
     defaults = torch.get_default_dtype(), torch.is_grad_enabled()
     for step in WarmUp().steps:
         step()

@@ -1,4 +1,7 @@
-"""A step takes every decode, then prompts in order of arrival up to its budget. Costs are divided exactly."""
+"""A step takes every decode, then prompts up to its budget. Costs are divided exactly.
+
+Tenants share the budget. A tenant's prompts run in order of arrival.
+"""
 
 import pytest
 from hypothesis import given

@@ -153,6 +153,19 @@ async def test_busy_replica_does_not_sleep(tmp_path: Path) -> None:
     await replica.close()
 
 
+async def test_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
+    """A replica that has not reproduced its known answers stays ready if it is asked to sleep."""
+    engine = ScriptedEngine(saying("hello"))
+    replica = replica_of(tmp_path, fake_work(engine))
+    await replica.bind(BIND)
+    engine.needs_probe = True  # it runs 0.25 s later at the earliest
+    with pytest.raises(Refused) as caught:
+        await replica.sleep()
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    await replica.close()
+
+
 async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
     """A failed wake returns its failure, and the process may exit."""
 

@@ -308,5 +308,5 @@ def test_ids_with_gaps() -> None:
     words[unmerged] = ROWS + 5
     codec = TextCodec(files(json.dumps(state).encode()))
     check_token_rows(codec, ROWS)
-    with pytest.raises(Refused, match="tokens, the model"):
+    with pytest.raises(Refused, match=f"has id {ROWS + 5}, the model {ROWS} rows"):
         check_vocabulary(codec, ROWS)
