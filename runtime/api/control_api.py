@@ -157,33 +157,34 @@ class BindHandler:
     has disconnected. It ends within `bind_timeout_s` seconds, with a ready or a failed replica.
     """
 
-    def __init__(self, parked: ParkedSpec, replica: RuntimeReplica, end: asyncio.Event, bind_timeout_s: float) -> None:
-        """Setting `end` makes the process drain and exit. The pod's supervisor then starts a fresh process."""
+    def __init__(self, parked: ParkedSpec, replica: RuntimeReplica, stop: asyncio.Event, bind_timeout_s: float) -> None:
+        """Setting `stop` makes the process drain and exit. The pod's supervisor then starts a fresh process."""
         self._parked = parked
         self._replica = replica
-        self._end = end
+        self._stop = stop
         self._bind_timeout_s = bind_timeout_s
-        self._taken: BindPodRequest | None = None
+        self._bound_order: BindPodRequest | None = None
         self._binding: asyncio.Task[BindResponse] | None = None
 
     def __repr__(self) -> str:
-        return f"<BindHandler {'parked' if self._taken is None else self._taken.version[:12]} {self._replica!r}>"
+        state = "parked" if self._bound_order is None else self._bound_order.version[:12]
+        return f"<BindHandler {state} {self._replica!r}>"
 
-    async def bind(self, take: BindPodRequest) -> BindResponse:
+    async def bind(self, order: BindPodRequest) -> BindResponse:
         """Bind the version and return the reply. Cancelling a caller does not stop the bind.
 
         Raises `Refused`. Four failures change nothing: InvalidRequest and CapacityExceeded (the version does not fit
         here), Conflict (another version is bound, or the replica drains) and Unavailable (the process is about to end).
         Any other failure is the reason why the process has failed.
         """
-        if self._taken is None:
-            self._check(take)
-            if self._end.is_set():
+        if self._bound_order is None:
+            self._check(order)
+            if self._stop.is_set():
                 raise Refused(Unavailable("this pod"))
-            self._taken = take
-            self._binding = asyncio.create_task(self._bind(take), name="bind")
+            self._bound_order = order
+            self._binding = asyncio.create_task(self._bind(order), name="bind")
             self._binding.add_done_callback(_retrieve_exception)
-        elif not _is_same_version(self._taken, take):
+        elif not _is_same_version(self._bound_order, order):
             raise Refused(Conflict("version", "another one is bound here; it must be released first"))
         elif self._replica.failure is not None:
             raise Refused(self._replica.failure)
@@ -192,21 +193,21 @@ class BindHandler:
         assert self._binding is not None
         return await asyncio.shield(self._binding)
 
-    def release(self, take: BindPodRequest) -> bool:
+    def release(self, order: BindPodRequest) -> bool:
         """Make the process drain and exit. Return False if nothing is bound. Raises `Refused(Conflict)`."""
-        if self._taken is None:
+        if self._bound_order is None:
             return False
-        if not _is_same_version(self._taken, take):
+        if not _is_same_version(self._bound_order, order):
             raise Refused(Conflict("version", "another one is bound here"))
-        self._end.set()
+        self._stop.set()
         return True
 
-    async def _bind(self, take: BindPodRequest) -> BindResponse:
+    async def _bind(self, order: BindPodRequest) -> BindResponse:
         parked = self._parked
         bind = BindRequest(
-            tenant=take.tenant,
-            model=take.model,
-            version=take.version,
+            tenant=order.tenant,
+            model=order.model,
+            version=order.version,
             device_class=parked.device_class,
             threads=parked.threads,
             kv_bytes=parked.kv_bytes,
@@ -219,28 +220,30 @@ class BindHandler:
             self._replica.fail(failure)
             raise Refused(failure) from None
 
-    def _check(self, take: BindPodRequest) -> None:
+    def _check(self, order: BindPodRequest) -> None:
         parked = self._parked
-        if take.device_class != parked.device_class:
-            raise Refused(InvalidRequest("device_class", take.device_class[:80], f"must be {parked.device_class} here"))
-        if take.store != parked.store:
-            raise Refused(InvalidRequest("store", take.store[:200], "must be the store that this pod reads"))
-        if parked.weight_bytes and take.weight_bytes > parked.weight_bytes:
-            raise Refused(CapacityExceeded("this pod", take.weight_bytes, parked.weight_bytes))
+        if order.device_class != parked.device_class:
+            raise Refused(
+                InvalidRequest("device_class", order.device_class[:80], f"must be {parked.device_class} here")
+            )
+        if order.store != parked.store:
+            raise Refused(InvalidRequest("store", order.store[:200], "must be the store that this pod reads"))
+        if parked.weight_bytes and order.weight_bytes > parked.weight_bytes:
+            raise Refused(CapacityExceeded("this pod", order.weight_bytes, parked.weight_bytes))
 
 
-def build_bind_api(orders: BindHandler, replica: RuntimeReplica) -> FastAPI:
+def build_bind_api(handler: BindHandler, replica: RuntimeReplica) -> FastAPI:
     """Return the application with a parked pod's orders. Its listener must authenticate the caller."""
     app = FastAPI(openapi_url=None)
     install_failure_handlers(app)
 
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
-        return answer(await orders.bind(await read(request, BindPodRequest)))
+        return answer(await handler.bind(await read(request, BindPodRequest)))
 
     @app.post("/control/release")
     async def release(request: Request) -> Response:
-        return Response(status_code=202 if orders.release(await read(request, BindPodRequest)) else 204)
+        return Response(status_code=202 if handler.release(await read(request, BindPodRequest)) else 204)
 
     @app.get("/control/state")
     async def state() -> Response:

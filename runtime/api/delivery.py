@@ -92,16 +92,16 @@ class Delivery:
         answer: AnswerBuilder,
         send: Send,
         on_commit: Callable[[], None],
-        fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
-        on_last: Callable[[], None] = lambda: None,
+        extra_headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
+        before_last_frame: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fields` returns additional response headers. `on_last` is called before the last frame is written."""
+        """`before_last_frame` is called before the last frame is written."""
         self._served_request = served_request
         self._answer = answer
         self._send = send
         self._on_commit = on_commit
-        self._fields = fields
-        self._on_last = on_last
+        self._extra_headers = extra_headers
+        self._before_last_frame = before_last_frame
         self._prefilled_us: int | None = None
         self._sent_at = time.monotonic()
 
@@ -176,11 +176,11 @@ class Delivery:
             if not self._served_request.committed:
                 self._served_request.committed = True
                 self._on_commit()
-                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields()]
+                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._extra_headers()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self._served_request.ended = last and not self._served_request.disconnected
             if last:  # before the frame: the activator sends its next request once it has read it
-                self._on_last()
+                self._before_last_frame()
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
         self._sent_at = time.monotonic()
 

@@ -89,7 +89,9 @@ async def serve(
         url = inner.url if parked is None else ""  # other processes know a parked pod's address already
         work = build_operations(agent or directory, settings.restore_s, filters)
         replica = RuntimeReplica(runtime_id, meter, work, url, step_s=settings.step_s)
-        keep = build_seal_uploader(inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER))
+        upload_seal = build_seal_uploader(
+            inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
+        )
         attach_replica(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)
         remote_app: tuple[ASGIApp, Rules] = api, RULES
@@ -98,9 +100,9 @@ async def serve(
         try:
             async with Loops() as loops, asyncio.TaskGroup() as tasks:
                 loops.start("engine watch", replica.watch)
-                keeping = partial(upload_recorded_seal, replica, keep)
+                upload_loop = partial(upload_recorded_seal, replica, upload_seal)
                 loops.start(
-                    "known answers", keeping, takes_readiness=False
+                    "known answers", upload_loop, takes_readiness=False
                 )  # optional: other replicas record them again
                 if gpus is not None:
                     loops.start("GPU watch", partial(gpus.run, replica.drain))
@@ -109,9 +111,9 @@ async def serve(
                     tasks.create_task(_drain_on_stop(stop, replica, settings), name="drain"),
                 )
                 ended = asyncio.Event()
-                tasks.create_task(_wait_for_exit(replica, orphans, ended), name="end")
+                tasks.create_task(_wait_for_exit(replica, orphans, ended), name="wait for exit")
                 if initial_bind is not None:
-                    tasks.create_task(_bind_initial(replica, initial_bind), name="take")
+                    tasks.create_task(_bind_initial(replica, initial_bind), name="bind")
                 await inner.serve(api, listener, remote_app[1], ended, _LAST_FRAMES_S, remote_app=remote_app[0])
                 await loops.close()
                 for task in background_tasks:
@@ -210,25 +212,25 @@ async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> Non
     seal = replica.recorded
     if seal is None:
         return
-    told = {"tenant": seal.tenant, "version": seal.seal.version}
+    log_fields = {"tenant": seal.tenant, "version": seal.seal.version}
     for pause_s in (*_SEAL_PAUSES_S, None):
         try:
             await keep(seal)
         except Refused as refused:
-            log.warning("known answers were not kept", extra={**told, "why": refused.failure.message})
+            log.warning("known answers were not kept", extra={**log_fields, "why": refused.failure.message})
             if pause_s is None or not refused.failure.retryable:
                 return
             await asyncio.sleep(pause_s)
         else:
-            log.info("known answers of this engine are kept", extra=told)
+            log.info("known answers of this engine are kept", extra=log_fields)
             return
 
 
-def build_seal_uploader(way: Connector) -> UploadSeal:
+def build_seal_uploader(connector: Connector) -> UploadSeal:
     """Return a function that sends a seal to the snapshotter."""
 
     async def keep(found: KeepSeal) -> None:
-        client = ServiceClient.from_connector(way, "the snapshotter", limit=1)
+        client = ServiceClient.from_connector(connector, "the snapshotter", limit=1)
         try:
             await client.call("POST", "/internal/v1/seals", type(None), body=found, timeout_s=_SEAL_S)
         finally:

@@ -83,7 +83,7 @@ class _RestoreCache:
     """Files, model, codec and filters of the first restore, which a wake reuses."""
 
     files: PinnedFiles
-    proven: VerifiedModel
+    verified: VerifiedModel
     codec: TextCodec | EmbeddingCodec
     filter_pipeline: FilterPipeline | None
 
@@ -184,17 +184,17 @@ def restore(
         weights.lease.wait_until_whole()
     if is_whole := weights.lease.is_whole:
         stages.end(Stage.LEASED)
-    proven = bind_verified(request.version, weights, files, device)
+    verified = bind_verified(request.version, weights, files, device)
     stages.end(Stage.BOUND)
-    known = _RestoreCache(files, proven, _build_codec(weights.lease, files, proven), filter_pipeline)
-    return _start_engine(request, callbacks, weights, known, acquire, stages, is_partial_lease=not is_whole)
+    cache = _RestoreCache(files, verified, _build_codec(weights.lease, files, verified), filter_pipeline)
+    return _start_engine(request, callbacks, weights, cache, acquire, stages, is_partial_lease=not is_whole)
 
 
-def _build_codec(lease: Lease, files: PinnedFiles, proven: VerifiedModel) -> TextCodec | EmbeddingCodec:
+def _build_codec(lease: Lease, files: PinnedFiles, verified: VerifiedModel) -> TextCodec | EmbeddingCodec:
     if lease.manifest.engine.kind == "embed":
-        return EmbeddingCodec(files, proven.facts.vocab_size)
+        return EmbeddingCodec(files, verified.facts.vocab_size)
     text = TextCodec(files)
-    check_token_rows(text, proven.facts.vocab_size)
+    check_token_rows(text, verified.facts.vocab_size)
     return text
 
 
@@ -202,7 +202,7 @@ def _start_engine(
     request: BindRequest,
     callbacks: EngineCallbacks,
     weights: Weights,
-    known: _RestoreCache,
+    cache: _RestoreCache,
     acquire: AcquireLease,
     stages: _StageRecorder,
     *,
@@ -213,11 +213,13 @@ def _start_engine(
     weight is read before it is complete. With `probes_first` the engine must reproduce the known answers before this
     returns.
     """
-    lease, proven, codec = weights.lease, known.proven, known.codec
+    lease, verified, codec = weights.lease, cache.verified, cache.codec
     limits = lease.manifest.limits
     embeds = isinstance(codec, EmbeddingCodec)
     engine = (
-        _build_encoder(request, proven, known.files) if embeds else _build_decoder(request, proven, limits.max_streams)
+        _build_encoder(request, verified, cache.files)
+        if embeds
+        else _build_decoder(request, verified, limits.max_streams)
     )
     thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
     stages.end(Stage.READY)
@@ -225,15 +227,15 @@ def _start_engine(
         lease.wait_until_whole()
         stages.end_before_others(Stage.LEASED)
     # A wake must check against the recorded answers. It must not record new ones.
-    before = replace(known, proven=replace(proven, recorded=None))
+    wake_cache = replace(cache, verified=replace(verified, recorded=None))
 
-    def serve(
+    def restart(
         request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
     ) -> ServedVersion:
-        return _start_engine(request, callbacks, weights, before, acquire, stages, probes_first=probes_first)
+        return _start_engine(request, callbacks, weights, wake_cache, acquire, stages, probes_first=probes_first)
 
-    kept = _build_suspend_handle(
-        SuspendedModel(weights, proven.bound, acquire), serve, has_device_copies=weights.recopy is not None
+    suspend_handle = _build_suspend_handle(
+        SuspendedModel(weights, verified.bound, acquire), restart, has_device_copies=weights.recopy is not None
     )
     serving: ServedVersion
     if isinstance(codec, EmbeddingCodec):
@@ -244,10 +246,10 @@ def _start_engine(
             thread=thread,
             spans=stages.spans,
             bytes_by_tier=lease.bytes_by_tier,
-            recorded=proven.recorded,
-            kept=kept,
+            recorded=verified.recorded,
+            kept=suspend_handle,
             codec=codec,
-            dimensions=proven.facts.dimensions,
+            dimensions=verified.facts.dimensions,
         )
     else:
         serving = ServedDecoder(
@@ -257,12 +259,12 @@ def _start_engine(
             thread=thread,
             spans=stages.spans,
             bytes_by_tier=lease.bytes_by_tier,
-            recorded=proven.recorded,
-            kept=kept,
+            recorded=verified.recorded,
+            kept=suspend_handle,
             codec=codec,
-            context_tokens=min(proven.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
-            defaults=sampling_defaults(known.files),
-            filter_pipeline=known.filter_pipeline,
+            context_tokens=min(verified.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
+            defaults=sampling_defaults(cache.files),
+            filter_pipeline=cache.filter_pipeline,
         )
     thread.start()
     return serving
@@ -287,7 +289,7 @@ _StartEngine = Callable[[BindRequest, EngineCallbacks, Weights, _StageRecorder, 
 
 
 def _build_suspend_handle(
-    suspended: SuspendedModel, serve: _StartEngine, *, has_device_copies: bool = False
+    suspended: SuspendedModel, restart: _StartEngine, *, has_device_copies: bool = False
 ) -> SuspendHandle:
     """Return the operations of a sleeping version. If weights were dropped, a wake verifies the known answers before it
     is ready and not in the first batch. Waiting requests then go to another replica and don't fail with this one.
@@ -297,7 +299,7 @@ def _build_suspend_handle(
         stages = _StageRecorder(callbacks)
         torch.set_num_threads(request.threads)
         probes_first = suspended.has_released_weights
-        return serve(request, callbacks, suspended.resume_model(request, stages), stages, probes_first)
+        return restart(request, callbacks, suspended.resume_model(request, stages), stages, probes_first)
 
     return SuspendHandle(suspended.release, resume, suspended.drop, has_device_copies=has_device_copies)
 
@@ -308,7 +310,7 @@ def _start_predictor(
     weights: Weights,
     acquire: AcquireLease,
     stages: _StageRecorder,
-    known: Probe | None = None,
+    known_probe: Probe | None = None,
     *,
     probes_first: bool = False,
 ) -> ServedVersion:
@@ -316,12 +318,14 @@ def _start_predictor(
     lease = weights.lease
     limits, signature = lease.manifest.limits, predictor.require_signature(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)
-    probe, recorded = (known, None) if known else predictor.load_known_answers(request.version, lease, session)
+    probe, recorded = (
+        (known_probe, None) if known_probe else predictor.load_known_answers(request.version, lease, session)
+    )
     stages.end(Stage.BOUND)
     engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
     thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
 
-    def serve(
+    def restart(
         request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
     ) -> ServedVersion:
         return _start_predictor(request, callbacks, weights, acquire, stages, probe, probes_first=probes_first)
@@ -336,30 +340,30 @@ def _start_predictor(
         spans=stages.spans,
         bytes_by_tier=lease.bytes_by_tier,
         recorded=recorded,
-        kept=_build_suspend_handle(SuspendedModel(weights, None, acquire), serve),
+        kept=_build_suspend_handle(SuspendedModel(weights, None, acquire), restart),
         signature=signature,
     )
 
 
-def _build_decoder(request: BindRequest, proven: VerifiedModel, max_streams: int) -> Engine:
+def _build_decoder(request: BindRequest, verified: VerifiedModel, max_streams: int) -> Engine:
     return ModelEngine(
-        proven.bound,
-        proven.facts,
+        verified.bound,
+        verified.facts,
         version=request.version,
         kv_bytes=request.kv_bytes,
         device=resolve_device(request.device_class),
-        probe=proven.probe,
+        probe=verified.probe,
         max_running=max_streams,
         max_waiting=max_streams,
     )
 
 
-def _build_encoder(request: BindRequest, proven: VerifiedModel, files: PinnedFiles) -> Engine:
+def _build_encoder(request: BindRequest, verified: VerifiedModel, files: PinnedFiles) -> Engine:
     return EncoderEngine(
-        proven.bound,
+        verified.bound,
         read_recipe(files),
-        proven.facts,
+        verified.facts,
         version=request.version,
         device=resolve_device(request.device_class),
-        probe=proven.probe,
+        probe=verified.probe,
     )

@@ -228,9 +228,9 @@ def bind_weights(weights: Weights, files: PinnedFiles, bind_method: BindMethod, 
         return bind(manifest, config, weights.tensors, bind_method=bind_method, dtype=dtype, device=device)
     host = weights.host_tensors()
     bound = bind(manifest, config, host, bind_method=bind_method, dtype=dtype, device=torch.device("cpu"))
-    skeleton = DetachableModel(SERVED[manifest.engine.architecture], bound.module)
-    skeleton.detach_weights(host)
-    skeleton.attach_weights(weights.tensors)
+    detachable = DetachableModel(SERVED[manifest.engine.architecture], bound.module)
+    detachable.detach_weights(host)
+    detachable.attach_weights(weights.tensors)
     move_to_device(bound.module, device)
     return bound
 

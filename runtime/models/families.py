@@ -66,11 +66,11 @@ class Family:
     ignored: frozenset[str] = frozenset()  # tensors of older checkpoints that the library computes itself
     kind: Kind = "generate"
     attention: str = ATTENTION  # an encoder uses the library's own, since it has no KV cache
-    pads_positions: bool = False  # the first position is pad_token_id + 1
+    positions_start_after_padding: bool = False  # the first position is pad_token_id + 1
 
     def positions_taken(self, config: PreTrainedConfig) -> int:
         """Return how many rows of the position table no token uses."""
-        return config.pad_token_id + 1 if self.pads_positions else 0
+        return config.pad_token_id + 1 if self.positions_start_after_padding else 0
 
     def find_fusion(self, name: str) -> Fusion | None:
         """Return how parameter `name` is fused, or None if checkpoints store it as it is."""
@@ -95,7 +95,13 @@ def _encoder(
     model: type[nn.Module], config: type[PreTrainedConfig], model_type: str, *, pads: bool, attention: str = "sdpa"
 ) -> Family:
     return Family(
-        model, config, model_type, ignored=_POSITION_IDS, kind="embed", attention=attention, pads_positions=pads
+        model,
+        config,
+        model_type,
+        ignored=_POSITION_IDS,
+        kind="embed",
+        attention=attention,
+        positions_start_after_padding=pads,
     )
 
 

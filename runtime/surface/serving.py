@@ -55,7 +55,7 @@ class EncodingQueue:
 
     def __init__(self, max_inline_size: int = INLINE_CHARACTERS) -> None:
         """Work of a size above `max_inline_size` runs in the thread."""
-        self._longest_inline = max_inline_size
+        self._max_inline_size = max_inline_size
         self._executor = ThreadPoolExecutor(1, "encode")
         self._lock = FairLock("the queue of long inputs", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
 
@@ -69,7 +69,7 @@ class EncodingQueue:
 
     async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
         """Return the result of `work`. Raises its exception, and `Refused(Overloaded)` at once if too many wait."""
-        if size <= self._longest_inline:
+        if size <= self._max_inline_size:
             return work()
         async with self._lock.hold(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -79,7 +79,7 @@ def load_tokenizer(raw: bytes) -> Any:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         growth = _growth(_state(tokenizer.normalizer)) * _growth(_state(tokenizer.pre_tokenizer))
-        copies, added = _template(_state(tokenizer.post_processor))
+        copies, added = _post_processor_growth(_state(tokenizer.post_processor))
     if growth * copies > MAX_GROWTH:
         rule = f"it can make a text {growth * copies} times as long; at most {MAX_GROWTH} times is served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
@@ -143,12 +143,12 @@ def _growth(part: dict[str, Any]) -> int:
             return _GROWTH.get(part.get("type", ""), 1)
 
 
-def _template(processor: dict[str, Any]) -> tuple[int, int]:
+def _post_processor_growth(processor: dict[str, Any]) -> tuple[int, int]:
     """Return how often a post-processor repeats a text, and how many special tokens it adds at most."""
     match processor:
         case {"type": "Sequence", "processors": steps}:
             copies, added = 1, 0
-            for of_text, more in map(_template, steps):
+            for of_text, more in map(_post_processor_growth, steps):
                 copies, added = copies * of_text, added * of_text + more
             return copies, added
         case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": dict(special)}:

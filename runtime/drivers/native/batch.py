@@ -115,12 +115,12 @@ def build_batch(slices: Sequence[SequenceSlice], device: torch.device) -> FlatBa
     positions: list[int] = []
     rows: list[int] = []
     spans: list[BatchRows] = []
-    for piece in slices:
-        begin, count = len(ids), len(piece.tokens)
-        ids.extend(piece.tokens)
-        positions.extend(range(piece.start, piece.start + count))
-        rows.extend(range(begin + count - piece.logits, begin + count))
-        spans.append(BatchRows(begin, count, piece.start, piece.slots[: piece.start + count]))
+    for row_slice in slices:
+        begin, count = len(ids), len(row_slice.tokens)
+        ids.extend(row_slice.tokens)
+        positions.extend(range(row_slice.start, row_slice.start + count))
+        rows.extend(range(begin + count - row_slice.logits, begin + count))
+        spans.append(BatchRows(begin, count, row_slice.start, row_slice.slots[: row_slice.start + count]))
     host = torch.tensor(ids + positions + rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     on_device = host.to(device, non_blocking=True)
     total = len(ids)

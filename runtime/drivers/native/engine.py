@@ -242,8 +242,8 @@ class ModelEngine:
             sequence = min(able, key=lambda each: held[each.request.tenant])  # the oldest one of that tenant
             if self._try_start(sequence, unused):
                 continue
-            own = next((each for each in able if each.request.tenant == OWNER_TENANT), sequence)
-            if own is sequence or own.blocks_max > unused or not self._try_start(own, unused):
+            owner_next = next((each for each in able if each.request.tenant == OWNER_TENANT), sequence)
+            if owner_next is sequence or owner_next.blocks_max > unused or not self._try_start(owner_next, unused):
                 return
 
     def _try_start(self, sequence: LiveSequence, unused: int) -> bool:
@@ -294,8 +294,8 @@ class ModelEngine:
             self._poison(ProbeFailed(self._version, mismatch))
             return
         self._probe = None
-        for (sequence, count), rows_of_piece, token in zip(work, logits, tokens, strict=True):
-            self._advance(sequence, count, rows_of_piece, token)
+        for (sequence, count), slice_logits, token in zip(work, logits, tokens, strict=True):
+            self._advance(sequence, count, slice_logits, token)
 
     def _advance(self, sequence: LiveSequence, count: int, logits: torch.Tensor | None, token: int | None) -> None:
         """Apply the forward's result to one sequence."""

@@ -40,7 +40,7 @@ class ModelRunner:
         return self._backend.attended_s
 
     def run(self, slices: Sequence[SequenceSlice]) -> list[torch.Tensor | None]:
-        """Return the logits [piece.logits, V] of each slice, or None for a slice that raises even alone.
+        """Return the logits [row_slice.logits, V] of each slice, or None for a slice that raises even alone.
 
         A forward that raises is repeated slice by slice, which writes the same values to the pool again. Raises
         DeviceLost.
@@ -51,10 +51,10 @@ class ModelRunner:
             raise DeviceLost from error
         except Exception:
             if len(slices) == 1:
-                log.exception("a forward of one piece failed")
+                log.exception("a forward of one slice failed")
                 return [None]
-            log.warning("a forward of %d pieces failed; repeating them one by one", len(slices), exc_info=True)
-            return [self.run([piece])[0] for piece in slices]
+            log.warning("a forward of %d slices failed; repeating them one by one", len(slices), exc_info=True)
+            return [self.run([row_slice])[0] for row_slice in slices]
 
     @torch.inference_mode()
     def _forward(self, slices: Sequence[SequenceSlice]) -> tuple[torch.Tensor, ...]:
@@ -67,4 +67,4 @@ class ModelRunner:
             logits_to_keep=batch.logits_rows,
         )
         logits: torch.Tensor = answer.logits[0]
-        return torch.split(logits, [piece.logits for piece in slices])
+        return torch.split(logits, [row_slice.logits for row_slice in slices])
