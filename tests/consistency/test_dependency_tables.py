@@ -59,13 +59,13 @@ TAKEN_AWAY: Final = {
         "gate": "app/test_routes.py::test_passing_failures_can_be_repeated",
         "seal": "app/test_routes.py::test_passing_failures_can_be_repeated",
         "registry": "push/test_push_quota.py::test_a_tenants_own_limit",
-        "store": "test_dependencies.py::test_a_push_waits_for_the_store",
+        "store": "test_dependencies.py::test_push_succeeds_once_the_store_is_back",
     },
     "weightcache": {
         "store": "fetch/test_attestation_loader.py::test_a_start_without_the_store",
         "news": "fetch/test_attestation_loader.py::test_a_start_without_the_store",
-        "peers": "peers/test_peers.py::test_a_peer_that_is_away",
-        "peers' answers": "peers/test_peers.py::test_a_peer_that_fails",
+        "peers": "peers/test_peers.py::test_unreachable_peer_is_replaced_by_the_store",
+        "peers' answers": "peers/test_peers.py::test_failing_peer_is_replaced_by_the_store",
     },
 }
 NAMED: Final = frozenset(

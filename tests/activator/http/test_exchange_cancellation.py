@@ -15,7 +15,7 @@ class WatchedConnection(FakeConnection):
 
     watch, unwatch = ClientConnection.watch, ClientConnection.unwatch
     _client_left = ClientConnection._client_left
-    _gone: Callable[[], None] | None = None
+    _on_gone: Callable[[], None] | None = None
     _is_open = True
 
     @property
@@ -24,11 +24,11 @@ class WatchedConnection(FakeConnection):
 
     @property
     def gone(self) -> Callable[[], None] | None:
-        return self._gone
+        return self._on_gone
 
     def leave(self) -> None:
-        assert self._gone is not None
-        self._gone()
+        assert self._on_gone is not None
+        self._on_gone()
 
 
 async def _end_of(
