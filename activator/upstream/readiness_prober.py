@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S: Final = dependencies.POD.timeout_s
 AT_ONCE: Final = 64  # concurrent probes
 PATH: Final = "/healthz"
-# probe value, echoed; queue-proxy's name
-PROBE_TOKEN: Final = b"queue"
+PROBE_TOKEN: Final = b"queue"  # sent and echoed: queue-proxy's name, which a runtime without one echoes, too
 FIRST_S: Final = 0.025  # first pause between probes
 LAST_S: Final = 1.0  # longest pause, so that the end of a start is noticed soon
 SHARE: Final = 0.02  # pause as a fraction of the probing time so far
