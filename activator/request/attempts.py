@@ -63,8 +63,11 @@ class Attempts:
     ) -> None:
         """Send a complete answer to the client, retrying on other replicas.
 
-        A retry is safe if the replica was lost before its first byte, if it refused the request as `unavailable` (it
-        drains), or if it withdrew its answer (`weights_damaged`) before the client had any of it.
+        A retry is safe in three cases:
+
+        1. The replica was lost before its first byte.
+        2. The replica refused the request as `unavailable`, because it drains.
+        3. The replica withdrew its answer (`weights_damaged`) before the client had any of it.
 
         Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound) before an attempt if `is_current`
         returns False, because the request no longer goes to this version.
