@@ -117,14 +117,17 @@ async def ready(data: Path) -> None:
 
 
 class FeedReader:
-    """Reads the lines of a feed."""
+    """Reads the lines of a feed, without the heartbeats that it sends on a slow machine."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
 
     async def line(self) -> Feed:
         async with asyncio.timeout(30):
-            return msgspec.json.decode(await self._content.readline(), type=Feed)
+            while True:
+                line = msgspec.json.decode(await self._content.readline(), type=Feed)
+                if line != Feed(revision=line.revision):
+                    return line
 
 
 @asynccontextmanager
