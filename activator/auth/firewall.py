@@ -112,7 +112,7 @@ class Firewall:
                     raise _NoAnswer("garbage")
             if answer.status != 200:
                 raise _NoAnswer("garbage")
-            return decode(raw, FirewallVerdict, what="the firewall's verdict").verdict
+            return decode(raw, FirewallVerdict, field="the firewall's verdict").verdict
 
 
 def firewall_request(exchange: Exchange) -> FirewallRequest:

@@ -56,7 +56,7 @@ class FirstFrameLatencies(Generic[Of]):
         window, limits = self._windows.get(kind), self._limits
         if window is None or len(window) < limits.samples:
             return None
-        return max(limits.least_s, window.of(limits.share))
+        return max(limits.least_s, window.quantile(limits.share))
 
     def check_integrity(self) -> None:
         """Assert that every window is consistent, and that their number is bounded."""

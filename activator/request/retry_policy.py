@@ -83,7 +83,7 @@ def decide(tried: RetryState, now_s: float, remaining_s: float, draw: float, lim
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES
-    pause_s = draw * ExponentialBackoff(limits.first_s, limits.longest_s).after(count)
+    pause_s = draw * ExponentialBackoff(limits.first_s, limits.longest_s).delay_s(count)
     if pause_s >= remaining_s:
         return Withheld.DEADLINE
     assert tried.until_s is not None, "nothing has failed"

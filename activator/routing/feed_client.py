@@ -58,7 +58,7 @@ class FeedClient:
                 failures = 0 if self.connected else failures + 1
             finally:
                 self.connected = False
-            await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
+            await asyncio.sleep(BACKOFF.delay_s(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
     async def start_from_last_feed(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
         """Apply the feed that `load` finds, if the control plane is silent for PATIENCE_S. A snapshot replaces it."""

@@ -27,7 +27,7 @@ from kelvin.contracts.timeline import Stage, StageSpan
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.ipc.standby_lock import StandbyLock, try_acquire_standby_lock
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class FallbackScaler:
 
     def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
         if not self._is_heard():
-            self._publish_line(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+            self._publish_line(Feed(revision=0, failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
 
 
 async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:
@@ -220,6 +220,6 @@ def _held_slots(meters: Path) -> int:
     for page in meters.iterdir():
         # Foreign entries and dead processes raise. A page that is older than its process is of an earlier process.
         with suppress(OSError, ValueError):
-            born, meter = born_ns(int(page.name.partition(".")[0])), decode_meter(page.read_bytes())
+            born, meter = start_time_ns(int(page.name.partition(".")[0])), decode_meter(page.read_bytes())
             held += holds_slot(meter) and not meter.is_older_than(born)
     return held

@@ -37,7 +37,7 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.contracts.wire import BadJson, decoder
 from kelvin.ipc.connector import ConnectorFactory
-from kelvin.process.request_context import TRACEPARENT, cause
+from kelvin.process.request_context import TRACEPARENT, current_request
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class UpstreamRequest:
             self._headers["x-kelvin-once"] = upstream_headers.once
         if upstream_headers.degraded is not None:
             self._headers[RECORDED_STEP_HEADER] = upstream_headers.degraded
-        if (request_cause := cause()) is not None and request_cause.trace is not None:
+        if (request_cause := current_request()) is not None and request_cause.trace is not None:
             self._headers[TRACEPARENT] = str(request_cause.trace)
         self._answer: UpstreamResponse | None = None
         self._decoder = FrameDecoder()

@@ -103,7 +103,7 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
     )
     async def limit(by: Operator, tenant: str, request: Request) -> Response:
         wanted = await read(request, SetLimits)
-        return answer(_tenant(await tenants.limit(by, tenant, wanted.given(), clock.wall_s())))
+        return answer(_tenant(await tenants.limit(by, tenant, wanted.stated_values(), clock.wall_s())))
 
     @routes.delete("/tenants/{tenant}", **route_docs(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
     async def delete(by: Operator, tenant: str, force: bool = False) -> Response:

@@ -100,6 +100,6 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
     async def scale(request: Request, model: str) -> Response:
         principal = actor_of(request)
         wanted = await read(request, ScaleChange)
-        return answer(await changes.scale(principal, principal.tenant, model, wanted.given()))
+        return answer(await changes.scale(principal, principal.tenant, model, wanted.stated_values()))
 
     return routes

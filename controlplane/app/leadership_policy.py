@@ -88,7 +88,7 @@ def losses_after(losses: int, led_s: float) -> int:
 
 def pause_s(losses: int, terms: LeaseDurations, luck: float) -> float:
     """Return the pause before the next candidacy, shortened by up to half by `luck` in [0, 1)."""
-    return ExponentialBackoff(terms.retry_s, LOSS_PAUSE_MAX_S).after(losses, luck)
+    return ExponentialBackoff(terms.retry_s, LOSS_PAUSE_MAX_S).delay_s(losses, luck)
 
 
 def read(obj: Mapping[str, Any], terms: LeaseDurations) -> LeaseRecord:

@@ -47,7 +47,7 @@ class RoleLabel:
     async def follow(self) -> None:
         """Return once our pod is labelled as a follower. Retries until then."""
         while not await self._try_to(self._label_as_follower):
-            await self._clock.sleep(BACKOFF.after(self._failures, self._luck()))
+            await self._clock.sleep(BACKOFF.delay_s(self._failures, self._luck()))
 
     async def lead(self) -> None:
         """Keep our pod the only one that is labelled as the leader. Runs until it is cancelled.
@@ -56,7 +56,7 @@ class RoleLabel:
         """
         while True:
             done = await self._try_to(self._label_as_leader)
-            await self._clock.sleep(LABEL_POLL_S if done else BACKOFF.after(self._failures, self._luck()))
+            await self._clock.sleep(LABEL_POLL_S if done else BACKOFF.delay_s(self._failures, self._luck()))
 
     async def _label_as_follower(self) -> None:
         await self._label(self._pod, FOLLOWER)

@@ -121,7 +121,7 @@ def read_index(archive: BinaryIO) -> BackupIndex:
 
 def _decode_index(raw: bytes) -> BackupIndex:
     try:
-        index = decode(raw, BackupIndex, what="index of the backup")
+        index = decode(raw, BackupIndex, field="index of the backup")
     except Refused as refused:
         raise BadBackup(refused.failure.message) from refused
     if index.format != BACKUP_FORMAT:

@@ -88,7 +88,7 @@ class BackupLoop:
                     is_done = False
                 # At the first start the activator is still making its CA. Without a CA, files stay missing for good.
                 retries = 0 if is_done and self._backups.has_all_files() else retries + 1
-                wait_s = pauses.after(retries) if retries else self._every_s
+                wait_s = pauses.delay_s(retries) if retries else self._every_s
                 spent_s = (self._clock.monotonic_us() - began_us) / 1e6
                 await self._clock.sleep(max(0.0, wait_s - spent_s))
         finally:

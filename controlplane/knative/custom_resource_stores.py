@@ -121,6 +121,6 @@ class TenantResourceStore:
 def _checked(declared: Patch, kind: type[Patch], what: str) -> dict[str, Any]:
     """Return the declared fields, checked against the bounds of the admin API. Raises Refused."""
     try:
-        return convert(declared.given(), kind).given()
+        return convert(declared.stated_values(), kind).stated_values()
     except msgspec.ValidationError as error:
         raise Refused(InvalidRequest(what, "(object)", str(error))) from error

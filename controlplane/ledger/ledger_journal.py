@@ -97,9 +97,9 @@ def decode_entry(payload: bytes, now_us: int = 0) -> JournalEntry:
         case b"L":
             return _first(split([body], LifetimeRecord, now_us))
         case b"U":
-            return decode(body, Unreadable, what="entry of the journal")
+            return decode(body, Unreadable, field="entry of the journal")
         case b"C":
-            return decode(_decompress(body), ClosedMonthEntry, what="entry of the journal")
+            return decode(_decompress(body), ClosedMonthEntry, field="entry of the journal")
     raise ValueError(f"an entry of kind {kind!r}")
 
 
@@ -133,7 +133,7 @@ def encode_entry(entry: JournalEntry) -> bytes:
 
 
 def _decode_mark(payload: bytes) -> DroppedMark:
-    return decode(payload[1:], DroppedMark, what="mark of the journal")
+    return decode(payload[1:], DroppedMark, field="mark of the journal")
 
 
 def split_payload(payload: bytes) -> list[bytes]:

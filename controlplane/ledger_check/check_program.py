@@ -109,7 +109,7 @@ def _write(line: CheckProgress | CheckResult | CheckFailure) -> None:
 def main() -> None:
     """Read the request and run the check. Ends early once the control plane no longer reads the output."""
     os.nice(NICENESS)
-    order = decode(sys.stdin.buffer.read(), CheckRequest, what="order")
+    order = decode(sys.stdin.buffer.read(), CheckRequest, field="order")
     try:
         *database, spools = sys.argv[1:]
         _write(

@@ -127,7 +127,7 @@ class SiblingProcesses:
     async def try_cache_status(self) -> CacheStatus | None:
         """Return the faults that the weight cache has found; None if it does not answer."""
         try:
-            return decode(await self._cache_state(SIBLING_LIMIT_S), CacheStatus, what="state of the weight cache")
+            return decode(await self._cache_state(SIBLING_LIMIT_S), CacheStatus, field="state of the weight cache")
         except Refused:
             return None
 

@@ -32,7 +32,7 @@ class RetryBudget:
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Return the pause in seconds after `failed` (1 or more) failures. Full jitter: `chance` is in [0, 1)."""
-        return chance * ExponentialBackoff(self.base_s, self.cap_s).after(failed)
+        return chance * ExponentialBackoff(self.base_s, self.cap_s).delay_s(failed)
 
 
 DEFAULT_BUDGET: Final = RetryBudget()

@@ -16,7 +16,7 @@ class ExponentialBackoff:
     first_s: float
     longest_s: float
 
-    def after(self, failures: int, jitter: float = 0.0) -> float:
+    def delay_s(self, failures: int, jitter: float = 0.0) -> float:
         """Return the pause in seconds after `failures` (1 or more). `jitter` in [0, 1] shortens it by up to a half."""
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, _MAX_EXPONENT)) * (1 - jitter / 2)
 

@@ -21,6 +21,6 @@ class Deadline(msgspec.Struct, frozen=True, gc=False):
         """Return the whole milliseconds left, for the next hop."""
         return int(self.remaining_s(now) * 1000)
 
-    def passed(self, now: float) -> bool:
+    def has_passed(self, now: float) -> bool:
         """Return whether the deadline has passed."""
         return now >= self.at_s

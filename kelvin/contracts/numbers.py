@@ -7,8 +7,8 @@ DIGITS = 15  # digits of a number that a float holds exactly
 MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a degradation step; 16 digits
 
 
-def parse_whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:
+def parse_whole_number(text: str | bytes, max_digits: int = DIGITS) -> int | None:
     """Return the number, or None unless `written` is 1 to `most_digits` ASCII digits."""
-    if written.isascii() and written.isdigit() and len(written) <= most_digits:
-        return int(written)
+    if text.isascii() and text.isdigit() and len(text) <= max_digits:
+        return int(text)
     return None

@@ -16,7 +16,7 @@ from kelvin.contracts.wire import Wire
 class Patch(Wire, frozen=True):
     """Base of patches. An omitted setting stays as it is. null is a value, for a setting that may be null."""
 
-    def given(self) -> dict[str, Any]:
+    def stated_values(self) -> dict[str, Any]:
         """Return the values to set, by setting name."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
 

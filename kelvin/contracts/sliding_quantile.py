@@ -24,7 +24,7 @@ class SlidingQuantile:
         self._latest.append(value)
         insort(self._ranked, value)
 
-    def of(self, share: float) -> float:
+    def quantile(self, share: float) -> float:
         """Return the quantile `share` (above 0) by the nearest-rank method. There must be at least one number."""
         return self._ranked[ceil(len(self._ranked) * share) - 1]
 

@@ -86,13 +86,13 @@ def decode_lenient(raw: bytes | str) -> Any:
         raise BadJson(str(error)[:MAX_RULE]) from error
 
 
-def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: str = "body") -> T:
+def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, field: str = "body") -> T:
     """Decode strictly. Raises `Refused(InvalidRequest)` with `what` and msgspec's rule."""
     try:
         found: T = (_decoders.get(kind) or decoder(kind)).decode(raw)
         return found
     except BadJson as error:
-        raise Refused(InvalidRequest(what, "(JSON)", str(error))) from error
+        raise Refused(InvalidRequest(field, "(JSON)", str(error))) from error
 
 
 def convert(value: object, kind: type[T]) -> T:

@@ -72,7 +72,7 @@ class ForkedProcess:
     async def wait_parked(self, keep_waiting: Callable[[], bool]) -> bool:
         """Wait until it listens and can take a version. Return False if it dies or `keep_waiting` returns False."""
         polls = 1
-        while not await self.gone(_POLL_BACKOFF.after(polls)):
+        while not await self.gone(_POLL_BACKOFF.delay_s(polls)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
                 return not self.is_gone
             if not keep_waiting():

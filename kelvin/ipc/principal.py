@@ -20,7 +20,7 @@ def principal_of(request: Request) -> Principal:
     raw = request.headers.get(PRINCIPAL_HEADER)
     if raw is None:
         raise Refused(Unauthenticated())
-    return decode(raw, Principal, what=PRINCIPAL_HEADER)
+    return decode(raw, Principal, field=PRINCIPAL_HEADER)
 
 
 def require_scope(scope: Scope) -> Callable[[Request], Principal]:

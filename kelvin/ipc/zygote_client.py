@@ -96,7 +96,7 @@ class ZygoteClient:
             _close(fds)
             raise Refused(Unavailable(PEER))
         try:
-            reply = decode(raw, _Reply, what=f"answer of {PEER}")
+            reply = decode(raw, _Reply, field=f"answer of {PEER}")
         except Refused:
             _close(fds)
             raise

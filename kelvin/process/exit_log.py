@@ -58,4 +58,4 @@ def read_exits(run: Path) -> dict[str, ProcessExits]:
         raw = (run / _FILE).read_bytes()
     except FileNotFoundError:
         return {}
-    return {each.name: each for each in decode(raw, tuple[ProcessExits, ...], what=_FILE)}
+    return {each.name: each for each in decode(raw, tuple[ProcessExits, ...], field=_FILE)}

@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from kelvin.contracts.redaction import redact
-from kelvin.process.request_context import cause
+from kelvin.process.request_context import current_request
 
 # The level applies to these. Libraries stay at INFO: at DEBUG some of them log the headers that they send.
 PACKAGES: Final = ("activator", "controlplane", "kelvin", "runtime", "snapshotter", "weightcache")
@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (found := cause()) is not None:
+        if (found := current_request()) is not None:
             line["request_id"] = found.request_id
             if found.trace is not None:
                 line["trace_id"] = f"{found.trace.trace_id:032x}"

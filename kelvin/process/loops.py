@@ -173,7 +173,7 @@ class _Loop:
         try:
             while not await self._try(body):
                 luck = random.random()  # noqa: S311 (spreads load, keeps no secret)
-                await asyncio.sleep(BACKOFF.after(self._errors_in_a_row, luck))
+                await asyncio.sleep(BACKOFF.delay_s(self._errors_in_a_row, luck))
         finally:
             self._health.loops.discard(self)
 

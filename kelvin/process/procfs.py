@@ -11,7 +11,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CLOCK_READINGS: Final = 5
 
 
-def born_ns(pid: int) -> int:
+def start_time_ns(pid: int) -> int:
     """Return when the process was forked, by CLOCK_MONOTONIC, to the kernel's tick (10 ms). Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()

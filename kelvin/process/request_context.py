@@ -32,7 +32,7 @@ class RequestContext(msgspec.Struct, frozen=True, gc=False):
 _current: ContextVar[RequestContext | None] = ContextVar("cause", default=None)
 
 
-def cause() -> RequestContext | None:
+def current_request() -> RequestContext | None:
     """Return the request that this task or thread works for."""
     return _current.get()
 

@@ -124,4 +124,4 @@ class Shipper:
 
     def _pause_s(self) -> float:
         # Between this step and the next of the back-off: 0.1 to 0.2 s after the first failure.
-        return self._backoff.after(self.failures + 1, 1 - self._jitter())
+        return self._backoff.delay_s(self.failures + 1, 1 - self._jitter())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from kelvin.process.loops import Loops
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.process.python_command import python_command
 from kelvin.process.startup import BAD_SETTING_STATUS
 from kelvin.supervisor.restart_policy import Restarts
@@ -83,7 +83,7 @@ def reap_children() -> Iterator[ReapedChild]:
         if seen is None:
             return
         died_ns = time.monotonic_ns()
-        lived_us = max(0, died_ns - born_ns(seen.si_pid)) // 1000
+        lived_us = max(0, died_ns - start_time_ns(seen.si_pid)) // 1000
         pid, status, usage = os.wait4(seen.si_pid, 0)
         yield ReapedChild(
             pid,
@@ -140,7 +140,7 @@ class Child:
 
     spec: ChildSpec
     process: subprocess.Popen[bytes] | None = None
-    born_s: float = 0.0
+    started_at_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
     refused: bool = False  # its exit status says that its settings are wrong
     is_restarted: bool = True  # restart it when it dies; if False, it leaves its group instead
@@ -178,7 +178,7 @@ class Child:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        self.born_s = time.monotonic()
+        self.started_at_s = time.monotonic()
 
     def mark_reaped(self, status: int) -> None:
         """Record the exit status. The reaper collected the process, so Popen must not wait for it."""
@@ -186,7 +186,7 @@ class Child:
         self.process.returncode = status
         self.refused = status == BAD_SETTING_STATUS
         self.process = None
-        self.restarts = self.restarts.after_death(time.monotonic() - self.born_s)
+        self.restarts = self.restarts.after_death(time.monotonic() - self.started_at_s)
 
     def signal(self, number: int) -> None:
         """Send a signal. Does nothing if the process is down."""

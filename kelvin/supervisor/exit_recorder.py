@@ -17,7 +17,7 @@ from kelvin.contracts.accounting.usage import LifetimeRecord
 from kelvin.contracts.backoff import should_log
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import BadJson, decoder, encode
-from kelvin.process.procfs import boot_id, born_ns
+from kelvin.process.procfs import boot_id, start_time_ns
 from kelvin.spool.leftover_recovery import leftover_records
 from kelvin.spool.spool import Spool
 from kelvin.supervisor.child_group import RETRY_S, ReapedChild
@@ -107,7 +107,7 @@ class ExitRecorder:
         for page, _, runtime_id in self._pages(pid):
             meter = _try_read_page(page)
             with suppress(OSError):
-                born = born_ns(pid)
+                born = start_time_ns(pid)
                 if meter is not None and meter.is_older_than(born):
                     continue
                 if meter is None or not meter.tenant:
@@ -240,7 +240,7 @@ def read_recorded_runtimes(spools: Path) -> set[str]:
 def _is_of_earlier_process(meter: Meter | None, pid: int) -> bool:
     """Return whether a meter page is older than the process that has its pid now."""
     try:
-        return meter is not None and meter.is_older_than(born_ns(pid))
+        return meter is not None and meter.is_older_than(start_time_ns(pid))
     except OSError:  # no process has this pid
         return False
 

@@ -150,7 +150,7 @@ async def report_running_forever(
         except Refused as refused:
             failures += 1
             if refused.failure.retryable:
-                pause_s = pauses.after(failures, random.random())  # noqa: S311 (spreads load, keeps no secret)
+                pause_s = pauses.delay_s(failures, random.random())  # noqa: S311 (spreads load, keeps no secret)
             if should_log(failures):
                 why = {"why": refused.failure.message, "failures": failures}
                 log.warning("the running lifetime can't be reported", extra=why)
@@ -173,7 +173,7 @@ async def _flush_spools(ledger_client: LedgerClient, within_s: float) -> bool:
         async with asyncio.timeout(within_s):
             while await ledger_client.recover():
                 failures += 1
-                await asyncio.sleep(RETRY_BACKOFF.after(failures))
+                await asyncio.sleep(RETRY_BACKOFF.delay_s(failures))
     except TimeoutError:
         return False
     except OSError as error:

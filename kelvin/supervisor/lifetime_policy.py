@@ -22,7 +22,7 @@ class ChildDeath:
 
 def lifetime_record(meter: Meter, death: ChildDeath, source: str, sequence: int) -> LifetimeRecord:
     """Return the record. The open interval ends with the death. Each part is the runtime's own count, no remainder."""
-    closed = meter.closed(death.died_ns)
+    closed = meter.close_interval(death.died_ns)
     standby, restore, active, idle = (nanoseconds // 1000 for nanoseconds in closed.spent_ns)
     return LifetimeRecord(
         runtime_id=death.runtime_id,
@@ -53,8 +53,8 @@ def unseen_death(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us
     """
     if meter.boot and boot and meter.boot != boot:
         return None
-    if not meter.born_ns <= meter.since_ns <= now_ns:
+    if not meter.start_time_ns <= meter.since_ns <= now_ns:
         return None
     died_at_us = now_at_us - (now_ns - meter.since_ns) // 1000
-    total_us = (meter.since_ns - meter.born_ns) // 1000
+    total_us = (meter.since_ns - meter.start_time_ns) // 1000
     return ChildDeath(runtime_id, pid, meter.since_ns, died_at_us, total_us, exit_status=KILLED, cpu_us=0, max_rss_kb=0)

@@ -29,7 +29,7 @@ class Restarts:
         """Return 0 for the first death, then a delay that doubles up to MAX_DELAY_S."""
         if self.deaths <= 1:
             return FIRST_DELAY_S
-        return RESTART_BACKOFF.after(self.deaths - 1)
+        return RESTART_BACKOFF.delay_s(self.deaths - 1)
 
 
 @dataclass(frozen=True, slots=True)

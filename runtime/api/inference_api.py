@@ -28,7 +28,7 @@ from kelvin.contracts.serving.token_limits import (
     NO_TOKEN_LIMITS,
     OUTPUT_TOKENS_HEADER,
     TokenLimits,
-    read_tokens,
+    parse_token_count,
 )
 from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
 from kelvin.contracts.wire import decode
@@ -327,7 +327,7 @@ def _read_ceiling(scope: Scope) -> TokenLimits:
 
 def _read_tokens(scope: Scope, name: str) -> int | None:
     raw = _header(scope, name)
-    tokens = None if raw is None else read_tokens(raw)
+    tokens = None if raw is None else parse_token_count(raw)
     if raw is not None and tokens is None:
         raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
     return tokens

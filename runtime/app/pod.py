@@ -20,7 +20,7 @@ from kelvin.devices.nvml import Gpus, open_gpus
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.ipc.tcp_listener import listen
 from kelvin.process.log import configure_logging
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.process.service_lifecycle import run_service
 from kelvin.process.settings import log_level
 from kelvin.process.startup import BAD_SETTING_STATUS, refusing_bad_settings
@@ -64,7 +64,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
             log.error("the cache agent does not listen", extra={"after_s": AGENT_TIMEOUT_S})
             return 1
         stack.enter_context(closing(agent))
-        born = born_ns(os.getpid())  # the meter counts the time of the imports, too
+        born = start_time_ns(os.getpid())  # the meter counts the time of the imports, too
         meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
         probes = build_probe_app(settings.step_s, gpus, may_park=pod.parked is not None)
         try:

@@ -17,7 +17,7 @@ from kelvin.contracts.errors import Refused
 from kelvin.ipc.forked_process import socket_name
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.log import configure_logging
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.process.service_lifecycle import run_service
 from runtime.app import app
 from runtime.app.process_memory import raise_oom_score
@@ -38,7 +38,7 @@ def run_standby(runtime_id: str, settings: RuntimeSettings, control: FastAPI) ->
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
         # Count from the fork, as the supervisor does. On a busy machine a child's first line runs much later.
-        meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns(os.getpid()))
+        meter = create_meter_page(settings.meters, runtime_id, born_ns=start_time_ns(os.getpid()))
         run_service(
             lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
             settings.lifeline_fd,

@@ -129,7 +129,7 @@ class Zygote:
         answered = False
         if message:
             try:
-                request = decode(message, Fork | Ping, what="message")  # type: ignore[arg-type]
+                request = decode(message, Fork | Ping, field="message")  # type: ignore[arg-type]
                 match request:
                     case Ping():
                         answered = _reply(connection, Reply(ok=True, threads=count_threads()))

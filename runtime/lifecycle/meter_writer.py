@@ -45,7 +45,7 @@ class MeterWriter:
         self._lock = threading.Lock()
         self._sequence = 0
         born = clock_ns() if born_ns is None else born_ns
-        self._meter = Meter(Phase.STANDBY, born_ns=born, since_ns=born, boot=boot)
+        self._meter = Meter(Phase.STANDBY, start_time_ns=born, since_ns=born, boot=boot)
         self._write()
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class MeterWriter:
         with self._lock:
             now_ns = self._clock_ns()
             if now_ns - self._meter.since_ns >= CHECKPOINT_NS:
-                self._meter = self._meter.closed(now_ns)
+                self._meter = self._meter.close_interval(now_ns)
                 self._write()
 
     def count_request(self) -> None:

@@ -182,7 +182,7 @@ def fit_output(
     if prompt_tokens == 0:
         raise invalid_field(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
     room = min(limits.max_output_tokens, max_positions - prompt_tokens)
-    own = ceiling.output(room, prompt_tokens)
+    own = ceiling.allowed_output(room, prompt_tokens)
     if own < 1 and ceiling.context_tokens is not None:
         raise Refused(
             LimitExceeded(call.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT_PHRASE)

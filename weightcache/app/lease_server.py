@@ -154,7 +154,7 @@ class LeaseServer:
             connection = _LeaseConnection(sock, stack)
             try:
                 self._check_user(sock)
-                request = decode(raw, LeaseRequest, what="lease request")
+                request = decode(raw, LeaseRequest, field="lease request")
                 self.check_tenant(require_dns_label(request.tenant, "tenant"), request.version)
                 if request.request_id is not None:
                     begin(request.request_id)

@@ -17,7 +17,7 @@ from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 from kelvin.contracts.wire import encode
 from kelvin.ipc.socket_directory import SocketDirectory
-from kelvin.process.request_context import cause
+from kelvin.process.request_context import current_request
 from weightcache.client import libc
 from weightcache.client.lease_protocol import SOCKET, LeaseReply, LeaseRequest
 from weightcache.client.lease_reply import ContradictoryReply, LeaseAnswer, receive_reply, validate_reply
@@ -227,7 +227,7 @@ def acquire(
     All waits together end after `timeout_s`. Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`,
     or `ManifestCorrupt` if the reply contradicts itself.
     """
-    cause_request = cause()
+    cause_request = current_request()
     request = LeaseRequest(
         tenant=tenant,
         version=version,

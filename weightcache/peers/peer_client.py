@@ -91,7 +91,7 @@ class Peer:
                 raw = await answer.read()
                 if answer.status != 200:
                     raise Refused(Unavailable("a peer"))
-            found = decode(raw, ChunkStates, what="answer of a peer")
+            found = decode(raw, ChunkStates, field="answer of a peer")
             if len(found.standings) != len(digests):
                 raise Refused(Unavailable("a peer"))
             standings = [ChunkState(letter) for letter in found.standings]
@@ -177,7 +177,7 @@ class Peer:
         if not self.answers:
             return  # running calls also fail when another one has failed
         self._lost[call] += 1
-        wait_s = AWAY.after(self._lost[call])
+        wait_s = AWAY.delay_s(self._lost[call])
         self._away_until = self._clock() + wait_s
         fields = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
         log.warning("a peer does not answer", extra=fields)

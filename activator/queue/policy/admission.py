@@ -68,7 +68,7 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     4. Otherwise hold.
     """
     # (1)
-    if facts.deadline.passed(now):
+    if facts.deadline.has_passed(now):
         return Shed(DeadlineExceeded(0.0, "admitting"))
     # (2)
     if facts.has_slot:

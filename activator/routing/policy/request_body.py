@@ -132,6 +132,6 @@ def estimate(body: RequestBody, nbytes: int, row: VersionRow, ceiling: TokenLimi
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
         return Estimate(prompt, 0, nbytes)  # each of several texts may reach the version's limit
-    most = ceiling.output(row.limits.max_output_tokens)
+    most = ceiling.allowed_output(row.limits.max_output_tokens)
     output = ceiling.apply_cap(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
     return Estimate(prompt, output, longest)

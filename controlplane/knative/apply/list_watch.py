@@ -151,5 +151,5 @@ class ListWatch:
             _LOG.warning("%s is not watched: %s", self._path, api_failure)
             self._trouble = api_failure
         self._failures += 1
-        pause_s = WATCH_BACKOFF.after(self._failures, self._luck())
+        pause_s = WATCH_BACKOFF.delay_s(self._failures, self._luck())
         await self._clock.sleep(max(pause_s, api_failure.retry_after_s if isinstance(api_failure, Busy) else 0.0))

@@ -149,7 +149,7 @@ def after_success(wanted: Json | None, answer: Json | None, memory: ApplyState, 
     return ApplyState(
         wanted_digest=digest_of(wanted),
         tries=tries,
-        not_before=now + (RETRY_BACKOFF.after(tries - 1, luck) if again else 0.0),
+        not_before=now + (RETRY_BACKOFF.delay_s(tries - 1, luck) if again else 0.0),
         tried_at=now,
         applied=None if answer is None else spec_version(answer),
         refusal=Refusal(DIFFERS, "; ".join(found)) if found else None,
@@ -160,7 +160,7 @@ def after_success(wanted: Json | None, answer: Json | None, memory: ApplyState, 
 def after_refusal(wanted: Json | None, refusal: Refusal, memory: ApplyState, now: float, luck: float) -> ApplyState:
     """Return the state after a step that the cluster refused."""
     tries = memory.tries + 1 if memory.is_failing and memory.wanted_digest == digest_of(wanted) else 1
-    return ApplyState(digest_of(wanted), tries, now + RETRY_BACKOFF.after(tries, luck), now, refusal=refusal)
+    return ApplyState(digest_of(wanted), tries, now + RETRY_BACKOFF.delay_s(tries, luck), now, refusal=refusal)
 
 
 def delay_until(memory: ApplyState, until: float) -> ApplyState:

@@ -125,13 +125,13 @@ def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
         found.append("prod")
     if spec.split and not _is_split(spec.split, facts.split):
         found.append("split")
-    return (*found, *_differing_fields("scale", spec.scale.given(), facts.scale))
+    return (*found, *_differing_fields("scale", spec.scale.stated_values(), facts.scale))
 
 
 def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
     """Return the fields of the spec that do not hold, as paths in the object."""
     suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
-    return (*suspended, *_differing_fields("limits", spec.limits.given(), facts.limits))
+    return (*suspended, *_differing_fields("limits", spec.limits.stated_values(), facts.limits))
 
 
 def _differing_fields(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:

@@ -87,7 +87,7 @@ def admit_next_wave(services: Iterable[ServiceRollout], now_s: float) -> tuple[t
     # (1)
     if failed:
         since_s = max(min(each.failed_at_s or 0.0, now_s) for each in failed)
-        if now_s < since_s + FAILURE_PAUSES.after(sum(max(1, each.attempts) for each in failed)):
+        if now_s < since_s + FAILURE_PAUSES.delay_s(sum(max(1, each.attempts) for each in failed)):
             return (), is_proven
     # (2) and (3)
     limit = max(1, WAVE_SIZE - len(failed)) if is_proven else 1

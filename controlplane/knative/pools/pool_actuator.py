@@ -210,7 +210,7 @@ class PoolActuator:
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         notify(self._listeners, lambda listener: listener.failed(key, failure))
         if self.live(key) == 0:  # last: a request that fails copies the start problem into its timeline
-            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+            self._feed.publish(Feed(failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
 
     # -- ends --
 

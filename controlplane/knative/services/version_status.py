@@ -159,7 +159,7 @@ class VersionStatusPublisher:
 
     def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
         self._outcomes.failed(key, failure)
-        return RestoreFailure.of(key.tenant, key.version, failure)
+        return RestoreFailure.from_failure(key.tenant, key.version, failure)
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / 1e6

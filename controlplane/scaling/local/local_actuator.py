@@ -270,7 +270,7 @@ class LocalActuator:
 
     def _fail_waiting_requests(self, key: VersionKey, failure: Failure) -> None:
         if self._table.live(key) == 0:
-            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+            self._feed.publish(Feed(failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
 
     def drain(self, process: RuntimeProcess) -> None:
         """Drain a serving replica in the background: it finishes its requests, and ends."""

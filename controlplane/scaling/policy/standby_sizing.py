@@ -167,4 +167,4 @@ def backoff_s(failures: int) -> float:
     """Return the seconds to wait before the next fork, after `failures` failed ones in a row: 0.1 s doubled, at most 1
     s. So a returned zygote is noticed within a second, and one whose forks die costs at most one fork a second.
     """
-    return 0.0 if failures == 0 else FORK_BACKOFF.after(failures)
+    return 0.0 if failures == 0 else FORK_BACKOFF.delay_s(failures)

@@ -84,7 +84,7 @@ class RetryPolicy:
 
     def pause_s(self, failed: int, failure: Failure) -> float:
         """Return half of an exponential back-off step plus a random share of the other half; at least Retry-After."""
-        step_s = ExponentialBackoff(self.base_s, self.cap_s).after(failed + 1, 1 - self.chance())
+        step_s = ExponentialBackoff(self.base_s, self.cap_s).delay_s(failed + 1, 1 - self.chance())
         return max(step_s, failure.retry_after_s or 0.0)
 
 

@@ -39,7 +39,7 @@ def stream_check(door: httpx.Client) -> Iterator[FsckLine]:
             if not answer.is_success:
                 answer.read()
             for raw in _lines(raise_for_failure(answer)):
-                line: FsckLine = decode(raw, FsckLine, what="a line of the check")  # type: ignore[arg-type]
+                line: FsckLine = decode(raw, FsckLine, field="a line of the check")  # type: ignore[arg-type]
                 if isinstance(line, FsckBroken):
                     raise Refused(from_wire(line.failure))
                 yield line

@@ -210,7 +210,7 @@ def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:
         while (answer := door.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
-            progress = decode(answer.content, Examining, what="answer of the control plane")
+            progress = decode(answer.content, Examining, field="answer of the control plane")
             if status is not None:
                 status.update(f"reading: {progress.rows:,} of {progress.of:,} rows")
     return answer.content

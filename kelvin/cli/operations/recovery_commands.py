@@ -246,7 +246,7 @@ def run_for_report(
     command = python_command(module, *arguments)
     done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
     _check_ended(done.returncode, done.stderr, otherwise)
-    return decode(done.stdout, kind, what=f"report of {module}")
+    return decode(done.stdout, kind, field=f"report of {module}")
 
 
 def run_for_output(

@@ -56,7 +56,7 @@ def verify_command(tenant: str | None, every: bool) -> None:
     """
     with current_target().door() as door:
         raw = poll_report(door, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
-    report = decode(raw, AuditReport, what=_PEER)
+    report = decode(raw, AuditReport, field=_PEER)
     for chain in report.chains:
         name = _name(chain.tenant)
         click.echo(f"{name}: {chain.links:,} entries hold, {chain.expired:,} of them expired, chain {chain.chain}")
@@ -74,7 +74,7 @@ def expire_command(tenant: str | None) -> None:
     """
     with current_target().door() as door:
         answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
-    found = decode(answer.content, Expired, what=_PEER).entries
+    found = decode(answer.content, Expired, field=_PEER).entries
     for name, count in sorted(found.items()):
         click.echo(f"{_name(name)}: {count:,} entries expired")
     if not found:
@@ -94,7 +94,7 @@ def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
             answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
         else:
             answer = door.get("/admin/v1/audit/windows", params=where)
-    for name, days in decode(answer.content, AuditWindows, what=_PEER).days.items():
+    for name, days in decode(answer.content, AuditWindows, field=_PEER).days.items():
         click.echo(f"{name}: {days} days")
 
 

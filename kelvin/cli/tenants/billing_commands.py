@@ -51,7 +51,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = door.get("/admin/v1/billing/report", params=month_query(tenant, chosen)).content
-    report = decode(raw, BillingReport, what="answer of the control plane")
+    report = decode(raw, BillingReport, field="answer of the control plane")
     if form == "json":
         click.echo(raw.decode())
     elif form == "csv":
@@ -74,7 +74,7 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
     """
     with context.obj.door() as door, hint_own_key(tenant, "admin"):
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
-    closing = decode(answer.content, ClosingReport, what="answer of the control plane")
+    closing = decode(answer.content, ClosingReport, field="answer of the control plane")
     total = f"{closing.report.currency} {format_money(closing.report.total_micros)}"
     click.echo(f"{closing.report.tenant} {month} is closed: {total}, chain {closing.chain}")
     if not closing.report.balance.balanced:
@@ -93,7 +93,7 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/verify", month_query(tenant, month))
-    report = decode(raw, VerifyReport, what="answer of the control plane")
+    report = decode(raw, VerifyReport, field="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"
         click.echo(f"{report.tenant} {chain.month} ({state}): {chain.links:,} links hold, chain {chain.chain}")
@@ -217,7 +217,7 @@ def reconcile_command(context: click.Context, tenant: str | None, month: str | N
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/reconcile", month_query(tenant, month))
-    report = decode(raw, ReconcileReport, what="answer of the control plane")
+    report = decode(raw, ReconcileReport, field="answer of the control plane")
     if as_json:
         click.echo(raw.decode())
     else:

@@ -33,7 +33,7 @@ class Meter:
     """Closed intervals per phase, and the open phase, which began at `since_ns`."""
 
     phase: Phase
-    born_ns: int
+    start_time_ns: int
     since_ns: int
     spent_ns: tuple[int, int, int, int] = (0, 0, 0, 0)  # indexed by Phase
     requests: int = 0
@@ -46,13 +46,13 @@ class Meter:
 
     def enter(self, phase: Phase, now_ns: int) -> "Meter":
         """Return a meter with the open interval closed and `phase` begun."""
-        return replace(self.closed(now_ns), phase=phase, since_ns=now_ns)
+        return replace(self.close_interval(now_ns), phase=phase, since_ns=now_ns)
 
-    def is_older_than(self, born_ns: int) -> bool:
+    def is_older_than(self, start_time_ns: int) -> bool:
         """Return whether an earlier process with the same pid wrote the page, before the process born at `born_ns`."""
-        return self.since_ns < born_ns - _SLACK_NS
+        return self.since_ns < start_time_ns - _SLACK_NS
 
-    def closed(self, now_ns: int) -> "Meter":
+    def close_interval(self, now_ns: int) -> "Meter":
         """Return a copy in which the open interval is counted up to `now_ns`."""
         spent = list(self.spent_ns)
         spent[self.phase] += max(0, now_ns - self.since_ns)
@@ -68,7 +68,7 @@ def encode_meter(meter: Meter, sequence: int) -> bytes:
         if len(text) > most:
             raise ValueError(f"{text[:80]!r} of {len(text)} bytes does not fit a meter page")
     return _LAYOUT.pack(
-        _MAGIC, meter.phase, sequence, meter.born_ns, meter.since_ns, *meter.spent_ns, meter.requests, *texts
+        _MAGIC, meter.phase, sequence, meter.start_time_ns, meter.since_ns, *meter.spent_ns, meter.requests, *texts
     ).ljust(METER_BYTES, b"\0")
 
 

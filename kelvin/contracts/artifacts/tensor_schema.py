@@ -109,7 +109,7 @@ def find_signature_fault(signature: Signature) -> str | None:
     return None
 
 
-def check_schema(given: str, signature: Signature) -> None:
+def check_schema(expected_hash: str, signature: Signature) -> None:
     """Raise `Refused(SchemaMismatch)` if the caller expects another schema. Compares exactly, case included."""
-    if given != signature.schema_hash:
-        raise Refused(SchemaMismatch(given[:80], signature.schema_hash))
+    if expected_hash != signature.schema_hash:
+        raise Refused(SchemaMismatch(expected_hash[:80], signature.schema_hash))

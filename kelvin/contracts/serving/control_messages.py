@@ -38,9 +38,9 @@ _ADMIN_SCOPES: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
 _INCLUDED_SCOPES: Final = {Scope.ADMIN: _ADMIN_SCOPES, Scope.OPERATOR: _ADMIN_SCOPES | {Scope.ADMIN}}
 
 
-def scope_allows(held: Collection[Scope], wanted: Scope) -> bool:
+def scope_allows(held: Collection[Scope], required: Scope) -> bool:
     """Return whether a key with the scopes `held` may do what needs the scope `wanted`."""
-    return wanted in held or any(wanted in _INCLUDED_SCOPES.get(scope, ()) for scope in held)
+    return required in held or any(required in _INCLUDED_SCOPES.get(scope, ()) for scope in held)
 
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
@@ -178,7 +178,7 @@ class RestoreFailure(Fact, frozen=True):
     retryable: bool
 
     @classmethod
-    def of(cls, tenant: str, version: str, failure: Failure) -> "RestoreFailure":
+    def from_failure(cls, tenant: str, version: str, failure: Failure) -> "RestoreFailure":
         """Return the row for this failure of a version."""
         return cls(
             tenant=tenant,

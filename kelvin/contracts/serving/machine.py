@@ -23,9 +23,9 @@ def threads_for(cores: int, replicas: int, cap: int) -> int:
     return min(cap, max(1, cores // max(1, replicas)))
 
 
-def kv_bytes_for(wanted: int, available: int) -> int:
+def kv_bytes_for(requested_bytes: int, available: int) -> int:
     """Return `wanted`, at most half of the available memory, and at least 64 MiB."""
-    return max(MIN_KV_BYTES, min(wanted, available // 2))
+    return max(MIN_KV_BYTES, min(requested_bytes, available // 2))
 
 
 def available_bytes(meminfo: str) -> int:

@@ -24,11 +24,11 @@ class TokenLimits:
     output_tokens: int | None = None
     cap_tokens: int | None = None  # cap of a response, whatever the request asks for
 
-    def output(self, most: int, prompt_tokens: int = 1) -> int:
+    def allowed_output(self, requested: int, prompt_tokens: int = 1) -> int:
         """Return how many of `most` response tokens the limits allow after a prompt of `prompt_tokens`; 0 if none."""
         if self.output_tokens is not None:
-            most = min(most, self.output_tokens)
-        return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
+            requested = min(requested, self.output_tokens)
+        return requested if self.context_tokens is None else max(0, min(requested, self.context_tokens - prompt_tokens))
 
     def apply_cap(self, tokens: int) -> int:
         """Return `tokens`, at most the cap."""
@@ -47,6 +47,6 @@ class TokenLimits:
 NO_TOKEN_LIMITS: Final = TokenLimits()
 
 
-def read_tokens(written: str) -> int | None:
+def parse_token_count(value: str) -> int | None:
     """Return the number in one of these headers, or None if it is invalid."""
-    return parse_whole_number(written, len(str(MAX_LIMIT)))
+    return parse_whole_number(value, len(str(MAX_LIMIT)))

@@ -16,7 +16,7 @@ from kelvin.contracts.backoff import ExponentialBackoff, should_log
 ])  # fmt: skip
 def test_delay_doubles_within_bounds(failures: int, jitter: float, want: float) -> None:
     """The pause doubles up to its maximum. Jitter shortens it by at most a half."""
-    assert ExponentialBackoff(0.1, 2.0).after(failures, jitter) == pytest.approx(want)
+    assert ExponentialBackoff(0.1, 2.0).delay_s(failures, jitter) == pytest.approx(want)
 
 
 def test_failures_are_logged_at_powers_of_two() -> None:

@@ -24,7 +24,7 @@ Patch = patch_of(Things, "Patch", "Some of the things.")
 def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
     """Null is a given value. An omitted setting isn't given."""
     patch = msgspec.convert(given, Patch)
-    assert patch.given() == given
+    assert patch.stated_values() == given
     assert msgspec.json.decode(msgspec.json.encode(patch)) == given
 
 
@@ -47,7 +47,7 @@ def test_patch_that_breaks_the_rules_of_the_struct_is_refused(wrong: dict[str, A
 def test_a_part_by_other_names_without_bounds() -> None:
     """A patch type can rename or omit settings and drop bounds, as Kubernetes objects need it. Types are checked."""
     part = patch_of(Things, "Part", "Of a cluster.", bounded=False, without=("mode",), rename=str.upper)
-    assert msgspec.convert({"MAX": 10}, part).given() == {"max": 10}
+    assert msgspec.convert({"MAX": 10}, part).stated_values() == {"max": 10}
     for wrong in ({"max": 1}, {"MODE": "slow"}, {"MAX": "1"}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, part)

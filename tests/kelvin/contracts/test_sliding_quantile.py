@@ -17,4 +17,4 @@ def test_quantile_is_that_of_the_latest_numbers(values: list[float], window: int
         sliding.check_integrity()
     latest = sorted(values[-window:])
     assert len(sliding) == len(latest)
-    assert sliding.of(share) == latest[ceil(len(latest) * share) - 1]
+    assert sliding.quantile(share) == latest[ceil(len(latest) * share) - 1]

@@ -79,7 +79,7 @@ def test_equal_types_share_one_decoder() -> None:
 def test_misfit_is_refused_with_the_rule(raw: bytes, rule: str) -> None:
     """The error contains the rule and the field."""
     with pytest.raises(Refused) as caught:
-        decode(raw, Part, what="part")
+        decode(raw, Part, field="part")
     assert rule in str(caught.value)
 
 

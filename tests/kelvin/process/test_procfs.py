@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kelvin.process import procfs
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 AWAY_NS = 113_000_000
@@ -38,7 +38,7 @@ def test_a_child_is_born_between_two_readings() -> None:
     before_ns = time.monotonic_ns()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         after_ns = time.monotonic_ns()
-        assert before_ns - TICK_NS <= born_ns(child.pid) <= after_ns
+        assert before_ns - TICK_NS <= start_time_ns(child.pid) <= after_ns
         child.communicate(b"\n")
 
 
@@ -46,14 +46,14 @@ def test_a_child_is_born_between_two_readings() -> None:
 def test_start_time_is_stable_under_preemption(preempted_reading: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork time that is 113 ms off would bill time that the replica didn't live."""
     monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
-    want = born_ns(os.getpid())
+    want = start_time_ns(os.getpid())
     monkeypatch.setattr(procfs, "time", clocks(lambda number: number == preempted_reading))
-    assert abs(born_ns(os.getpid()) - want) < TICK_NS
+    assert abs(start_time_ns(os.getpid()) - want) < TICK_NS
 
 
 def test_repeated_preemption_shifts_the_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: preemption before every second reading can't be detected, so it shifts the result."""
     monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
-    want = born_ns(os.getpid())
+    want = start_time_ns(os.getpid())
     monkeypatch.setattr(procfs, "time", clocks(lambda number: number % 2 == 1))
-    assert want - born_ns(os.getpid()) >= AWAY_NS - TICK_NS
+    assert want - start_time_ns(os.getpid()) >= AWAY_NS - TICK_NS

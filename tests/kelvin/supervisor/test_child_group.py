@@ -180,7 +180,7 @@ def test_death_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch
         if refused:
             refused.pop()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return procfs.born_ns(pid)
+        return procfs.start_time_ns(pid)
 
     monkeypatch.setattr(subject, "born_ns", born_ns)
 

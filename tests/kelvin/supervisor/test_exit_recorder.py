@@ -19,7 +19,7 @@ from controlplane.ledger.usage_ledger import append_lifetimes
 from kelvin.contracts.accounting.meter_format import METER_FILE_BYTES, Meter, Phase, encode_meter
 from kelvin.contracts.accounting.usage import LifetimeRecord
 from kelvin.contracts.wire import decode
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.spool.leftover_recovery import recover
 from kelvin.spool.shipper import Post
 from kelvin.spool.source_directory import SourceDirectory
@@ -186,7 +186,7 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
 def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
     """The process that now has the pid would be killed for the silence of the earlier one's socket. The last field
     tells whether a version is bound."""
-    leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - born_ns(os.getpid()) + 10**9)
+    leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - start_time_ns(os.getpid()) + 10**9)
     leave_page(tmp_path, f"{os.getpid()}.rt-2")
     leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")

@@ -31,7 +31,7 @@ async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monke
         running[child.spec.name] = next(pids)
         started.append(child.spec.name)
         child.process = cast(None, Mock(pid=running[child.spec.name]))
-        child.born_s = time.monotonic()
+        child.started_at_s = time.monotonic()
 
     monkeypatch.setattr(Child, "start", start)
     monkeypatch.setattr(child_group, "reap_children", lambda: iter([dead.pop()] if dead else []))

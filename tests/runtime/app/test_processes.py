@@ -173,7 +173,7 @@ def test_sigkill_leaves_a_meter_page_that_adds_up(house: Installation, version: 
     assert meter.requests == 1
     assert meter.phase in (Phase.ACTIVE, Phase.IDLE)
     assert all(spent > 0 for spent in meter.spent_ns[:2])
-    assert meter.born_ns + sum(meter.spent_ns) == meter.since_ns
+    assert meter.start_time_ns + sum(meter.spent_ns) == meter.since_ns
 
 
 def test_sigterm_lets_an_answer_finish(house: Installation, version: Version) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kelvin.contracts.accounting.meter_format import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
-from kelvin.process.procfs import born_ns
+from kelvin.process.procfs import start_time_ns
 from kelvin.supervisor.lifetime_policy import lifetime_record, unseen_death
 from runtime.lifecycle.meter_writer import CHECKPOINT_NS, MeterWriter, create_meter_page
 from runtime.lifecycle.replica import RuntimeReplica
@@ -78,9 +78,9 @@ def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[i
 
 def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
     """The time between the fork and the page counts as standby."""
-    born = born_ns(os.getpid())
+    born = start_time_ns(os.getpid())
     before_ns = time.monotonic_ns() - born
-    closed = create_meter_page(tmp_path, "rt1", born_ns=born).meter.closed(time.monotonic_ns())
+    closed = create_meter_page(tmp_path, "rt1", born_ns=born).meter.close_interval(time.monotonic_ns())
     assert before_ns <= closed.spent_ns[Phase.STANDBY] == sum(closed.spent_ns) <= time.monotonic_ns() - born
 
 
@@ -99,8 +99,8 @@ def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase |
     clock = Clock()
     page = MeterWriter(Killable(), clock_ns=clock)
     _drive(page, clock, steps)
-    closed = page.meter.closed(clock.now)
-    assert sum(closed.spent_ns) == clock.now - closed.born_ns
+    closed = page.meter.close_interval(clock.now)
+    assert sum(closed.spent_ns) == clock.now - closed.start_time_ns
 
 
 def test_identity_begins_the_restore() -> None:

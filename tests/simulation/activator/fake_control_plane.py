@@ -230,7 +230,7 @@ class FakeControlPlane:
         finally:
             self._starting.pop(key, None)
         if self.random.random() < self.start_fails:
-            self.publish(failures=(RestoreFailure.of(key.tenant, key.version, start_failure(self.random)),))
+            self.publish(failures=(RestoreFailure.from_failure(key.tenant, key.version, start_failure(self.random)),))
         else:
             self.add_replica(key, self.random.randint(1, 3))
 

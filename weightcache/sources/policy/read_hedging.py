@@ -47,7 +47,7 @@ class ReadHedging:
         recent = self._recent.get(nbytes.bit_length())
         if recent is None or len(recent) < MIN_SAMPLES:
             return None
-        return max(self.rule.floor_s, self.rule.factor * recent.of(self.rule.quantile))
+        return max(self.rule.floor_s, self.rule.factor * recent.quantile(self.rule.quantile))
 
     def record_read(self, nbytes: int, seconds: float) -> None:
         """Record that a read ended, or was given up, after `seconds`."""

@@ -16,7 +16,7 @@ def test_the_phases_add_up_to_the_life(moves: list[tuple[Phase, int]], last: int
         now += spent
         meter = meter.enter(phase, now)
     now += last
-    assert sum(meter.closed(now).spent_ns) == now - 7
+    assert sum(meter.close_interval(now).spent_ns) == now - 7
 
 
 def test_a_page_comes_back_as_it_was_written() -> None:

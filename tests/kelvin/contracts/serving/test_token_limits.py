@@ -3,7 +3,7 @@
 import pytest
 
 from kelvin.contracts.numbers import MAX_LIMIT
-from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, read_tokens
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, parse_token_count
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, 
 )
 def test_output_tokens_respect_every_limit(ceiling: TokenLimits, prompt_tokens: int, want: int) -> None:
     """The version allows 50 output tokens."""
-    assert ceiling.output(50, prompt_tokens) == want
+    assert ceiling.allowed_output(50, prompt_tokens) == want
 
 
 def test_headers_hold_only_set_limits() -> None:
@@ -33,10 +33,10 @@ def test_headers_hold_only_set_limits() -> None:
 @pytest.mark.parametrize("tokens", [1, MAX_LIMIT])
 def test_every_valid_limit_round_trips(tokens: int) -> None:
     """A limit that a replica couldn't read would make it refuse every request of the tenant."""
-    assert [read_tokens(value) for _, value in TokenLimits(tokens, tokens, tokens).headers()] == [tokens] * 3
+    assert [parse_token_count(value) for _, value in TokenLimits(tokens, tokens, tokens).headers()] == [tokens] * 3
 
 
 @pytest.mark.parametrize("written", ["", "-1", "1.5", " 1", "\u0661", str(10 * MAX_LIMIT)])
 def test_invalid_limit_header_is_ignored(written: str) -> None:
     """A limit is digits only, and not too many."""
-    assert read_tokens(written) is None
+    assert parse_token_count(written) is None
