@@ -7,17 +7,17 @@ from kelvin.process.hardening import protect_memory
 from kelvin.process.log import configure_logging
 from kelvin.process.service_lifecycle import run_service
 from kelvin.process.settings import log_level
-from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_settings
+from kelvin.process.startup import exit_on_bad_setting, is_check_only, raise_descriptor_limit
 
 
 def main() -> None:
     """Run the activator. Exits with 0 after a drain, with 2 for a bad setting."""
     protect_memory()
-    raise_descriptors()
-    with refusing_bad_settings():
+    raise_descriptor_limit()
+    with exit_on_bad_setting():
         configure_logging("activator", log_level())
         settings = from_environment()
-        if only_checks():
+        if is_check_only():
             return
         from activator.app.app import run  # imported late, because a check does not need it
 

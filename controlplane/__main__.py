@@ -12,16 +12,16 @@ from kelvin.process.hardening import protect_memory
 from kelvin.process.log import configure_logging
 from kelvin.process.service_lifecycle import run_service
 from kelvin.process.settings import log_level
-from kelvin.process.startup import only_checks, refusing_bad_settings
+from kelvin.process.startup import exit_on_bad_setting, is_check_only
 
 
 def main() -> None:
     """Read the settings and run until a stop signal. Exits with 0 after a stop, with 2 for a bad setting."""
     protect_memory()
-    with refusing_bad_settings():
+    with exit_on_bad_setting():
         configure_logging("controlplane", log_level())
         settings = load()
-        if only_checks():
+        if is_check_only():
             read_price_book(settings.price_book)
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))

@@ -17,7 +17,7 @@ from kelvin.process.hardening import protect_memory
 from kelvin.process.log import configure_logging
 from kelvin.process.service_lifecycle import run_service
 from kelvin.process.settings import log_level
-from kelvin.process.startup import STORE_STATUS, only_checks, refusing_bad_settings
+from kelvin.process.startup import STORE_STATUS, exit_on_bad_setting, is_check_only
 from snapshotter.app.settings import SnapshotterSettings, from_environment
 
 CHECK_S: Final = 10.0
@@ -61,11 +61,11 @@ def _end(why: str) -> None:
 
 def main() -> None:
     """Run until SIGTERM or the supervisor's end. Exits with 2 for a bad setting."""
-    with refusing_bad_settings():
+    with exit_on_bad_setting():
         configure_logging("snapshotter", log_level())
         protect_memory()  # it has the key that signs seals
         settings = from_environment()
-        if only_checks():
+        if is_check_only():
             asyncio.run(check_store(settings))
             return
         from snapshotter.app.app import serve  # not needed for a check

@@ -24,7 +24,7 @@ import msgspec
 from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.idempotency_policy import AnswerKey, KeptAnswer
 from kelvin.ipc.socket_directory import SocketDirectory
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,9 @@ class HandoverSender:
         if self._is_ending:
             self._hand_over_to(queue)
         try:
-            await first(_write_all(queue, writer), reader.read(1))  # the read ends when the successor disconnects
+            await first_completed(
+                _write_all(queue, writer), reader.read(1)
+            )  # the read ends when the successor disconnects
             writer.close()
             await writer.wait_closed()  # returns when the socket has accepted the rest
         except OSError as error:

@@ -34,7 +34,7 @@ from activator.routing.request_routes import (
 from kelvin.contracts.errors import Failure, Refused, Unavailable
 from kelvin.contracts.trace_context import outgoing_trace_context
 from kelvin.contracts.traffic_errors import Overloaded
-from kelvin.process.request_context import begin
+from kelvin.process.request_context import set_request_context
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class FrontDoorApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["extensions"][EXTENSION]
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
-        begin(exchange.request_id, outgoing_trace_context(exchange.caller, exchange.request_id))
+        set_request_context(exchange.request_id, outgoing_trace_context(exchange.caller, exchange.request_id))
         self.inside += 1
         try:
             request_route = self._route_of(exchange)

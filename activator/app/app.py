@@ -76,7 +76,7 @@ from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.hardening import make_private
 from kelvin.process.loops import PROCESS_HEALTH, Body, Loops
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 from kelvin.process.service_lifecycle import Stop
 from kelvin.spool import Post, Shipper, Spool, recover
 from kelvin.telemetry.telemetry import describe_certificates, open_telemetry
@@ -328,7 +328,7 @@ async def _serve(
     if settings.listener_fd is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_FEED_S):
-                await first(feed.synced.wait(), stop.wait())
+                await first_completed(feed.synced.wait(), stop.wait())
     async with asyncio.TaskGroup() as tasks:
         for server in servers:
             tasks.create_task(server)

@@ -192,7 +192,9 @@ class FallbackScaler:
 
     def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
         if not self._is_heard():
-            self._publish_line(Feed(revision=0, failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
+            self._publish_line(
+                Feed(revision=0, failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),))
+            )
 
 
 async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:

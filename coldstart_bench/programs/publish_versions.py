@@ -13,7 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kelvin.blobstore.file_store import FileStore
-from kelvin.blobstore.packs import encode_footer, encode_table, place
+from kelvin.blobstore.packs import assign_offsets, encode_footer, encode_table
 from kelvin.contracts.artifacts.manifest import Chunk, Engine, Limits, Manifest, Tensor, encode_manifest, version_of
 
 PACK_CHUNKS = 16
@@ -24,7 +24,7 @@ async def publish(store: FileStore, tenant: str, chunks: list[bytes], chunk_byte
     digests = [blake3(chunk).hexdigest() for chunk in chunks]
     for first in range(0, len(chunks), PACK_CHUNKS):
         part = range(first, min(first + PACK_CHUNKS, len(chunks)))
-        entries = place((digests[number], len(chunks[number])) for number in part)
+        entries = assign_offsets((digests[number], len(chunks[number])) for number in part)
         body = b"".join(chunks[number] for number in part) + encode_footer(entries)
         pack = blake3(body).hexdigest()
         await store.put_if_absent(f"{tenant}/packs/{pack}", body)

@@ -23,9 +23,9 @@ from controlplane.api.types.access_types import (
 from controlplane.api.types.admin_types import ModelGrant, ModelGrants
 from controlplane.audit.audit_entry_policy import AuditAction
 from controlplane.audit.audit_log import AuditLog
-from controlplane.audit.audit_rows import Actor, ActorOf
+from controlplane.audit.audit_rows import Actor, RequireActor
 from controlplane.clock import Clock
-from controlplane.db.nul_characters import read
+from controlplane.db.nul_characters import read_json
 from controlplane.registry.key_rows import Key
 from controlplane.registry.key_store import KeyStore
 from controlplane.registry.policy.access import KeySpec, target_tenant
@@ -35,11 +35,11 @@ from controlplane.registry.tenant_store import Tenant, TenantStore
 from controlplane.scaling.changes import Changes
 from kelvin.contracts.errors import CapacityExceeded, Conflict, ModelNotFound, NotFound
 from kelvin.contracts.serving.control_messages import KeyUses, Scope, scope_allows
-from kelvin.ipc.http_bodies import LARGE_BYTES, answer, empty_response
+from kelvin.ipc.http_bodies import LARGE_BYTES, empty_response, json_response
 from kelvin.ipc.openapi import route_docs
 
-Admin = Annotated[Actor, Depends(ActorOf(Scope.ADMIN))]
-Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
+Admin = Annotated[Actor, Depends(RequireActor(Scope.ADMIN))]
+Operator = Annotated[Actor, Depends(RequireActor(Scope.OPERATOR))]
 TenantQuery = Annotated[str | None, Query(alias="tenant")]
 
 
@@ -55,11 +55,11 @@ def internal_routes(access: AccessStores) -> list[Route]:
     """Return the internal routes: activators report the use of keys, the snapshotter reads a tenant's limits."""
 
     async def uses(request: Request) -> Response:
-        await access.keys.record_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
+        await access.keys.record_uses((await read_json(request, KeyUses, LARGE_BYTES)).used_at_s)
         return empty_response()
 
     async def limits(request: Request) -> Response:
-        return answer(await access.tenants.limits(request.path_params["tenant"]))
+        return json_response(await access.tenants.limits(request.path_params["tenant"]))
 
     return [
         Route("/internal/v1/keys/uses", uses, methods=["POST"]),
@@ -77,7 +77,7 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         now_s = clock.wall_s()
         sees_all = scope_allows(by.scopes, Scope.OPERATOR)
         found = await tenants.all(now_s) if sees_all else [await tenants.one(by.tenant, now_s)]
-        return answer(Tenants(tenants=tuple(map(_tenant, found))))
+        return json_response(Tenants(tenants=tuple(map(_tenant, found))))
 
     @routes.post(
         "/tenants",
@@ -86,24 +86,24 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         ),
     )
     async def create_tenant(by: Operator, request: Request) -> Response:
-        wanted = await read(request, NewTenant)
-        return answer(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
+        wanted = await read_json(request, NewTenant)
+        return json_response(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
 
     @routes.post("/tenants/{tenant}/suspend", **route_docs(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
     async def suspend(by: Operator, tenant: str) -> Response:
-        return answer(_tenant(await changes.suspend(by, tenant)))
+        return json_response(_tenant(await changes.suspend(by, tenant)))
 
     @routes.post("/tenants/{tenant}/resume", **route_docs(TenantStatus, NotFound, scope=Scope.OPERATOR))
     async def resume(by: Operator, tenant: str) -> Response:
-        return answer(_tenant(await changes.resume(by, tenant)))
+        return json_response(_tenant(await changes.resume(by, tenant)))
 
     @routes.put(
         "/tenants/{tenant}/limits",
         **route_docs(TenantStatus, NotFound, Conflict, request_body=SetLimits, scope=Scope.OPERATOR),
     )
     async def limit(by: Operator, tenant: str, request: Request) -> Response:
-        wanted = await read(request, SetLimits)
-        return answer(_tenant(await tenants.limit(by, tenant, wanted.stated_values(), clock.wall_s())))
+        wanted = await read_json(request, SetLimits)
+        return json_response(_tenant(await tenants.limit(by, tenant, wanted.stated_values(), clock.wall_s())))
 
     @routes.delete("/tenants/{tenant}", **route_docs(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
     async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
@@ -116,11 +116,11 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         owner = target_tenant(by, tenant)
         found = await keys.of_tenant(owner, now_s)
         await trail.record_access(by, owner, AuditAction.ACCESS_KEYS)
-        return answer(Keys(keys=tuple(_key(key, now_s) for key in found)))
+        return json_response(Keys(keys=tuple(_key(key, now_s) for key in found)))
 
     @routes.post("/keys", **route_docs(MadeKey, NotFound, CapacityExceeded, status=201, request_body=NewKey))
     async def create_key(by: Admin, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(by, tenant), await read(request, NewKey), clock.wall_s()
+        owner, wanted, now_s = target_tenant(by, tenant), await read_json(request, NewKey), clock.wall_s()
         grant = KeySpec(wanted.name, wanted.scopes, wanted.models)
         key, text = await keys.create(by, owner, grant, wanted.expires_in_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text))
@@ -130,7 +130,7 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         **route_docs(MadeKey, NotFound, Conflict, CapacityExceeded, status=201, request_body=Rotate),
     )
     async def rotate(by: Admin, key_id: str, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(by, tenant), await read(request, Rotate), clock.wall_s()
+        owner, wanted, now_s = target_tenant(by, tenant), await read_json(request, Rotate), clock.wall_s()
         key, text, old = await keys.rotate(by, owner, key_id, wanted.overlap_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
 
@@ -138,7 +138,7 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
     async def revoke(by: Admin, key_id: str, tenant: TenantQuery = None) -> Response:
         now_s = clock.wall_s()
         key, told = await keys.revoke(by, target_tenant(by, tenant), key_id, now_s)
-        return answer(RevokedKey(key=_key(key, now_s), told=told))
+        return json_response(RevokedKey(key=_key(key, now_s), told=told))
 
     return routes
 
@@ -156,7 +156,7 @@ def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail:
         own = (await tenants.one(target_tenant(by, tenant), clock.wall_s())).tenant
         await trail.record_access(by, own, AuditAction.ACCESS_GRANTS)
         given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
-        return answer(
+        return json_response(
             ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.models_granted_to(own)))
         )
 
@@ -164,19 +164,19 @@ def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail:
     async def grant(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
         owner = target_tenant(by, tenant)
         told = await registry.grant(by, owner, model, grantee, clock.wall_s())
-        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+        return json_response(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
 
     @routes.delete("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound))
     async def revoke(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
         owner = target_tenant(by, tenant)
         told = await registry.revoke(by, owner, model, grantee, clock.wall_s())
-        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+        return json_response(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
 
     return routes
 
 
 def _secret(made: MadeKey) -> Response:
-    response = answer(made, status=201)
+    response = json_response(made, status=201)
     response.headers["cache-control"] = "no-store"
     return response
 

@@ -18,9 +18,9 @@ from controlplane.api.types.admin_types import (
     Split,
     Status,
 )
-from controlplane.audit.audit_rows import ActorOf
+from controlplane.audit.audit_rows import RequireActor
 from controlplane.clock import Clock
-from controlplane.db.nul_characters import read
+from controlplane.db.nul_characters import read_json
 from controlplane.registry.registry import Registry
 from controlplane.scaling.changes import Changes
 from controlplane.scaling.interfaces import ReplicaBackend
@@ -29,7 +29,7 @@ from controlplane.status.model_status import model_status
 from kelvin.contracts.errors import Conflict, ModelNotFound, NotFound
 from kelvin.contracts.serving.control_messages import Scope, scope_allows
 from kelvin.contracts.serving.degradation_steps import Ladder
-from kelvin.ipc.http_bodies import answer
+from kelvin.ipc.http_bodies import json_response
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin
 
@@ -41,52 +41,52 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
     that `/status` also shows the installation to operators.
     """
     routes = APIRouter(prefix="/admin/v1")
-    actor_of = ActorOf(Scope.ADMIN)
+    actor_of = RequireActor(Scope.ADMIN)
     replicas, outcomes, decider = running.replicas, running.outcomes, running.decider
 
     @routes.get("/models", **route_docs(Models))
     async def models(request: Request) -> Response:
         principal = require_admin(request)
         found = registry.models(principal.tenant)
-        return answer(Models(models=tuple(model_status(model, replicas, outcomes) for model in found)))
+        return json_response(Models(models=tuple(model_status(model, replicas, outcomes) for model in found)))
 
     @routes.get("/status", **route_docs(Status))
     async def status(request: Request) -> Response:
         principal = require_admin(request)
         models = tuple(model_status(model, replicas, outcomes) for model in registry.models(principal.tenant))
         if not scope_allows(principal.scopes, Scope.OPERATOR):
-            return answer(Status(processes=(), cache=None, device=None, models=models))
-        return answer(await running.status(models))
+            return json_response(Status(processes=(), cache=None, device=None, models=models))
+        return json_response(await running.status(models))
 
     @routes.get("/models/{model}", **route_docs(ModelStatus, *NO_MODEL))
     async def model(request: Request, model: str) -> Response:
         principal = require_admin(request)
-        return answer(model_status(registry.model(principal.tenant, model), replicas, outcomes))
+        return json_response(model_status(registry.model(principal.tenant, model), replicas, outcomes))
 
     @routes.post("/models/{model}/deploy", **route_docs(Deployed, *NO_MODEL, Conflict, request_body=Deploy))
     async def deploy(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        wanted = await read(request, Deploy)
+        wanted = await read_json(request, Deploy)
         version = await changes.deploy(principal, principal.tenant, model, wanted.version)
-        return answer(Deployed(model=model, version=version))
+        return json_response(Deployed(model=model, version=version))
 
     @routes.put("/models/{model}/split", **route_docs(Split, *NO_MODEL, Conflict, request_body=Split))
     async def split(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        wanted = await read(request, Split)
-        return answer(Split(weights=await changes.split(principal, principal.tenant, model, wanted.weights)))
+        wanted = await read_json(request, Split)
+        return json_response(Split(weights=await changes.split(principal, principal.tenant, model, wanted.weights)))
 
     @routes.put("/models/{model}/ladder", **route_docs(Ladder, *NO_MODEL, Conflict, request_body=Ladder))
     async def ladder(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        wanted = await read(request, Ladder)
-        return answer(await registry.set_ladder(principal, principal.tenant, model, wanted, clock.wall_s()))
+        wanted = await read_json(request, Ladder)
+        return json_response(await registry.set_ladder(principal, principal.tenant, model, wanted, clock.wall_s()))
 
     @routes.delete("/models/{model}", **route_docs(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:
         principal = actor_of(request)
         keys = await changes.delete_model(principal, principal.tenant, model, force)
-        return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
+        return json_response(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
 
     @routes.delete("/models/{model}/versions/{version}", **route_docs(Deleted, *NO_MODEL, Conflict))
     async def delete(request: Request, model: str, version: str) -> Response:
@@ -94,12 +94,12 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
         key = await registry.delete(principal, principal.tenant, model, version, clock.wall_s(), replicas.is_present)
         if replicas.is_present(key):  # a request started it while the row was being written
             decider.stop((key,))
-        return answer(Deleted(model=key.model, version=key.version))
+        return json_response(Deleted(model=key.model, version=key.version))
 
     @routes.put("/models/{model}/scale", **route_docs(ScaleSettings, *NO_MODEL, request_body=ScaleChange))
     async def scale(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        wanted = await read(request, ScaleChange)
-        return answer(await changes.scale(principal, principal.tenant, model, wanted.stated_values()))
+        wanted = await read_json(request, ScaleChange)
+        return json_response(await changes.scale(principal, principal.tenant, model, wanted.stated_values()))
 
     return routes

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from controlplane.audit.audit_entry_policy import AuditAction
 from controlplane.audit.audit_log import AuditLog
-from controlplane.audit.audit_rows import ALL_TENANTS, Actor, ActorOf, Event
-from controlplane.db.nul_characters import read
+from controlplane.audit.audit_rows import ALL_TENANTS, Actor, Event, RequireActor
+from controlplane.db.nul_characters import read_json
 from controlplane.ledger.policy.rating import PriceBook
 from controlplane.ledger_check.check_program import CheckRequest
 from controlplane.ledger_check.check_runner import CheckRunner
@@ -18,13 +18,13 @@ from kelvin.contracts.accounting.billing_reports import Examining
 from kelvin.contracts.errors import Conflict, NotFound
 from kelvin.contracts.serving.control_messages import Principal, Scope
 from kelvin.contracts.wire import Wire
-from kelvin.ipc.http_bodies import answer
+from kelvin.ipc.http_bodies import json_response
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin, require_scope
 
 MAX_EVENTS: Final = 1000
 MAX_SEQUENCE: Final = (1 << 63) - 1  # the largest BIGINT
-Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
+Operator = Annotated[Actor, Depends(RequireActor(Scope.OPERATOR))]
 TenantQuery = Annotated[str | None, Query(alias="tenant")]
 _operator_of: Final = require_scope(Scope.OPERATOR)
 
@@ -41,7 +41,7 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
 
     @routes.get("", **route_docs(Audit, NotFound, Conflict))
     async def listed(
-        by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))],
+        by: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))],
         tenant: TenantQuery = None,
         limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
         before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
@@ -49,7 +49,7 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
         owner = target_tenant(by, tenant)
         found = await trail.events(owner, by, limit, before)
         await trail.record_access(by, owner, AuditAction.ACCESS_AUDIT)
-        return answer(Audit(events=tuple(found)))
+        return json_response(Audit(events=tuple(found)))
 
     @routes.get("/verify", **route_docs(AuditReport, NotFound, extra_responses={202: Examining}))
     async def verify(
@@ -66,20 +66,20 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
             CheckRequest(kind="audit", tenant=owner, month=None, live=None, now_us=now_us, book=book)
         )
         if isinstance(found, Examining):
-            return answer(found, 202)
+            return json_response(found, 202)
         return Response(found, media_type="application/json")
 
     @routes.get("/windows", **route_docs(AuditWindows, NotFound))
     async def windows(by: Annotated[Principal, Depends(require_admin)], tenant: TenantQuery = None) -> Response:
-        return answer(await trail.windows(target_tenant(by, tenant)))
+        return json_response(await trail.windows(target_tenant(by, tenant)))
 
     @routes.put("/windows", **route_docs(AuditWindows, NotFound, request_body=SetWindows, scope=Scope.OPERATOR))
     async def keep(by: Operator, request: Request, tenant: TenantQuery = None) -> Response:
-        wanted = await read(request, SetWindows)
-        return answer(await trail.keep(by, target_tenant(by, tenant), wanted.days))
+        wanted = await read_json(request, SetWindows)
+        return json_response(await trail.keep(by, target_tenant(by, tenant), wanted.days))
 
     @routes.post("/expire", **route_docs(Expired, NotFound, scope=Scope.OPERATOR))
     async def expire(by: Operator, tenant: TenantQuery = None) -> Response:
-        return answer(Expired(entries=await trail.expire(by, tenant)))
+        return json_response(Expired(entries=await trail.expire(by, tenant)))
 
     return routes

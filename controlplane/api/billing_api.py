@@ -10,11 +10,11 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import Connection
 
-from controlplane.audit.audit_entry_policy import AuditAction, made
-from controlplane.audit.audit_rows import Actor, ActorOf, record
+from controlplane.audit.audit_entry_policy import AuditAction, created_fields
+from controlplane.audit.audit_rows import Actor, RequireActor, record
 from controlplane.billing.billing_report import billing_report, close_month
 from controlplane.db.database import refuse_unreadable
-from controlplane.db.nul_characters import read
+from controlplane.db.nul_characters import read_json
 from controlplane.ledger.closed_months import closed_report
 from controlplane.ledger.policy.month import month_bounds_us
 from controlplane.ledger.policy.rating import PriceBook
@@ -32,7 +32,7 @@ from kelvin.contracts.accounting.billing_reports import (
 from kelvin.contracts.errors import Conflict, NotFound, Refused
 from kelvin.contracts.serving.control_messages import Principal, Scope
 from kelvin.contracts.traffic_errors import Overloaded
-from kelvin.ipc.http_bodies import answer
+from kelvin.ipc.http_bodies import json_response
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_scope
 
@@ -90,11 +90,11 @@ def router(
             found = await ledger.database.read(
                 lambda connection: billing_report(connection, book, owner, month, live=alive, now_us=wall_us())
             )
-        return answer(found)
+        return json_response(found)
 
     @routes.post("/admin/v1/billing/close", **route_docs(ClosingReport, NotFound, Conflict, request_body=CloseMonth))
-    async def close(by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))], request: Request) -> Response:
-        body = await read(request, CloseMonth)
+    async def close(by: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))], request: Request) -> Response:
+        body = await read_json(request, CloseMonth)
         owner, alive, now_us = _own_tenant(by, body.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
@@ -102,13 +102,13 @@ def router(
                 was_open = closed_report(connection, owner, body.month) is None
                 closing = close_month(connection, book, owner, body.month, live=alive, now_us=now_us)
             if was_open:
-                changed = made(total_micros=closing.report.total_micros, chain=closing.chain)
+                changed = created_fields(total_micros=closing.report.total_micros, chain=closing.chain)
                 record(
                     connection, by, now_us // 1_000_000, owner, AuditAction.MONTH_CLOSED, body.month, changed=changed
                 )
             return closing
 
-        return answer(await ledger.close_month(closed))
+        return json_response(await ledger.close_month(closed))
 
     async def examined(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None
@@ -121,7 +121,7 @@ def router(
         order = CheckRequest(kind=kind, tenant=owner, month=month, live=living, now_us=wall_us(), book=book)
         found = await examiner.answer(order)
         if isinstance(found, Examining):
-            return answer(found, 202)
+            return json_response(found, 202)
         return Response(found, media_type="application/json")
 
     @routes.get(

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from controlplane import dependencies
 from controlplane.backup.backups import Backups
 from controlplane.clock import Clock
-from controlplane.db.nul_characters import read
+from controlplane.db.nul_characters import read_json
 from controlplane.ledger.usage_batches import read_batch
 from controlplane.ledger.usage_ledger import Ledger
 from controlplane.registry.feed_hub import FeedEnded, FeedHub, FellBehind
@@ -38,8 +38,8 @@ from kelvin.contracts.serving.control_messages import (
     VersionRegistration,
 )
 from kelvin.ipc.engine_jobs import job_routes
-from kelvin.ipc.http_bodies import LARGE_BYTES, answer, empty_response, read_body
-from kelvin.process.race import disconnected
+from kelvin.ipc.http_bodies import LARGE_BYTES, empty_response, json_response, read_body
+from kelvin.process.race import wait_disconnected
 
 LINE_WRITE_LIMIT_S: Final = dependencies.READERS.timeout_s  # limit for writing one line to a reader of the feed
 _READER: Final = READER_HEADER.encode()
@@ -67,7 +67,7 @@ class FeedStream:
         """Stream the feed. If the reader falls behind, end without a last chunk: the reader has to subscribe again."""
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        leaving = asyncio.ensure_future(disconnected(receive))
+        leaving = asyncio.ensure_future(wait_disconnected(receive))
         streaming = asyncio.ensure_future(self._stream(send, _reader(scope)))
         try:
             await asyncio.wait((leaving, streaming), return_when=asyncio.FIRST_COMPLETED)
@@ -101,23 +101,23 @@ def routes(internals: InternalServices) -> list[Route]:
     """Return the internal routes, the most frequent first, because they are matched in order."""
 
     async def stats(request: Request) -> Response:
-        internals.running.decider.observe(await read(request, Stats, LARGE_BYTES))
+        internals.running.decider.observe(await read_json(request, Stats, LARGE_BYTES))
         return empty_response()
 
     async def versions(request: Request) -> Response:
-        registration = await read(request, VersionRegistration)
+        registration = await read_json(request, VersionRegistration)
         registered = await internals.registry.register(registration, internals.clock.wall_s())
         is_taken_in = registered.is_new or registered.was_deleted
         if (find_start_obstacle := internals.running.find_start_obstacle) is not None:
             problem = await find_start_obstacle(registration.tenant)
             registered = msgspec.structs.replace(registered, start_problem=problem)
-        return answer(registered, 201 if is_taken_in else 200)
+        return json_response(registered, 201 if is_taken_in else 200)
 
     async def named(request: Request) -> Response:
-        return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
+        return json_response(NamedVersions(versions=internals.registry.named(_tenant(request))))
 
     async def timeline(request: Request) -> Response:
-        return answer(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))
+        return json_response(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))
 
     async def healthz(_: Request) -> Response:
         return Response("ok")
@@ -165,7 +165,7 @@ def usage_routes(
 
     async def lives(request: Request) -> Response:
         await ledger.record_running_replicas(
-            await read(request, RunningLifetimes, LARGE_BYTES), clock.wall_s() * 1_000_000
+            await read_json(request, RunningLifetimes, LARGE_BYTES), clock.wall_s() * 1_000_000
         )
         return empty_response()
 

@@ -18,11 +18,11 @@ from controlplane.api.types.admin_types import (
     Renewal,
     Status,
 )
-from controlplane.audit.audit_entry_policy import AuditAction, made
+from controlplane.audit.audit_entry_policy import AuditAction, created_fields
 from controlplane.audit.audit_log import AuditLog
-from controlplane.audit.audit_rows import ActorOf
+from controlplane.audit.audit_rows import RequireActor
 from controlplane.clock import Clock
-from controlplane.db.nul_characters import read
+from controlplane.db.nul_characters import read_json
 from controlplane.knative.policy.pending_replicas import ANY_ZONE
 from controlplane.registry.registry import Registry
 from controlplane.scaling.kpa.autoscaler import Autoscaler
@@ -39,7 +39,7 @@ from controlplane.status.sibling_processes import Evict, SiblingProcesses, own_e
 from controlplane.status.start_explanation import Starts, forecast_starts
 from kelvin.contracts.errors import Conflict, ModelNotFound, NotFound
 from kelvin.contracts.serving.control_messages import Scope
-from kelvin.ipc.http_bodies import answer, empty_response
+from kelvin.ipc.http_bodies import empty_response, json_response
 from kelvin.ipc.openapi import route_docs
 from kelvin.ipc.principal import require_admin, require_scope
 from kelvin.telemetry.policy.exposition import CONTENT_TYPE, merge, render
@@ -95,26 +95,26 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
     others need `admin` and are about the caller's tenant only.
     """
     routes = APIRouter(prefix="/admin/v1")
-    operator_of, actor_of = require_scope(Scope.OPERATOR), ActorOf(Scope.ADMIN)
+    operator_of, actor_of = require_scope(Scope.OPERATOR), RequireActor(Scope.ADMIN)
     registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
     restart_lock = asyncio.Lock()  # no other restart begins between an audit entry and the restart it announces
 
     @routes.get("/models/{model}/starts", **route_docs(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
         principal = require_admin(request)
-        return answer(await forecast_starts(registry.model(principal.tenant, model), table, shown.forecasts))
+        return json_response(await forecast_starts(registry.model(principal.tenant, model), table, shown.forecasts))
 
     @routes.get("/models/{model}/idle", **route_docs(IdleModel, NotFound, ModelNotFound))
     async def idle(request: Request, model: str) -> Response:
         found = registry.model(require_admin(request).tenant, model)
-        return answer(explain_idle(found, table, shown.autoscaler, shown.economy, shown.clock))
+        return json_response(explain_idle(found, table, shown.autoscaler, shown.economy, shown.clock))
 
     @routes.post("/models/{model}/stop", **route_docs(ModelStatus, NotFound, ModelNotFound, status=202))
     async def stop(request: Request, model: str) -> Response:
         principal = actor_of(request)
         found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
         shown.autoscaler.stop(tuple(version.key for version in found.versions))
-        return answer(model_status(found, table, shown.outcomes), status=202)
+        return json_response(model_status(found, table, shown.outcomes), status=202)
 
     @routes.post("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
@@ -123,11 +123,11 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
         async with restart_lock:
             replacement.check(found)  # a refused restart gets no audit entry
             await trail.add_entry(by, by.tenant, AuditAction.MODEL_RESTARTED, model)
-            return answer(replacement.begin(found), status=202)
+            return json_response(replacement.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound))
     async def restarted(request: Request, model: str) -> Response:
-        return answer(replacement.state(registry.model(require_admin(request).tenant, model)))
+        return json_response(replacement.state(registry.model(require_admin(request).tenant, model)))
 
     @routes.get("/cache", **route_docs(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:
@@ -137,8 +137,8 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
     @routes.post("/cache/evict", **route_docs(None, NotFound, Conflict, status=204, request_body=Evict))
     async def evict(request: Request) -> Response:
         principal = actor_of(request)
-        wanted = own_eviction(principal.tenant, await read(request, Evict))
-        changed = made(tier=wanted.tier, version=wanted.version)
+        wanted = own_eviction(principal.tenant, await read_json(request, Evict))
+        changed = created_fields(tier=wanted.tier, version=wanted.version)
         async with trail.record_around(principal, principal.tenant, AuditAction.CACHE_EVICTED, "cache", changed):
             await peers.evict(wanted)
         return empty_response()
@@ -146,7 +146,7 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
     @routes.post("/cache/check", **route_docs(CacheCheck, scope=Scope.OPERATOR))
     async def check(request: Request) -> Response:
         operator_of(request)
-        return answer(await peers.check_cache())
+        return json_response(await peers.check_cache())
 
     @routes.get("/metrics", **route_docs(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:

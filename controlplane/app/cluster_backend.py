@@ -31,7 +31,7 @@ from controlplane.status.model_status import pending_replicas, pod_pools
 from kelvin.contracts.accounting.usage import RequestRecord
 from kelvin.contracts.setting_parser import BadSetting
 from kelvin.ipc.connector import ConnectorFactory
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 from kelvin.telemetry.policy.instruments import MetricKind, series_by_label
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ async def on_cluster(
     )
     services.tasks.start_loop("cluster", plane.run)
     services.tasks.start_loop("declarations", declared.run)
-    await first(plane.synced.wait(), stop.wait())
+    await first_completed(plane.synced.wait(), stop.wait())
 
     async def ready() -> bool:
         return plane.synced.is_set()

@@ -6,7 +6,7 @@ from functools import partial
 from controlplane.api import machine_api
 from controlplane.api.machine_api import MachineServices
 from controlplane.app.control_plane_services import ControlPlaneServices
-from controlplane.app.push_jobs import job_desk
+from controlplane.app.push_jobs import build_job_runner
 from controlplane.knative.policy.pending_replicas import ANY_ZONE
 from controlplane.scaling.interfaces import ReplicaBackend
 from controlplane.scaling.kpa.autoscaler import Autoscaler
@@ -83,7 +83,7 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
         replicas=table,
         outcomes=outcomes,
         decider=autoscaler,
-        jobs=job_desk(fleet, pool, feed),
+        jobs=build_job_runner(fleet, pool, feed),
         ready=peers.zygote_answers,
         status=partial(machine_api.machine_status, shown),
         record_answers=forecasts.record_answers,

@@ -37,7 +37,7 @@ NO_ENGINE: Final = OneMachineOnly(
 )
 
 
-def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunner:
+def build_job_runner(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunner:
     """Return a runner whose jobs run on standbys of the pool. Its calls raise Unavailable if none comes in time."""
 
     @asynccontextmanager
@@ -96,4 +96,4 @@ async def build_zygote_push_jobs(stack: AsyncExitStack, services: ControlPlaneSe
     await adopter.sweep()
     tasks.start_loop("standbys", pool.run)
     tasks.start_loop("adopter", adopter.run)
-    return ZygotePushJobs(services.directory.path / ZYGOTE_SOCKET, job_desk(fleet, pool, services.feed), clock)
+    return ZygotePushJobs(services.directory.path / ZYGOTE_SOCKET, build_job_runner(fleet, pool, services.feed), clock)

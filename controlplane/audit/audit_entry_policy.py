@@ -179,6 +179,6 @@ def changed_fields(before: Mapping[str, Value], after: Mapping[str, Value]) -> d
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
-def made(**fields: Value) -> dict[str, tuple[Value, Value]]:
+def created_fields(**fields: Value) -> dict[str, tuple[Value, Value]]:
     """Return the fields of something new, without empty ones, as changes from None."""
     return {name: (None, value) for name, value in fields.items() if value not in (None, (), {})}

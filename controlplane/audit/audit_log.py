@@ -10,7 +10,7 @@ from msgspec import json
 from sqlalchemy import Connection, select
 
 from controlplane import dependencies
-from controlplane.audit.audit_entry_policy import AuditAction, Changed, changed_fields, made
+from controlplane.audit.audit_entry_policy import AuditAction, Changed, changed_fields, created_fields
 from controlplane.audit.audit_rows import (
     INSTALLATION_ACTOR,
     Actor,
@@ -160,7 +160,7 @@ class AuditLog:
 
         def write(connection: Connection) -> None:
             if connection.execute(query).scalar_one_or_none() != digest:
-                changed = made(currency=book.currency)
+                changed = created_fields(currency=book.currency)
                 record(connection, INSTALLATION_ACTOR, now_s, "", AuditAction.PRICES_CHANGED, digest, changed=changed)
 
         await self._database.write(write)

@@ -54,7 +54,7 @@ class Actor(Principal, frozen=True, omit_defaults=True):
 INSTALLATION_ACTOR: Final = Actor(key_id="", tenant="", scopes=())  # for changes that no key asked for
 
 
-class ActorOf:
+class RequireActor:
     """FastAPI dependency of every route that changes something: the caller, whose key must allow `scope`."""
 
     def __init__(self, scope: Scope) -> None:

@@ -32,7 +32,7 @@ from controlplane.backup.restore_target import (
     check_empty,
     copy_into_postgres,
     install_database_file,
-    place,
+    install_files,
 )
 from controlplane.db import schema
 from controlplane.db.database import Database, open_database
@@ -108,7 +108,7 @@ def restore(
                 copy_into_postgres(restored.engine, database)
         if isinstance(database, Path):
             install_database_file(staging, database)
-        placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
+        placed, aside = ((), None) if data is None else install_files(staging, data, replace=replace)
     return RestoreReport(
         source=str(taken),
         passed_over=tuple(passed_over),

@@ -42,7 +42,7 @@ class NotEmpty(OSError):
     """The data directory has files that may not be replaced, or the database has rows."""
 
 
-def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...], str | None]:
+def install_files(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...], str | None]:
     """Put the restored files in place. Return their names, and the directory with the old files, if any. Raises
     NotEmpty, OSError.
 

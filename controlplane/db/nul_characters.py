@@ -48,7 +48,7 @@ def check_json(raw: bytes | bytearray) -> None:
         raise Refused(InvalidRequest("body", "(\\u0000)", RULE))
 
 
-async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
+async def read_json(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
     """Decode a body that will be stored. Raises Refused: BodyTooLarge, or InvalidRequest with the reason."""
     raw = await read_body(request, limit_bytes)
     check_json(raw)

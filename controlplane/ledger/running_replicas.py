@@ -25,7 +25,7 @@ from kelvin.contracts.wire import BadJson, decoder, encode
 log = logging.getLogger(__name__)
 
 LOST_AFTER_S: Final = 3600.0  # a pod without a report for so long is gone; a month is closed no sooner after its end
-LOOK_S: Final = 60.0
+CHECK_INTERVAL_S: Final = 60.0
 _BATCH_ROWS: Final = 500  # lives that one transaction ends
 _LIFETIME_DECODER: Final = decoder(LifetimeRecord)
 _UPSERT_REPORT: Final = upserts(
@@ -43,7 +43,7 @@ _RAW_RECORD: Final[Mapping[str, ColumnElement[Any]]] = {
 }
 
 
-def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
+def store_reports(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
     """Store each report as the newest of its replica. Raises Refused(InvalidRequest) if one is invalid, and stores none
     then.
 
@@ -79,7 +79,7 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
         connection.execute(_UPSERT_REPORT[connection.dialect.name], rows)
 
 
-def forget(connection: Connection, ended: Collection[str]) -> None:
+def delete_reports(connection: Connection, ended: Collection[str]) -> None:
     """Delete the reports of replicas that have a lifetime record."""
     if ended:
         connection.execute(_DELETE_REPORT, [{"ended": name} for name in sorted(ended)])
@@ -141,7 +141,7 @@ async def watch_lost_replicas(record_lost: Callable[[int], Awaitable[int]], cloc
                 log.warning("lost replicas are recorded by their last report", extra={"count": count})
         except Refused as refused:  # the database is locked or away
             log.warning("lost replicas can't be recorded yet", extra={"error": str(refused)})
-        await clock.sleep(LOOK_S)
+        await clock.sleep(CHECK_INTERVAL_S)
 
 
 def _check(record: LifetimeRecord) -> None:

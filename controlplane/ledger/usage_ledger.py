@@ -37,9 +37,9 @@ from controlplane.ledger.policy.record_precedence import (
     RecordConflict,
     RecordDecision,
     RecordStatus,
+    choose_charged_record,
     decide_lifetime_record,
     decide_request_record,
-    standing,
 )
 from controlplane.ledger.received_sequences import ConflictWriter, ReceivedSequences, chunks, insert_rows
 from controlplane.ledger.request_rows import (
@@ -125,7 +125,7 @@ class Ledger:
         """Store reports of running replicas that arrived at `now_us` (wall clock). Raises Refused(InvalidRequest)."""
         check_size(len(batch.records))
         _check_sources(batch.records)
-        note = partial(running_replicas.note, records=batch.records, now_us=now_us)
+        note = partial(running_replicas.store_reports, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
 
     async def record_lost_replicas(self, before_us: int) -> int:
@@ -139,7 +139,7 @@ class Ledger:
             records, unreadable = running_replicas.read_final_records(connection, before_us)
             appended = self._enter_and_journal(append_lifetimes, connection, records, unreadable)
             ended = {record.runtime_id for record in records} | {each.subject for each in unreadable}
-            running_replicas.forget(connection, ended)
+            running_replicas.delete_reports(connection, ended)
             return appended, unreadable
 
         appended, unreadable = await self._write(cut, repeated=True)
@@ -324,7 +324,7 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
         rows.append((*values, month, *chains.add((link.tenant or "", month), (RowKind.LIFETIME, *values))))
         totals.add_lifetime(link, month)
     insert_rows(connection, lifetime_records, rows)
-    running_replicas.forget(connection, known)
+    running_replicas.delete_reports(connection, known)
     aside_count = aside.write(connection)
     totals.write()
     chains.write()
@@ -355,7 +355,7 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
     found = known_requests(connection, [(tenant, request_id)])[tenant, request_id]
     if not found:
         return None
-    record = standing([booked.record for booked in found])
+    record = choose_charged_record([booked.record for booked in found])
     stamps = record.timeline or ()
     return TimelineAnswer(
         request_id=request_id,

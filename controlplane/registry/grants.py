@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, insert, select
 
 from controlplane.audit import audit_rows
-from controlplane.audit.audit_entry_policy import AuditAction, made
+from controlplane.audit.audit_entry_policy import AuditAction, created_fields
 from controlplane.audit.audit_rows import Actor
 from controlplane.db import schema
 from controlplane.db.tenant_rows import find_tenant
@@ -32,7 +32,7 @@ def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     find_tenant(connection, grantee)
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
-    detail, changed = f"to {grantee}", made(grantee=grantee)
+    detail, changed = f"to {grantee}", created_fields(grantee=grantee)
     audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, detail, changed)
 
 

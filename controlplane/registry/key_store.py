@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import Connection, select, update
 
 from controlplane.audit import audit_rows
-from controlplane.audit.audit_entry_policy import AuditAction, Changed, made
+from controlplane.audit.audit_entry_policy import AuditAction, Changed, created_fields
 from controlplane.audit.audit_rows import Actor
 from controlplane.db import schema
 from controlplane.db.database import Database
@@ -247,7 +247,7 @@ def _detail(key: Key) -> str:
 
 def _created_fields(key: Key) -> Changed:
     scopes = tuple(map(str, key.scopes))
-    return made(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
+    return created_fields(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
 
 
 def _insert_bootstrap(connection: Connection, keys: list[Key], now_s: int) -> None:

@@ -17,7 +17,7 @@ from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.grants import check_grantee, delete_grant, insert_grant
 from controlplane.registry.policy.degradation_rules import check_degradation
 from controlplane.registry.policy.domain import Model, Version, VersionKey
-from controlplane.registry.policy.version_lifecycle import VersionEvent, VersionState, check_unused, move
+from controlplane.registry.policy.version_lifecycle import VersionEvent, VersionState, check_unused, next_state
 from controlplane.registry.policy.version_naming import (
     check_digest,
     check_split,
@@ -152,7 +152,7 @@ class Registry:
 
     async def _register_new(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
         """Register a new version. Return the feed revision that has it."""
-        state = move(VersionState.ABSENT, VersionEvent.PUBLISHED)
+        state = next_state(VersionState.ABSENT, VersionEvent.PUBLISHED)
         version = Version(registration, now_s, state)
         first = model is None
         if model is None:
@@ -380,7 +380,7 @@ class Registry:
         fault: str | None,
         record: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        state = move(version.state, event)
+        state = next_state(version.state, event)
         if (state, fault) == (version.state, version.fault):
             return
         after, key = replace(version, state=state, fault=fault), version.key

@@ -4,7 +4,7 @@ from msgspec import structs
 from sqlalchemy import Connection, delete, insert, select, update
 
 from controlplane.audit import audit_rows
-from controlplane.audit.audit_entry_policy import AuditAction, Value, changed_fields, made
+from controlplane.audit.audit_entry_policy import AuditAction, Value, changed_fields, created_fields
 from controlplane.audit.audit_rows import Actor
 from controlplane.db import schema
 from controlplane.db.json_columns import read_column, read_enum
@@ -118,7 +118,7 @@ def record_stopped(connection: Connection, by: Actor, model: Model, now_s: int) 
 def record_published(connection: Connection, registration: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
     by = Actor(key_id=registration.pushed_by, tenant=registration.tenant if registration.pushed_by else "", scopes=())
-    changed = made(version=registration.version)
+    changed = created_fields(version=registration.version)
     audit_rows.record(
         connection, by, now_s, registration.tenant, AuditAction.VERSION_PUBLISHED, registration.model, changed=changed
     )

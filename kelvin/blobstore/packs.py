@@ -41,7 +41,7 @@ class PackEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     length: Size
 
 
-def place(chunks: Iterable[tuple[str, int]]) -> tuple[PackEntry, ...]:
+def assign_offsets(chunks: Iterable[tuple[str, int]]) -> tuple[PackEntry, ...]:
     """Return entries for (digest, length) pairs, placed one after another from offset 0."""
     entries: list[PackEntry] = []
     offset = 0

@@ -72,7 +72,7 @@ def error_of(error: ClientError) -> tuple[str, int]:
 
 
 @contextmanager
-def translated(key: str) -> Iterator[None]:
+def translate_errors(key: str) -> Iterator[None]:
     """Translate the client's errors to those of the store. Statuses with a special meaning are handled before."""
     try:
         yield
@@ -91,7 +91,7 @@ def translated(key: str) -> Iterator[None]:
 
 def head(client: Any, place: S3Location, key: str) -> Head:
     """Return size, ETag and time of an object. Raises `BlobNotFound` and `BlobUnavailable`."""
-    with translated(key):
+    with translate_errors(key):
         answer = client.head_object(Bucket=place.bucket, Key=place.prefix + key)
         return Head(int(answer["ContentLength"]), str(answer.get("ETag", "")), answer["LastModified"].timestamp())
 
@@ -99,7 +99,7 @@ def head(client: Any, place: S3Location, key: str) -> Head:
 def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
     """Create the object; return False if it exists. Raises `BlobUnavailable`, also if a concurrent put still runs."""
     try:
-        with translated(key):
+        with translate_errors(key):
             client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=data, IfNoneMatch="*")
     except BlobUnavailable as unavailable:
         if is_refused_condition(unavailable):
@@ -118,7 +118,7 @@ def status_of(error: BlobUnavailable) -> int:
     return error_of(error.__cause__)[1] if isinstance(error.__cause__, ClientError) else 0
 
 
-_HOPELESS: Final = {
+_PERMANENT_FAILURES: Final = {
     "NoSuchBucket": "the bucket does not exist",
     "InvalidBucketName": "the bucket's name is refused",
     "AccessDenied": "these credentials may not do this with the bucket",
@@ -133,12 +133,12 @@ _HOPELESS: Final = {
 }
 
 
-def why_hopeless(error: BlobUnavailable) -> str | None:
+def permanent_failure_reason(error: BlobUnavailable) -> str | None:
     """Return what an operator must fix before the call can succeed, or None if the error may be temporary."""
     cause = error.__cause__
     if isinstance(cause, ClientError):
         code, status = error_of(cause)
-        reason = _HOPELESS.get(code)
+        reason = _PERMANENT_FAILURES.get(code)
         return f"{reason} (S3 answered {code}, {status})" if reason else None
     if isinstance(cause, NoCredentialsError | PartialCredentialsError | ProfileNotFound):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
@@ -147,7 +147,7 @@ def why_hopeless(error: BlobUnavailable) -> str | None:
 
 def delete(client: Any, place: S3Location, key: str) -> None:
     """Delete the object. Does nothing if it does not exist, whatever the endpoint reports for that."""
-    with suppress(BlobNotFound), translated(key):
+    with suppress(BlobNotFound), translate_errors(key):
         client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
 
 
@@ -162,7 +162,7 @@ class Page:
 def list_page(client: Any, place: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
     """Return one page of a listing, ascending. Raises `BlobUnavailable`."""
     more = {} if token is None else {"ContinuationToken": token}
-    with translated(prefix):
+    with translate_errors(prefix):
         answer = client.list_objects_v2(Bucket=place.bucket, Prefix=place.prefix + prefix, MaxKeys=page_keys, **more)
     names = [str(row.get("Key", "")) for row in answer.get("Contents", ())]
     following = answer.get("NextContinuationToken")

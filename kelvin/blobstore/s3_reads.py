@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from kelvin.blobstore.blob_store import BlobShort, BlobUnavailable
-from kelvin.blobstore.s3_client import status_of, translated
+from kelvin.blobstore.s3_client import status_of, translate_errors
 from kelvin.blobstore.s3_location import S3Location
 
 # Bytes between two checks of the cancel token. The client buffers each piece in memory of its own. Larger pieces are no
@@ -151,7 +151,7 @@ def _opened(
     where = f"bytes={offset}-{offset + length - 1}"
     condition = {} if etag is None else {"IfMatch": etag}
     try:
-        with translated(key):
+        with translate_errors(key):
             answer = client.get_object(Bucket=place.bucket, Key=place.prefix + key, Range=where, **condition)
     except BlobUnavailable as unavailable:
         if status_of(unavailable) == 416:

@@ -25,7 +25,7 @@ from kelvin.blobstore.blob_store import (
     is_segment,
 )
 from kelvin.blobstore.retrying_store import Retry, RetryBudget
-from kelvin.blobstore.s3_client import delete, head, list_page, put, why_hopeless
+from kelvin.blobstore.s3_client import delete, head, list_page, permanent_failure_reason, put
 from kelvin.blobstore.s3_location import S3Location
 from kelvin.blobstore.s3_reads import CancelToken, RangeCalls, get_range, get_start
 from kelvin.blobstore.s3_upload import PART_BYTES, Uploads
@@ -148,7 +148,7 @@ class S3Store:
         except StoreFull:
             return None  # reads still work, and each put reports the full store
         except BlobUnavailable as unavailable:
-            if (hopeless := why_hopeless(unavailable)) is None:
+            if (hopeless := permanent_failure_reason(unavailable)) is None:
                 raise
             return hopeless
         return None

@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 from kelvin.blobstore.blob_store import BlobNotFound, BlobUnavailable, StoreFull
 from kelvin.blobstore.bounded_gather import cancel_and_wait
 from kelvin.blobstore.retrying_store import Retry
-from kelvin.blobstore.s3_client import error_of, head, is_refused_condition, put, translated
+from kelvin.blobstore.s3_client import error_of, head, is_refused_condition, put, translate_errors
 from kelvin.blobstore.s3_location import S3Location
 from kelvin.contracts.errors import CapacityExceeded, Refused
 from kelvin.process.thread_calls import run_uncancellable
@@ -106,7 +106,7 @@ class Uploads:
 
     def _create(self, key: str) -> str:
         """Start an upload and return its id. If the response is lost, the upload becomes a leftover."""
-        with translated(key):
+        with translate_errors(key):
             answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
             return str(answer["UploadId"])
 
@@ -144,7 +144,7 @@ class Uploads:
 
     def _send(self, key: str, upload: str, number: int, data: _Part) -> str:
         data.seek(0)  # the position is at its end, after writing or an earlier attempt
-        with translated(key):
+        with translate_errors(key):
             answer = self.client.upload_part(
                 Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
             )
@@ -158,7 +158,7 @@ class Uploads:
 
         def complete() -> bool:
             try:
-                with translated(key):
+                with translate_errors(key):
                     self.client.complete_multipart_upload(
                         Bucket=self.place.bucket,
                         Key=self.place.prefix + key,
@@ -190,7 +190,7 @@ class Uploads:
 
     def _abort_now(self, name: str, upload: str) -> None:
         try:
-            with translated(name):
+            with translate_errors(name):
                 self.client.abort_multipart_upload(Bucket=self.place.bucket, Key=name, UploadId=upload)
         except BlobUnavailable as unavailable:
             if not _is_gone(unavailable):
@@ -198,7 +198,7 @@ class Uploads:
 
     def _list_old(self, markers: dict[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
         """Return one page of old uploads: keys with ids, and the markers of the next page."""
-        with translated(self.place.prefix):
+        with translate_errors(self.place.prefix):
             answer = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=self.place.prefix, **markers)
             now = _date_of(answer)
             rows = [row for row in answer.get("Uploads", ()) if now - row["Initiated"] > LEFTOVER_AGE]

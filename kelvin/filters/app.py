@@ -26,7 +26,7 @@ from kelvin.filters.pii import unknown_region
 from kelvin.filters.scanner import Scanner
 from kelvin.filters.settings import FilterSettings
 from kelvin.ipc.failure_responses import install_failure_handlers
-from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
+from kelvin.ipc.http_bodies import LARGE_BYTES, json_response, read_json
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.service_lifecycle import serve_until
 from kelvin.telemetry.policy.instruments import MetricsPage
@@ -91,13 +91,13 @@ def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
 
     @app.post(CHECK_PATH)
     async def check(request: Request) -> Response:
-        question = await read(request, FilterRequest, LARGE_BYTES)
+        question = await read_json(request, FilterRequest, LARGE_BYTES)
         _check_rules_known(question)
         looked = await scanner.scan(request.headers.get(TENANT_HEADER, ""), question, _remaining_s(request))
         meters.count_unchecked(question.unseen)
         for found in looked:
             meters.count_checked(question.direction, found)
-        return answer(FilterResponse(looked=looked))
+        return json_response(FilterResponse(looked=looked))
 
     @app.get("/healthz")
     @app.get("/readyz")

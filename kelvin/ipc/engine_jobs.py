@@ -20,7 +20,7 @@ from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob, SealAttestation, SealJob
 from kelvin.contracts.errors import Refused, TenantSuspended, Unavailable
 from kelvin.ipc.forked_process import ForkedProcess
-from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
+from kelvin.ipc.http_bodies import LARGE_BYTES, json_response, read_json
 from kelvin.process.fair_lock import FairLock
 from kelvin.process.procfs import private_bytes
 from kelvin.process.race import run_until_disconnect
@@ -154,12 +154,12 @@ def job_routes(jobs: PushJobs) -> list[Route]:
     """Return routes by which a snapshotter runs jobs at a control plane or engine. A job ends with its connection."""
 
     async def gate(request: Request) -> Response:
-        job = await read(request, GateJob, LARGE_BYTES)
-        return answer(await run_until_disconnect(request.receive, jobs.gate(job)))
+        job = await read_json(request, GateJob, LARGE_BYTES)
+        return json_response(await run_until_disconnect(request.receive, jobs.gate(job)))
 
     async def seal(request: Request) -> Response:
-        job = await read(request, SealJob)
-        return answer(await run_until_disconnect(request.receive, jobs.seal(job)))
+        job = await read_json(request, SealJob)
+        return json_response(await run_until_disconnect(request.receive, jobs.seal(job)))
 
     return [
         Route("/internal/v1/jobs/gate", gate, methods=["POST"]),

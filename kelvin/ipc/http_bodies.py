@@ -14,7 +14,7 @@ SMALL_BYTES: Final = 64 << 10
 LARGE_BYTES: Final = 64 << 20  # batches of records, the tensor tables of models, texts for filters
 
 
-async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
+async def read_json(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
     """Decode the body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest with the fault."""
     return decode(await read_body(request, limit_bytes), kind)
 
@@ -29,7 +29,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytearray:
     return raw
 
 
-def answer(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     """Return `value` as a JSON response."""
     return Response(encode(value), status, media_type="application/json")
 

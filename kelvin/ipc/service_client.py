@@ -15,7 +15,7 @@ from kelvin.contracts.problem import from_problem
 from kelvin.contracts.wire import BadJson, decoder, encode
 from kelvin.ipc.connector import Connector, SocketConnector
 from kelvin.ipc.socket_directory import SocketDirectory
-from kelvin.process.request_context import headers as context_headers
+from kelvin.process.request_context import context_headers
 
 log = logging.getLogger(__name__)
 

@@ -66,7 +66,7 @@ def record_error(error: Exception, about: object) -> None:
 
 
 @contextmanager
-def isolated(about: object) -> Iterator[None]:
+def contain_errors(about: object) -> Iterator[None]:
     """Record an unexpected error in this part of a loop's work, and go on. See `record_error`."""
     try:
         yield
@@ -77,7 +77,7 @@ def isolated(about: object) -> Iterator[None]:
 def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:
     """Call `call` with each listener. An error of one does not stop the others."""
     for listener in tuple(listeners):
-        with isolated(listener):
+        with contain_errors(listener):
             call(listener)
 
 

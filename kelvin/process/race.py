@@ -12,7 +12,7 @@ from kelvin.contracts.traffic_errors import Cancelled
 T = TypeVar("T")
 
 
-async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
+async def first_completed(*works: Awaitable[object]) -> tuple[bool, ...]:
     """Wait until one of these is done, then cancel the others and wait for their ends. Cancelling the caller cancels
     them all. Return for each whether it ended by itself. Raises what one of them raised.
     """
@@ -33,7 +33,7 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects first, cancel the work and raise `Refused(Cancelled)`. The
     request's body must have been read. Without this, a server would finish work for a client that has left.
     """
-    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnected(receive))
     try:
         await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not work_task.done():
@@ -45,7 +45,7 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait({work_task, disconnect_task})
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_disconnected(receive: Receive) -> None:
     """Return when the client of a request has disconnected. Its body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

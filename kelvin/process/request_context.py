@@ -37,12 +37,12 @@ def current_request() -> RequestContext | None:
     return _current.get()
 
 
-def begin(request_id: str, trace: TraceContext | None = None) -> Token[RequestContext | None]:
+def set_request_context(request_id: str, trace: TraceContext | None = None) -> Token[RequestContext | None]:
     """Set the request of the current context. An id other than 1 to 128 visible ASCII characters clears it."""
     return _current.set(RequestContext(request_id, trace) if _VALID_ID.fullmatch(request_id) else None)
 
 
-def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
+def context_headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return `given` plus the headers that carry the current request to another process. `given` wins."""
     found = _current.get()
     if found is None:
@@ -72,4 +72,4 @@ def _set_from_headers(given: Iterable[tuple[bytes, bytes]]) -> None:
         elif name == _TRACEPARENT:
             trace = parse(value)
     if request_id is not None:
-        begin(request_id, trace)
+        set_request_context(request_id, trace)

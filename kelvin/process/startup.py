@@ -13,13 +13,13 @@ STORE_STATUS: Final = 3  # exit status of `--check`: settings are good, the stor
 CHECK: Final = "--check"
 
 
-def only_checks() -> bool:
+def is_check_only() -> bool:
     """Return whether the program shall only read its settings and exit, as `kelvin doctor` requests."""
     return CHECK in sys.argv[1:]
 
 
 @contextmanager
-def refusing_bad_settings() -> Iterator[None]:
+def exit_on_bad_setting() -> Iterator[None]:
     """On `BadSetting`, print its one line to standard error and exit with BAD_SETTING_STATUS."""
     try:
         yield
@@ -28,7 +28,7 @@ def refusing_bad_settings() -> Iterator[None]:
         sys.exit(BAD_SETTING_STATUS)
 
 
-def raise_descriptors() -> None:
+def raise_descriptor_limit() -> None:
     """Raise the soft limit of open files to the hard limit. Our own settings bound how many files are opened."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

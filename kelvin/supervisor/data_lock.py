@@ -18,7 +18,7 @@ class InsecureDirectory(Exception):
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_path_in_errors(path: Path) -> Iterator[None]:
     """Set `path` as the file name of an OSError that has none, such as one of a write to a full disk."""
     try:
         yield
@@ -52,7 +52,7 @@ def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
             holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             raise AlreadyRunning(f"{data} is in use by process {holder}") from None
         os.ftruncate(fd, 0)
-        with naming(data / "lock"):
+        with name_path_in_errors(data / "lock"):
             os.write(fd, f"{os.getpid()}\n".encode())
         yield fd
     finally:

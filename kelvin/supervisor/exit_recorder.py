@@ -21,7 +21,7 @@ from kelvin.process.procfs import boot_id, start_time_ns
 from kelvin.spool.leftover_recovery import leftover_records
 from kelvin.spool.spool import Spool
 from kelvin.supervisor.child_group import RETRY_S, ReapedChild
-from kelvin.supervisor.data_lock import naming
+from kelvin.supervisor.data_lock import name_path_in_errors
 from kelvin.supervisor.lifetime_policy import ChildDeath, lifetime_record, unseen_death
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def open_exit_recorder(data: Path) -> Iterator[tuple[ExitRecorder, Spool]]:
     """
     source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
     recorded = read_recorded_runtimes(data / "spool")
-    with naming(data / "spool"):
+    with name_path_in_errors(data / "spool"):
         spool = Spool.open(data / "spool", source)
     try:
         exit_recorder = ExitRecorder(data / "run" / "meters", spool, source)

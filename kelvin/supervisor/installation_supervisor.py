@@ -23,7 +23,7 @@ from kelvin.ipc.tcp_listener import LISTENER_VARIABLE, listen
 from kelvin.process.exit_log import REPLICAS, ExitLog
 from kelvin.process.log import configure_logging
 from kelvin.process.loops import Loops
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 from kelvin.process.service_lifecycle import stop_on_signals
 from kelvin.process.settings import log_level
 from kelvin.spool.shipper import Shipper
@@ -39,7 +39,7 @@ from kelvin.supervisor.child_group import (
     open_lifeline,
     specs_of,
 )
-from kelvin.supervisor.data_lock import data_lock, naming
+from kelvin.supervisor.data_lock import data_lock, name_path_in_errors
 from kelvin.supervisor.exit_recorder import ExitRecorder, open_exit_recorder
 from kelvin.supervisor.hot_restart import HotRestart
 from kelvin.supervisor.ledger_client import LedgerClient
@@ -258,7 +258,7 @@ async def supervise(settings: UpSettings) -> None:
                 loops.start("watchdog", watchdog.run)
                 try:
                     supervisor.group.start_all()
-                    await first(stop.wait(), supervisor.wait_ready())
+                    await first_completed(stop.wait(), supervisor.wait_ready())
                     if not stop.is_set():
                         print(_ready(settings), flush=True)
                         await stop.wait()
@@ -280,7 +280,7 @@ def _try_listen(settings: UpSettings) -> socket.socket | None:
 
 def _ready(settings: UpSettings) -> Ready:
     data, url = settings.data, activator_url(settings.host, settings.port)
-    with naming(data / "url"):
+    with name_path_in_errors(data / "url"):
         (data / "url").write_text(url + "\n")
     return Ready(url, data / "ca.pem", data / "default.key", data / "admin.key")
 

@@ -28,7 +28,7 @@ from kelvin.contracts.errors import CapacityExceeded, Conflict, InvalidRequest, 
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 from kelvin.devices.gpu_policy import DegradedGpu, GpuFacts, HealthyGpu, UnhealthyGpu, judge_gpu_health
 from kelvin.ipc.failure_responses import install_failure_handlers
-from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
+from kelvin.ipc.http_bodies import LARGE_BYTES, json_response, read_json
 from kelvin.telemetry.policy.exposition import CONTENT_TYPE
 from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, series_by_label
 from kelvin.telemetry.telemetry import open_without_traces
@@ -51,7 +51,7 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
-        return answer(await _replica(request).bind(await read(request, BindRequest)))
+        return json_response(await _replica(request).bind(await read_json(request, BindRequest)))
 
     @app.post("/control/sleep")
     async def sleep(request: Request) -> Response:
@@ -65,19 +65,19 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/wake")
     async def wake(request: Request) -> Response:
-        return answer(await _replica(request).wake(await read(request, BindRequest)))
+        return json_response(await _replica(request).wake(await read_json(request, BindRequest)))
 
     @app.post("/control/gate")
     async def gate(request: Request) -> Response:
-        return answer(await _replica(request).gate(await read(request, GateJob, LARGE_BYTES)))
+        return json_response(await _replica(request).gate(await read_json(request, GateJob, LARGE_BYTES)))
 
     @app.post("/control/seal")
     async def seal(request: Request) -> Response:
-        return answer(await _replica(request).seal(await read(request, SealJob)))
+        return json_response(await _replica(request).seal(await read_json(request, SealJob)))
 
     @app.get("/control/state")
     async def state(request: Request) -> Response:
-        return answer(_replica(request).report())
+        return json_response(_replica(request).report())
 
     @app.post("/control/drain")
     async def drain(request: Request) -> Response:
@@ -140,7 +140,7 @@ def build_probe_app(step_s: float, gpus: GpuWatch | None = None, *, may_park: bo
         one. The body is the replica's report.
         """
         status = 200 if is_ready_or_parked(request) else 503
-        return answer(_replica(request).report(), status)
+        return json_response(_replica(request).report(), status)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -239,15 +239,15 @@ def build_bind_api(handler: BindHandler, replica: RuntimeReplica) -> FastAPI:
 
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
-        return answer(await handler.bind(await read(request, BindPodRequest)))
+        return json_response(await handler.bind(await read_json(request, BindPodRequest)))
 
     @app.post("/control/release")
     async def release(request: Request) -> Response:
-        return Response(status_code=202 if handler.release(await read(request, BindPodRequest)) else 204)
+        return Response(status_code=202 if handler.release(await read_json(request, BindPodRequest)) else 204)
 
     @app.get("/control/state")
     async def state() -> Response:
-        return answer(replica.report())
+        return json_response(replica.report())
 
     return app
 

@@ -27,7 +27,7 @@ from kelvin.contracts.serving.stream_frames import (
 )
 from kelvin.contracts.timeline import Stage, StageSpan
 from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
-from kelvin.process.race import disconnected
+from kelvin.process.race import wait_disconnected
 from runtime.dependencies import READER
 from runtime.drivers.event_stream import EventStream
 from runtime.drivers.interface import Failed, Finished
@@ -52,7 +52,7 @@ class ServedRequest:
     delivered_tokens: int = 0  # acknowledged by the activator
     committed: bool = False  # the 200 was sent, so a record must exist
     ended: bool = False  # the last frame was sent
-    disconnected: bool = False
+    wait_disconnected: bool = False
     deleted: bool = False
     answered_elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable
@@ -77,7 +77,7 @@ class ServedRequest:
 
 async def watch_connection(receive: Receive, served_request: ServedRequest) -> None:
     """Cancel the request in the engine as soon as the activator disconnects. The body must have been read."""
-    await disconnected(receive)
+    await wait_disconnected(receive)
     if not served_request.ended:
         served_request.disconnected = True
         served_request.stream.abandon(Cancelled())

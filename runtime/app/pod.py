@@ -23,7 +23,7 @@ from kelvin.process.log import configure_logging
 from kelvin.process.procfs import start_time_ns
 from kelvin.process.service_lifecycle import run_service
 from kelvin.process.settings import log_level
-from kelvin.process.startup import BAD_SETTING_STATUS, refusing_bad_settings
+from kelvin.process.startup import BAD_SETTING_STATUS, exit_on_bad_setting
 from runtime.app.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_visible_gpus
 from runtime.lifecycle.gpu_watch import GpuWatch
 from weightcache.client.lease_protocol import SOCKET
@@ -120,7 +120,7 @@ def _try_connect_agent(path: Path, patience_s: float) -> SocketDirectory | None:
 
 def main() -> None:
     """Read the settings, import the libraries, serve, and exit."""
-    with refusing_bad_settings():
+    with exit_on_bad_setting():
         settings = from_environment()
         configure_logging("runtime", log_level())
         pod = read_pod()

@@ -31,7 +31,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.log import configure_logging
 from kelvin.process.procfs import is_orphaned
 from kelvin.process.settings import log_level
-from kelvin.process.startup import only_checks, refusing_bad_settings
+from kelvin.process.startup import exit_on_bad_setting, is_check_only
 from runtime.app.settings import RuntimeSettings, from_environment
 
 log = logging.getLogger(__name__)
@@ -290,10 +290,10 @@ def run(settings: RuntimeSettings) -> str | None:
 
 def main() -> None:
     """Import everything, then fork on demand. The settings come first: they limit libraries to one thread."""
-    with refusing_bad_settings():
+    with exit_on_bad_setting():
         settings = from_environment()
         configure_logging("zygote", log_level())
-    if only_checks():
+    if is_check_only():
         return
     from runtime.app import preload
 

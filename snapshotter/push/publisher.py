@@ -18,7 +18,7 @@ from msgspec import structs
 from kelvin.blobstore.blob_store import BlobNotFound, BlobShort, BlobStore
 from kelvin.blobstore.bounded_gather import bounded_gather
 from kelvin.blobstore.chunk_locations import encode_pack_list, read_chunk
-from kelvin.blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
+from kelvin.blobstore.packs import FileIndex, PackEntry, assign_offsets, encode_file_index, encode_footer, encode_table
 from kelvin.contracts.artifact_errors import NON_CHUNK_CODES, ArtifactRejected, ChunkCorrupt
 from kelvin.contracts.artifacts.manifest import Manifest, encode_manifest, version_of
 from kelvin.contracts.artifacts.object_keys import (
@@ -272,7 +272,7 @@ class Publisher:
 
     async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
         report(CommitStep.PACKING)
-        entries = place(chunks)
+        entries = assign_offsets(chunks)
         footer = encode_footer(entries)
         pack = await self._digest(record, entries, footer)
         key = pack_key(record.tenant, pack)

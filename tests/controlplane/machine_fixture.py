@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.app.push_jobs import job_desk
+from controlplane.app.push_jobs import build_job_runner
 from controlplane.clock import SystemClock
 from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import VersionKey
@@ -161,7 +161,9 @@ async def local(
                 await adopter.sweep()
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
-                it = LocalMachine(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
+                it = LocalMachine(
+                    run, feed, table, fleet, pool, actuator, build_job_runner(fleet, pool, feed), adopter, news
+                )
                 yield it
                 it.check_integrity()
         finally:

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from controlplane.billing.price_book import MAX_MICROS, BadPriceBook, parse_price_book
 from controlplane.ledger.policy.rating import ANY_CLASS, PriceBook
-from kelvin.blobstore.packs import PackEntry, decode_footer, decode_table, encode_footer, encode_table, place
+from kelvin.blobstore.packs import PackEntry, assign_offsets, decode_footer, decode_table, encode_footer, encode_table
 from kelvin.contracts.accounting.meter_format import Meter, Phase, decode_meter, encode_meter
 from kelvin.contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, PackCorrupt
 from kelvin.contracts.artifacts.manifest import (
@@ -134,7 +134,7 @@ def _tensors(**changes: Any) -> bytes:
 
 # Packs.
 
-ENTRIES: Final = place([(D, PAGE_BYTES), (E, 3 * PAGE_BYTES), ("c" * 64, 2 * PAGE_BYTES)])
+ENTRIES: Final = assign_offsets([(D, PAGE_BYTES), (E, 3 * PAGE_BYTES), ("c" * 64, 2 * PAGE_BYTES)])
 
 
 def _footer(entries: tuple[PackEntry, ...]) -> bytes:

@@ -8,7 +8,7 @@ import httpx
 
 from kelvin.cli.artifacts.progress import Progress
 from kelvin.cli.artifacts.push import push_directory
-from kelvin.cli.base.api_client import Target, refuse
+from kelvin.cli.base.api_client import Target, raise_for_error
 from kelvin.contracts.artifacts.push_api import Committed
 from kelvin.contracts.wire import encode
 from snapshotter.app.app import SOCKET
@@ -37,7 +37,7 @@ class Installation(Target):
     asked: list[httpx.Request] = field(default_factory=list)
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        hooks = {"response": [refuse]}
+        hooks = {"response": [raise_for_error]}
         return httpx.Client(transport=httpx.MockTransport(self._answer), base_url="https://door", event_hooks=hooks)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:

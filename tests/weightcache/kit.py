@@ -22,11 +22,11 @@ from kelvin.blobstore.packs import (
     FileChunk,
     FileIndex,
     FileSpan,
+    assign_offsets,
     encode_file_index,
     encode_footer,
     encode_table,
     file_pack,
-    place,
 )
 from kelvin.contracts.artifacts.manifest import (
     PAGE_BYTES,
@@ -136,7 +136,7 @@ def describe(
 def make_pack(chunks: Sequence[bytes]) -> tuple[str, bytes, bytes]:
     """Return digest, bytes and index object of a pack of distinct chunks."""
     distinct = {blake3(chunk).hexdigest(): chunk for chunk in chunks}
-    entries = place((digest, len(chunk)) for digest, chunk in distinct.items())
+    entries = assign_offsets((digest, len(chunk)) for digest, chunk in distinct.items())
     body = b"".join(distinct.values()) + encode_footer(entries)
     return blake3(body).hexdigest(), body, encode_table(entries)
 

@@ -13,7 +13,7 @@ from kelvin.contracts.names import is_digest, require_dns_label
 from kelvin.contracts.serving.start_forecast import TierPlacement, TierRate
 from kelvin.contracts.wire import Wire
 from kelvin.ipc.failure_responses import install_failure_handlers, problem_response
-from kelvin.ipc.http_bodies import answer, read
+from kelvin.ipc.http_bodies import json_response, read_json
 from weightcache.app.cache import Cache
 from weightcache.app.lease_server import LeaseServer
 from weightcache.app.peer_node import PeerState, peer_state
@@ -158,11 +158,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
     @app.get("/v1/state")
     async def state() -> Response:
-        return answer(state_of(cache, leases))
+        return json_response(state_of(cache, leases))
 
     @app.get("/v1/damages")
     async def damages() -> Response:
-        return answer(Damages(damaged=damages_of(cache, leases)))
+        return json_response(Damages(damaged=damages_of(cache, leases)))
 
     @app.get("/v1/whereabouts")
     async def locate_chunks(request: Request) -> Response:
@@ -177,11 +177,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
             rates=rates_of(cache),
             bytes_s=cache.version_loader.rates.load_time_s(tally.bytes),
         )
-        return answer(found)
+        return json_response(found)
 
     @app.post("/v1/evict")
     async def evict(request: Request) -> Response:
-        wish = await read(request, Evict)
+        wish = await read_json(request, Evict)
         if wish.tenant is not None:
             require_dns_label(wish.tenant, "tenant")
         await cache.evict(wish.tier, wish.tenant, wish.version)
@@ -190,11 +190,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/check")
     async def check() -> Response:
         async with checking:
-            return answer(await cache.examiner.check())
+            return json_response(await cache.examiner.check())
 
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
-        wish = await read(request, Prefetch)
+        wish = await read_json(request, Prefetch)
         leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
         cache.prefetcher.start_prefetch(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)

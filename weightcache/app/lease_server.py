@@ -23,8 +23,8 @@ from kelvin.contracts.errors import Failure, InvalidRequest, NotFound, Refused
 from kelvin.contracts.names import require_dns_label
 from kelvin.contracts.problem import to_wire
 from kelvin.contracts.wire import decode, encode
-from kelvin.process.race import first
-from kelvin.process.request_context import begin
+from kelvin.process.race import first_completed
+from kelvin.process.request_context import set_request_context
 from weightcache.client.lease_protocol import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
 from weightcache.client.spans_policy import merged
 from weightcache.counters import Counters
@@ -140,7 +140,7 @@ class LeaseServer:
                 raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
             if raw:
                 # No further message is expected: any bytes, or the end, end the lease.
-                await first(self._lease(sock, raw), loop.sock_recv(sock, 1))
+                await first_completed(self._lease(sock, raw), loop.sock_recv(sock, 1))
         except (TimeoutError, OSError) as error:
             log.info("a lease's client is gone", extra={"error": repr(error)})
         except Exception:
@@ -157,7 +157,7 @@ class LeaseServer:
                 request = decode(raw, LeaseRequest, field="lease request")
                 self.check_tenant(require_dns_label(request.tenant, "tenant"), request.version)
                 if request.request_id is not None:
-                    begin(request.request_id)
+                    set_request_context(request.request_id)
                 await self._grant(connection, request)
             except Refused as refused:
                 await self._refuse(sock, refused.failure)

@@ -14,7 +14,7 @@ from kelvin.blobstore.bounded_gather import cancel_and_wait
 from kelvin.contracts.artifacts.manifest import Manifest
 from kelvin.contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 from weightcache.client.lease_protocol import MAX_SLABS
 from weightcache.fetch.attestation_loader import AttestationLoader
 from weightcache.fetch.chunk_loader import ChunkLoader
@@ -79,7 +79,7 @@ class LeasePriority:
         """Run `work`, which concerns version `key`. Return False if a lease for another version interrupted it. The
         work has ended in both cases. Raises errors of `work`.
         """
-        is_done, _ = await first(work(), self._wait_until_busy(key))
+        is_done, _ = await first_completed(work(), self._wait_until_busy(key))
         return is_done
 
     async def _wait_until_busy(self, except_version: Key) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kelvin.contracts.errors import Refused
-from kelvin.process.loops import isolated
+from kelvin.process.loops import contain_errors
 from weightcache.counters import Counters
 from weightcache.host.arena import Arena
 from weightcache.host.policy.extents import SlabRange
@@ -192,7 +192,7 @@ class Scrubber:
         for tier, key, length in tuple(self._examiner.stored_chunks()):
             while self._is_busy():
                 await self._sleep(BUSY_S)
-            with isolated(key):
+            with contain_errors(key):
                 await self._examiner.examine(tier, *key)
             await self._sleep(length / BYTES_PER_S)
         self._counters.sweeps += 1

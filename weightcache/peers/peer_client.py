@@ -14,7 +14,7 @@ from kelvin.contracts.backoff import ExponentialBackoff
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.numbers import parse_whole_number
 from kelvin.contracts.wire import decode, encode
-from kelvin.process.request_context import headers as request_headers
+from kelvin.process.request_context import context_headers as request_headers
 from weightcache.dependencies import PEER_ANSWERS, PEERS
 from weightcache.peers.ownership_policy import ChunkState
 from weightcache.peers.peer_protocol import ChunkQuery, ChunkStates, chunk_path, query_path

@@ -25,7 +25,7 @@ from kelvin.contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_d
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.contracts.wire import decode, encode
 from kelvin.ipc.tls_acceptor import CLOSE_S, TlsAcceptor
-from kelvin.process.request_context import REQUEST_ID, begin
+from kelvin.process.request_context import REQUEST_ID, set_request_context
 from weightcache.counters import Counters
 from weightcache.host.arena import Arena
 from weightcache.nvme.nvme_tier import NvmeTier
@@ -151,7 +151,7 @@ class PeerServer:
 
     async def _answer(self, request: BaseRequest) -> web.StreamResponse:
         if (request_id := request.headers.get(REQUEST_ID)) is not None:
-            begin(request_id)
+            set_request_context(request_id)
         try:
             return await self._route(request)
         except Refused as refused:

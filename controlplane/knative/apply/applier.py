@@ -29,7 +29,7 @@ from controlplane.knative.policy.apply_steps import (
     Wait,
 )
 from controlplane.knative.policy.object_labels import OURS_SELECTOR
-from kelvin.process.loops import isolated, record_error
+from kelvin.process.loops import contain_errors, record_error
 
 MAX_CONCURRENT_CALLS: Final = 8
 BATCH_SIZE: Final = 50  # processed between two yields to the event loop; takes some milliseconds
@@ -132,7 +132,7 @@ class Applier:
 
     def _notify_changed(self, ref: Ref) -> None:
         if self._on_changed is not None:
-            with isolated(ref):
+            with contain_errors(ref):
                 self._on_changed(ref)
 
     def _enqueue(self, refs: Iterable[Ref]) -> None:

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from controlplane.knative.apply.cluster import Change, ClusterApi, Deleted, Json, Ref, Synced, Upsert
 from controlplane.knative.policy.object_labels import NamespacedName
 from kelvin.contracts.numbers import parse_whole_number
-from kelvin.process.loops import isolated
+from kelvin.process.loops import contain_errors
 
 
 class ObjectCache:
@@ -115,7 +115,7 @@ async def follow(
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
         async for change in changes:
             for ref, obj in known.take(change):
-                with isolated(ref):
+                with contain_errors(ref):
                     take(ref.place, obj)
             first.set()
 

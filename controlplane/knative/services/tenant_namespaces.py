@@ -18,7 +18,7 @@ from controlplane.knative.policy import namespace_requirements as policy
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, ObservedNamespace
 from controlplane.knative.policy.object_labels import NamespacedName
 from kelvin.contracts.traffic_errors import StartFailed
-from kelvin.process.race import first
+from kelvin.process.race import first_completed
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class TenantNamespaces:
                     continue  # it was deleted while another one was probed
                 if probe is None or probe.uid != space.uid or not probe.is_complete:
                     await self._probe(namespace, space.uid)
-            await first(self._probe_due.wait(), self._clock.sleep(PROBE_AGAIN_S))
+            await first_completed(self._probe_due.wait(), self._clock.sleep(PROBE_AGAIN_S))
 
     async def _probe(self, namespace: str, uid: str) -> None:
         """Probe one namespace. If the cluster does not answer, keep the last result."""

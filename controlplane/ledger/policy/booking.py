@@ -18,7 +18,7 @@ from typing import Final
 
 from controlplane.ledger.policy.month import DAY_US
 from controlplane.ledger.policy.rating import OK, is_billable
-from controlplane.ledger.policy.record_precedence import standing
+from controlplane.ledger.policy.record_precedence import choose_charged_record
 from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from kelvin.contracts.serving.degradation_steps import step_of_record
 
@@ -95,7 +95,7 @@ def mark_charged(group: Sequence[LedgerRecord], closed: Collection[str]) -> list
     """Return all records of one request, with the charged one marked. Records of closed months are unchanged."""
     if len(group) == 1 and group[0].month not in closed:  # the usual case
         return [LedgerRecord(group[0].record, group[0].month, stands=True)]
-    best = standing([booked.record for booked in group])
+    best = choose_charged_record([booked.record for booked in group])
     taken_back = {booked.replaces for booked in group if booked.month in closed and booked.stands}
     frozen = [b for b in group if b.month in closed and b.stands and row_key(b.record) not in taken_back]
     charged = row_key(frozen[0].record) if frozen else None
@@ -127,7 +127,7 @@ def mark_charged_by_key(
     booked = {request_id: mark_charged(group, closed) for request_id, group in groups.items()}
     by_idempotency_key: defaultdict[str, list[_Request]] = defaultdict(list)
     for request_id, group in booked.items():
-        record = standing([each.record for each in group])
+        record = choose_charged_record([each.record for each in group])
         if once := record.once:
             by_idempotency_key[once].append(_Request(request_id, record, _has_permanent_charge(group, closed)))
     for key_requests in by_idempotency_key.values():

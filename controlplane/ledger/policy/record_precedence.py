@@ -89,7 +89,7 @@ def decide_lifetime_record(
     return RecordStatus.NEW
 
 
-def standing(known: Sequence[RequestRecord]) -> RequestRecord:
+def choose_charged_record(known: Sequence[RequestRecord]) -> RequestRecord:
     """Return the charged record: the activator's, else the orphan record that delivered most."""
     return max(
         known,

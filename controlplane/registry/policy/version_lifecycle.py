@@ -59,7 +59,7 @@ _VERSION_FAULT_CODES: Final = frozenset(
 )  # fmt: skip
 
 
-def move(state: VersionState, event: VersionEvent) -> VersionState:
+def next_state(state: VersionState, event: VersionEvent) -> VersionState:
     """Return the state after the event. Raises IllegalVersionEvent."""
     try:
         return TRANSITIONS[state, event]

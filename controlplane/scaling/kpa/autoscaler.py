@@ -24,7 +24,7 @@ from controlplane.scaling.replicas import Replica
 from controlplane.tasks import Tasks
 from kelvin.contracts.errors import Failure, Refused
 from kelvin.contracts.serving.control_messages import ConcurrencyStat, Stats
-from kelvin.process.loops import isolated
+from kelvin.process.loops import contain_errors
 
 log = logging.getLogger(__name__)
 
@@ -129,19 +129,19 @@ class Autoscaler:
         self._takeover.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
             key = VersionKey(stat.tenant, stat.model, stat.version)
-            with isolated(key):
+            with contain_errors(key):
                 self._observe(key, stat)
 
     def tick(self) -> None:
         """Evaluate every version that is in use or has a minimum."""
         for key in (*self._actuator.active_versions(), *(key for key, _ in self._minimums.list_all())):
-            with isolated(key):
+            with contain_errors(key):
                 self._ensure_scaler(key)
         self._minimums.apply_bounds(self._tenants_at_zero())
         for scaler in tuple(self._scalers.values()):
-            with isolated(scaler.key):
+            with contain_errors(scaler.key):
                 self._evaluate(scaler)
-            with isolated(scaler.key):
+            with contain_errors(scaler.key):
                 if not self._actuator.process_count(scaler.key) and scaler.is_forgettable(self._now_s()):
                     self._cancel_slot_wait(scaler.key)
                     del self._scalers[scaler.key]
@@ -149,7 +149,7 @@ class Autoscaler:
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """Scale versions to zero now. The registry and the tenants decide whether they may start again."""
         for key in keys:
-            with isolated(key):
+            with contain_errors(key):
                 self._scale_to_zero(self._ensure_scaler(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
@@ -187,7 +187,7 @@ class Autoscaler:
         if replica.key is not None and (scaler := self._scalers.get(replica.key)) is not None:
             scaler.record_exit(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
-                with isolated(scaler.key):
+                with contain_errors(scaler.key):
                     self._evaluate(scaler)
         self.assign_free_slots()
 
@@ -197,7 +197,7 @@ class Autoscaler:
             if not self._actuator.has_room():
                 break
             del self._waiting_for_slot[key]
-            with isolated(key):
+            with contain_errors(key):
                 self._evaluate(self._ensure_scaler(key))
 
     def check_integrity(self) -> None:

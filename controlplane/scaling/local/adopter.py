@@ -29,7 +29,7 @@ from kelvin.contracts.errors import Conflict, Refused, Unavailable
 from kelvin.contracts.serving.control_messages import Feed
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory, peer_pid
-from kelvin.process.loops import isolated
+from kelvin.process.loops import contain_errors
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Adopter:
         """
         found = await probe_runtimes(self.directory, self.fleet.knows)
         for each in found:
-            with isolated(each.report.runtime_id):
+            with contain_errors(each.report.runtime_id):
                 self._adopt(each)
         self.fleet.table.unknown_processes = len(_sockets(self.directory, self.fleet.knows))
         return len(found)

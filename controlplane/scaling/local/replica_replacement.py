@@ -24,7 +24,7 @@ from controlplane.scaling.policy.replacement_steps import (
 from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from controlplane.scaling.replicas import Replica
 from kelvin.contracts.errors import Conflict, Failure, Refused
-from kelvin.process.loops import isolated
+from kelvin.process.loops import contain_errors
 from kelvin.telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class DamageLoop:
             step = choose_step_if_damaged(replica.state)
             if replica.pid not in pids or replica.runtime_id in self._handled_ids or step is ReplacementStep.WAIT:
                 continue
-            with isolated(replica.runtime_id):
+            with contain_errors(replica.runtime_id):
                 self._actuator.replace(replica.runtime_id, step)
                 self._handled_ids.add(replica.runtime_id)
                 self._counter.add(())

@@ -29,7 +29,7 @@ from kelvin.cli.artifacts.export_layout_policy import (
     plan_layout,
     plan_original_layout,
 )
-from kelvin.cli.artifacts.progress import Progress, shown_progress
+from kelvin.cli.artifacts.progress import Progress, open_progress
 from kelvin.cli.artifacts.push_client import PushClient, RetryPolicy, decode_response, open_client, raise_for_failure
 from kelvin.cli.artifacts.push_signing import SIGNATURE_FILE
 from kelvin.contracts.artifact_errors import ChunkCorrupt, ChunkMissing
@@ -340,7 +340,7 @@ def export_command(reference: str, directory: Path, form: str, as_json: bool) ->
     \b
     kelvin export tinylm@prod ./tinylm
     """
-    with open_client() as door, shown_progress(not as_json) as progress:
+    with open_client() as door, open_progress(not as_json) as progress:
         exported = export_version(resolve_version(door, reference), directory, form, door, progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(exported)))

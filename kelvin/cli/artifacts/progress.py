@@ -38,7 +38,7 @@ class Bar(Progress):
 
 
 @contextmanager
-def shown_progress(wanted: bool) -> Iterator[Progress]:
+def open_progress(wanted: bool) -> Iterator[Progress]:
     """Yield a bar if `wanted` and standard error is a terminal, else a progress that shows nothing."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from kelvin.cli.artifacts.exit_code_policy import exit_code_of
-from kelvin.cli.artifacts.progress import shown_progress
+from kelvin.cli.artifacts.progress import open_progress
 from kelvin.cli.artifacts.push import (
     DEFAULT_SENDERS,
     DryRunResult,
@@ -128,7 +128,7 @@ def _push(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    with open_client() as door, shown_progress(not as_json) as progress:
+    with open_client() as door, open_progress(not as_json) as progress:
         if dry_run:
             _print_dry_run(model, rehearse(directory, model, door, progress, line, wish), as_json)
         else:

@@ -10,7 +10,7 @@ import click
 import httpx
 import msgspec
 
-from kelvin.cli.artifacts.progress import Progress, shown_progress
+from kelvin.cli.artifacts.progress import Progress, open_progress
 from kelvin.cli.artifacts.push_client import decode_response, open_client, raise_for_failure
 from kelvin.cli.base.api_client import unreachable_error
 from kelvin.contracts.artifacts.push_api import (
@@ -89,7 +89,7 @@ def fsck_command(as_json: bool) -> None:
     """Verify every object and byte of a tenant. Changes nothing. Exits with 1 on findings. Only the key's own tenant is
     read: run it with a key of each tenant (`--key`, scope `admin` or `push`).
     """
-    with open_client() as door, shown_progress(not as_json) as progress:
+    with open_client() as door, open_progress(not as_json) as progress:
         findings, summary = read_findings(stream_check(door), progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins({"findings": findings, "summary": summary})))

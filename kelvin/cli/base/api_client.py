@@ -20,7 +20,7 @@ from kelvin.contracts.problem import from_problem
 from kelvin.contracts.redaction import redact
 from kelvin.contracts.wire import BadJson, decode, decode_any, decoder
 from kelvin.process.hardening import protect_memory
-from kelvin.supervisor.data_lock import naming
+from kelvin.supervisor.data_lock import name_path_in_errors
 from kelvin.supervisor.settings import DEFAULT_PORT
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print the API's JSON response.")
@@ -64,7 +64,7 @@ class Target:
             verify=trusted,
             headers={"authorization": f"Bearer {secret}"},
             timeout=TIMEOUT_S,
-            event_hooks={"response": [refuse]},
+            event_hooks={"response": [raise_for_error]},
             trust_env=False,
         )
 
@@ -75,7 +75,7 @@ class Target:
 
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
-        with naming(path):
+        with name_path_in_errors(path):
             return path.read_text("latin-1").strip() if path.exists() else default
 
 
@@ -92,14 +92,14 @@ def _checked_url(url: str) -> httpx.URL:
 
 def _tls_context(ca: Path) -> ssl.SSLContext:
     try:
-        with naming(ca):
+        with name_path_in_errors(ca):
             return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as error:
         raise CommandFailed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
 
 
 def _read_key(key: Path) -> str:
-    with naming(key):
+    with name_path_in_errors(key):
         text = key.read_text("latin-1").strip()
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise CommandFailed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
@@ -118,7 +118,7 @@ def tenant_query(tenant: str | None) -> dict[str, str]:
     return {} if tenant is None else {"tenant": tenant}
 
 
-def refuse(answer: httpx.Response) -> None:
+def raise_for_error(answer: httpx.Response) -> None:
     """Raise CommandFailed with the message of an error response. A redirect is an error too: a proxy sent it."""
     if answer.is_success:
         return
@@ -137,7 +137,7 @@ def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
-def asked(method: str, path: str, **sent: Any) -> dict[str, Any]:
+def call_json(method: str, path: str, **sent: Any) -> dict[str, Any]:
     """Call the installation and return the JSON object of the response. `sent` are more arguments of `httpx.request`.
     Raises CommandFailed as `Target.door` and `decode_json_object` do, and on a refusal.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from kelvin.cli.base.api_client import asked, current_target, decode_json_object, json_option
+from kelvin.cli.base.api_client import call_json, current_target, decode_json_object, json_option
 from kelvin.cli.base.tables import print_json
 from kelvin.cli.models.model_commands import failure_lines
 
@@ -41,7 +41,7 @@ def idle_command(model: str, as_json: bool) -> None:
 
 def _print_explanation(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iterable[str]]) -> None:
     """Print the API's response as JSON or as text, version by version."""
-    found = asked("GET", f"/admin/v1/models/{model}/{what}")
+    found = call_json("GET", f"/admin/v1/models/{model}/{what}")
     if as_json:
         print_json(found)
         return

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kelvin.cli.base.api_client import (
     CommandFailed,
-    asked,
+    call_json,
     current_target,
     decode_json_object,
     json_option,
@@ -35,7 +35,7 @@ UNAVAILABLE_LIMIT_S: Final = 60.0  # the control plane may restart meanwhile
 def status_command(as_json: bool) -> None:
     """Show models and, to operators, processes. Models are those of the key's tenant."""
     try:
-        found = asked("GET", "/admin/v1/status")
+        found = call_json("GET", "/admin/v1/status")
     except CommandFailed as closed:
         if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
             raise
@@ -71,7 +71,7 @@ def models_command(context: click.Context, as_json: bool) -> None:
     """List models, or run COMMAND. Shows aliases and replicas of the key's tenant's models."""
     if context.invoked_subcommand is not None:
         return
-    found = asked("GET", "/admin/v1/models")
+    found = call_json("GET", "/admin/v1/models")
     if as_json:
         print_json(found)
         return
@@ -85,7 +85,7 @@ def delete_command(model: str, force: bool) -> None:
     """Delete a model with all its versions. Running requests are finished. Usage stays in the ledger. `kelvin collect
     --run` frees the bytes once the versions have been unused for the grace period.
     """
-    gone = asked("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
+    gone = call_json("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
     freed = "`kelvin collect --run` frees their bytes after the grace period"
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
 
@@ -108,7 +108,7 @@ def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     versions, or after a deploy, `prod` gets all requests again.
     """
     body = {"weights": read_weights(weights)}
-    answer = asked("PUT", f"/admin/v1/models/{model}/split", json=body)
+    answer = call_json("PUT", f"/admin/v1/models/{model}/split", json=body)
     if as_json:
         print_json(answer)
         return
@@ -295,7 +295,7 @@ def deploy_command(reference: str) -> None:
     VERSION is 12 or more hex digits, as in `kelvin deploy tinylm@0123456789ab`.
     """
     model, digits = split_reference(reference)
-    answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
+    answer = call_json("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
     click.echo(f"{model}@prod -> {answer['version']}")
 
 
@@ -344,7 +344,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 @json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
     """List grants that the tenant has given, and those that it has received."""
-    found = asked("GET", "/admin/v1/grants", params=tenant_query(tenant))
+    found = call_json("GET", "/admin/v1/grants", params=tenant_query(tenant))
     if as_json:
         print_json(found)
         return
@@ -355,7 +355,7 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
 
 
 def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
-    found = asked(method, f"/admin/v1/models/{model}/grants/{tenant}", params=tenant_query(owner))
+    found = call_json(method, f"/admin/v1/models/{model}/grants/{tenant}", params=tenant_query(owner))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
 

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from controlplane.scaling.policy.scale_settings import ScaleSettings
-from kelvin.cli.base.api_client import asked, json_option
+from kelvin.cli.base.api_client import call_json, json_option
 from kelvin.cli.base.setting_options import Setting, setting_options
 from kelvin.cli.base.tables import print_json
 from kelvin.cli.models.scale_replay_policy import BadCase, average, replay_cases
@@ -49,7 +49,7 @@ def scale_command() -> None:
 def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
     """Set how a model scales and print the settings. Settings that are not given stay."""
     body = {name: value for name, value in given.items() if value is not None}
-    answer = asked("PUT", f"/admin/v1/models/{model}/scale", json=body)
+    answer = call_json("PUT", f"/admin/v1/models/{model}/scale", json=body)
     if as_json:
         print_json(answer)
     else:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kelvin.cli.artifacts.export_command import ExportClient, resolve_version
 from kelvin.cli.artifacts.push_client import open_client
-from kelvin.cli.base.api_client import asked, json_option
+from kelvin.cli.base.api_client import call_json, json_option
 from kelvin.cli.base.tables import print_json, print_table
 from kelvin.cli.models.manifest_summary_policy import summarize_manifest
 from kelvin.cli.models.model_commands import outdated_lines, split_reference
@@ -37,7 +37,7 @@ def versions_command() -> None:
 @json_option
 def list_command(model: str, as_json: bool) -> None:
     """List the versions of MODEL. The oldest is first; deleted ones are included."""
-    found = asked("GET", f"/admin/v1/models/{model}")
+    found = call_json("GET", f"/admin/v1/models/{model}")
     if as_json:
         print_json(found["versions"])
         return
@@ -55,7 +55,7 @@ def delete_command(reference: str) -> None:
     its bytes once it has been unused for the grace period. Pushing the same files again restores it.
     """
     model, digits = split_reference(reference)
-    answer = asked("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
+    answer = call_json("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
     click.echo(f"deleted {model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period")
 
 

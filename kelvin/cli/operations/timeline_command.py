@@ -11,7 +11,7 @@ from typing import Final
 import click
 import msgspec
 
-from kelvin.cli.base.api_client import CommandFailed, asked, current_target, json_option
+from kelvin.cli.base.api_client import CommandFailed, call_json, current_target, json_option
 from kelvin.cli.base.tables import print_json
 from kelvin.contracts.serving.control_messages import TimelineAnswer
 from kelvin.contracts.timeline import Stage, Stamp
@@ -105,7 +105,7 @@ def _weight_bytes(answer: TimelineAnswer) -> int | None:
     if "/" in answer.model:
         return 0
     try:
-        found = asked("GET", f"/admin/v1/models/{answer.model}")
+        found = call_json("GET", f"/admin/v1/models/{answer.model}")
     except CommandFailed as closed:
         if closed.status != HTTPStatus.FORBIDDEN:
             raise

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from rich.table import Table
 
-from kelvin.cli.base.api_client import asked, current_target, json_option, poll_report, tenant_query
+from kelvin.cli.base.api_client import call_json, current_target, json_option, poll_report, tenant_query
 from kelvin.cli.base.tables import format_instant, print_json, print_table
 from kelvin.contracts.accounting.audit_reports import AuditReport, AuditWindows, Expired
 from kelvin.contracts.numbers import parse_whole_number
@@ -32,7 +32,7 @@ def audit_command() -> None:
 @json_option
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     """List who created, changed and deleted what, and when."""
-    found = asked("GET", "/admin/v1/audit", params={**tenant_query(tenant), "limit": str(limit)})
+    found = call_json("GET", "/admin/v1/audit", params={**tenant_query(tenant), "limit": str(limit)})
     if as_json:
         print_json(found)
         return

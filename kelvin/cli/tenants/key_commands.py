@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kelvin.cli.base.api_client import (
     CommandFailed,
-    asked,
+    call_json,
     current_target,
     decode_json_object,
     json_option,
@@ -54,7 +54,7 @@ def keys_command() -> None:
 @json_option
 def list_command(tenant: str | None, as_json: bool) -> None:
     """List valid and ended keys, without their secrets."""
-    found = asked("GET", "/admin/v1/keys", params=tenant_query(tenant))
+    found = call_json("GET", "/admin/v1/keys", params=tenant_query(tenant))
     if as_json:
         print_json(found)
         return
@@ -113,7 +113,7 @@ def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path |
 @_TENANT_OPTION
 def revoke_command(key_id: str, tenant: str | None) -> None:
     """End a key now. Running requests are finished."""
-    found = asked("POST", f"/admin/v1/keys/{key_id}/revoke", params=tenant_query(tenant))
+    found = call_json("POST", f"/admin/v1/keys/{key_id}/revoke", params=tenant_query(tenant))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
 

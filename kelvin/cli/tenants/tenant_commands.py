@@ -5,7 +5,7 @@ from typing import Any, Final
 import click
 from rich.table import Table
 
-from kelvin.cli.base.api_client import asked, current_target, json_option
+from kelvin.cli.base.api_client import call_json, current_target, json_option
 from kelvin.cli.base.setting_options import Setting, setting_options
 from kelvin.cli.base.tables import format_instant, print_json, print_table
 from kelvin.contracts.numbers import parse_whole_number
@@ -51,7 +51,7 @@ def tenants_command() -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """List all tenants. Without an operator's key, list only the key's own tenant."""
-    found = asked("GET", "/admin/v1/tenants")
+    found = call_json("GET", "/admin/v1/tenants")
     if as_json:
         print_json(found)
         return
@@ -98,7 +98,7 @@ def resume_command(tenant: str) -> None:
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Set a tenant's limits: `kelvin tenants set acme --rpm 600`. `default` restores the installation's setting."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
-    limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
+    limits = call_json("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
     shown = (f"{name} {DEFAULT if value is None else value}" for name, value in limits.items())
     click.echo(f"{tenant}: {', '.join(shown)}")
 

@@ -13,7 +13,7 @@ from controlplane.audit.audit_entry_policy import (
     EntryBody,
     chained_values,
     changed_fields,
-    made,
+    created_fields,
     min_days,
     verify,
     window_of,
@@ -137,4 +137,4 @@ def test_every_action_has_a_window(action: AuditAction) -> None:
 def test_changed_and_created_fields() -> None:
     """Changed fields show both values, created fields only the new one."""
     assert changed_fields({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"a": (1, None), "b": (2, 3)}
-    assert made(a=None, b="x", c=(), d=0) == {"b": (None, "x"), "d": (None, 0)}
+    assert created_fields(a=None, b="x", c=(), d=0) == {"b": (None, "x"), "d": (None, 0)}

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, insert, select, text
 from controlplane.db.ledger_schema import conflicts, lifetime_records
 from controlplane.db.ledger_schema import open_lives as table
 from controlplane.ledger import running_replicas
-from controlplane.ledger.running_replicas import LOOK_S, LOST_AFTER_S, read_final_records, watch_lost_replicas
+from controlplane.ledger.running_replicas import CHECK_INTERVAL_S, LOST_AFTER_S, read_final_records, watch_lost_replicas
 from controlplane.ledger.usage_ledger import Ledger, append_lifetimes
 from kelvin.contracts.accounting.usage import RUNNING_REPORT_INTERVAL_S, UNSEEN_END_PREFIX, LifetimeRecord
 from kelvin.contracts.errors import Refused
@@ -33,7 +33,7 @@ def so_far(idle_us: int, *, requests: int = 1, **figures: int) -> LifetimeRecord
 
 def note(engine: Engine, *records: LifetimeRecord, now_us: int = NOW_US) -> None:
     with engine.begin() as connection:
-        running_replicas.note(connection, records, now_us)
+        running_replicas.store_reports(connection, records, now_us)
 
 
 def cut(engine: Engine, before_us: int) -> list[LifetimeRecord]:
@@ -99,12 +99,12 @@ async def test_own_clock_step_records_no_lost_replica() -> None:
         return 0
 
     ending = asyncio.create_task(watch_lost_replicas(cut, clock, clock.monotonic_us()))
-    await clock.advance(LOST_AFTER_S + 10 * LOOK_S)
+    await clock.advance(LOST_AFTER_S + 10 * CHECK_INTERVAL_S)
     reported_at_s.append(clock.wall_s())
     clock.ahead_s = 2 * int(LOST_AFTER_S)
-    await clock.advance(LOST_AFTER_S - 2 * LOOK_S)
+    await clock.advance(LOST_AFTER_S - 2 * CHECK_INTERVAL_S)
     assert ended == []
-    await clock.advance(4 * LOOK_S)
+    await clock.advance(4 * CHECK_INTERVAL_S)
     assert ended, "an hour later it is silent by every clock"
     ending.cancel()
 
@@ -163,7 +163,7 @@ async def test_unreadable_report_blocks_no_other(
         """Wait until no life is open. Return the replicas with a recorded life."""
         while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
             assert not ending.done()
-            await clock.advance(LOOK_S)
+            await clock.advance(CHECK_INTERVAL_S)
         return set(await database.read(lambda c: c.execute(select(lifetime_records.c.runtime_id)).scalars().all()))
 
     await database.write(lambda connection: connection.execute(insert(table).values(row)))
@@ -266,10 +266,10 @@ async def test_no_replica_is_lost_right_after_a_start() -> None:
         loops.start("lives", lambda: watch_lost_replicas(record_lost_replicas, clock, since_us))
         await clock.advance(LOST_AFTER_S - 1)
         assert asked == []
-        await clock.advance(1 + 2 * LOOK_S)
+        await clock.advance(1 + 2 * CHECK_INTERVAL_S)
         assert asked == [int(LOST_AFTER_S * 1e6)] * 3
         error.append(OSError("disk I/O error"))
-        await clock.advance(LOOK_S)  # this one fails
+        await clock.advance(CHECK_INTERVAL_S)  # this one fails
         await eventually(lambda: len(asked) == 4, "it is begun again")
-        await clock.advance(LOOK_S)
+        await clock.advance(CHECK_INTERVAL_S)
         assert len(asked) == 5

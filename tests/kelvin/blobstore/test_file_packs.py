@@ -15,12 +15,12 @@ from kelvin.blobstore.packs import (
     FileChunk,
     FileIndex,
     FileSpan,
+    assign_offsets,
     decode_file_index,
     digest_of_file_pack,
     encode_file_index,
     encode_table,
     file_pack,
-    place,
 )
 from kelvin.contracts.artifact_errors import PackCorrupt
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
@@ -54,7 +54,7 @@ def test_round_trip() -> None:
     want = {A: ChunkLocation(PACK, ((5000, 7), (73, 4097))), B: ChunkLocation(PACK, ((4200, 1),))}
     assert decode_index(raw, PACK) == want
     assert want[A].length == 3 * PAGE_BYTES
-    table = encode_table(place([(A, PAGE_BYTES), (B, 2 * PAGE_BYTES)]))
+    table = encode_table(assign_offsets([(A, PAGE_BYTES), (B, 2 * PAGE_BYTES)]))
     assert decode_index(table, F) == {
         A: ChunkLocation(F, ((0, PAGE_BYTES),)),
         B: ChunkLocation(F, ((PAGE_BYTES, 2 * PAGE_BYTES),)),

@@ -8,12 +8,12 @@ from kelvin.blobstore.packs import (
     MAGIC,
     TRAILER_BYTES,
     PackEntry,
+    assign_offsets,
     decode_footer,
     decode_table,
     encode_footer,
     encode_table,
     footer_bytes,
-    place,
 )
 from kelvin.contracts.artifact_errors import PackCorrupt
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
@@ -38,7 +38,7 @@ BODY_BYTES = 8 * PAGE_BYTES
 @given(st.lists(st.integers(1, 2048), max_size=40))
 def test_round_trip(pages: list[int]) -> None:
     """A placed sequence of chunks round-trips through the footer and through the index object."""
-    entries = place((digest(n), count * PAGE_BYTES) for n, count in enumerate(pages))
+    entries = assign_offsets((digest(n), count * PAGE_BYTES) for n, count in enumerate(pages))
     footer = encode_footer(entries)
     size = sum(pages) * PAGE_BYTES + len(footer)
     assert footer_bytes(footer[-TRAILER_BYTES:], size, "p") == len(footer)
@@ -51,10 +51,10 @@ def test_round_trip(pages: list[int]) -> None:
 @given(st.data())
 def test_any_flipped_bit(data: st.DataObject) -> None:
     """A flipped bit in the footer is refused or gives different entries. It never crashes."""
-    footer = bytearray(encode_footer(place(CHUNKS)))
+    footer = bytearray(encode_footer(assign_offsets(CHUNKS)))
     at = data.draw(st.integers(0, len(footer) * 8 - 1))
     footer[at // 8] ^= 1 << at % 8
-    assert outcome(bytes(footer), BODY_BYTES + len(footer)) != place(CHUNKS)
+    assert outcome(bytes(footer), BODY_BYTES + len(footer)) != assign_offsets(CHUNKS)
 
 
 @given(st.binary(max_size=400))
@@ -64,7 +64,7 @@ def test_any_bytes(tail: bytes) -> None:
         assert isinstance(outcome(raw, len(raw)), PackCorrupt | tuple)
 
 
-FOOTER = encode_footer(place(CHUNKS))
+FOOTER = encode_footer(assign_offsets(CHUNKS))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 
 from kelvin.contracts.errors import Refused
 from kelvin.ipc.failure_responses import install_failure_handlers
-from kelvin.ipc.http_bodies import answer, empty_response, read
+from kelvin.ipc.http_bodies import empty_response, json_response, read_json
 from tests.kelvin.ipc.serving import served
 
 
@@ -17,7 +17,7 @@ def _app() -> FastAPI:
 
     @app.post("/total")
     async def _total(request: Request) -> Response:
-        return answer(sum(await read(request, list[int], 8)))
+        return json_response(sum(await read_json(request, list[int], 8)))
 
     @app.post("/none")
     async def _none() -> Response:

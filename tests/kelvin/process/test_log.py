@@ -19,7 +19,7 @@ from kelvin.contracts.setting_parser import BadSetting
 from kelvin.contracts.trace_context import TraceContext
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.process.log import PACKAGES, configure_logging
-from kelvin.process.request_context import begin
+from kelvin.process.request_context import set_request_context
 from kelvin.process.settings import log_level
 from tests.kelvin.contracts.test_redaction import KEY, SECRET
 from tests.kelvin.ipc.serving import served
@@ -58,7 +58,7 @@ def test_a_line_under_a_request_carries_its_id(lines: Any) -> None:
     """The id is added without the caller's help, and an explicit id wins. Outside a request there is no id."""
 
     def work() -> None:
-        begin("req_1", TRACE)
+        set_request_context("req_1", TRACE)
         logging.getLogger("kelvin.test").info("within")
         logging.getLogger("kelvin.test").info("another's", extra={"request_id": "req_2"})
 
@@ -74,7 +74,7 @@ def test_invalid_request_id_is_ignored(lines: Any) -> None:
     """An invalid id, which could break a log reader, is not used."""
 
     def work() -> None:
-        begin("two words")
+        set_request_context("two words")
         logging.getLogger("kelvin.test").info("within")
 
     contextvars.copy_context().run(work)
@@ -92,7 +92,7 @@ async def test_request_id_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
 
     async def call(client: ServiceClient, request_id: str | None) -> None:
         if request_id is not None:
-            begin(request_id, TRACE)
+            set_request_context(request_id, TRACE)
         await client.call("GET", "/say", type(None), timeout_s=5)
 
     async with served(tmp_path, app) as service:

@@ -8,7 +8,7 @@ import pytest
 
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Cancelled
-from kelvin.process.race import first, run_until_disconnect
+from kelvin.process.race import first_completed, run_until_disconnect
 
 
 class Work:
@@ -33,7 +33,7 @@ async def test_race_ends_the_losers() -> None:
     """`first` returns after the slower one has cleaned up."""
     loop = asyncio.get_running_loop()
     slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
-    assert await first(slow.do(), quick.do()) == (False, True)
+    assert await first_completed(slow.do(), quick.do()) == (False, True)
     assert slow.is_gone
     assert loop.time() == pytest.approx(3.0)
 
@@ -41,7 +41,7 @@ async def test_race_ends_the_losers() -> None:
 @pytest.mark.virtual_time
 async def test_race_keeps_two_results_of_one_tick() -> None:
     """Both results are reported if both end in the same tick."""
-    assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
+    assert await first_completed(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
 
 
 @pytest.mark.virtual_time
@@ -54,7 +54,7 @@ async def test_race_raises_the_first_error() -> None:
 
     other = Work(60.0)
     with pytest.raises(OSError, match="away"):
-        await first(other.do(), fails())
+        await first_completed(other.do(), fails())
     assert other.is_gone
 
 
@@ -64,7 +64,7 @@ async def test_cancelled_race_cancels_all() -> None:
     one, two = Work(60.0), Work(60.0, goes_s=1.0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5.0):
-            await first(one.do(), two.do())
+            await first_completed(one.do(), two.do())
     assert one.is_gone
     assert two.is_gone
 

@@ -11,11 +11,11 @@ from kelvin.blobstore.packs import (
     FileChunk,
     FileIndex,
     FileSpan,
+    assign_offsets,
     encode_file_index,
     encode_footer,
     encode_table,
     file_pack,
-    place,
 )
 from kelvin.contracts.artifacts.object_keys import index_key, pack_key
 from snapshotter.store.catalog import Catalog
@@ -41,7 +41,7 @@ async def test_chunks_follow_packs_and_indexes(tmp_path: Path) -> None:
     assert await catalog.places("acme") == {}
     await store.put_if_absent(pack_key("acme", P), b"pack")
     assert await catalog.places("acme") == {}  # not indexed yet
-    await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
+    await store.put_if_absent(index_key("acme", P), encode_table(assign_offsets([(A, 4096), (B, 8192)])))
     want = {A: ChunkLocation(P, ((0, 4096),)), B: ChunkLocation(P, ((4096, 8192),))}
     assert await catalog.places("acme") == want
     assert await catalog.places("acme") == want
@@ -50,7 +50,7 @@ async def test_chunks_follow_packs_and_indexes(tmp_path: Path) -> None:
     await store.put_if_absent(pack_key("acme", Q), b"pack")
     await store.put_if_absent(index_key("acme", Q), b"[")
     assert await catalog.places("acme") == want
-    size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
+    size = len(b"pack") + 12288 + len(encode_footer(assign_offsets([(A, 4096), (B, 8192)])))
     assert (await catalog.holdings("acme")).stored_bytes == size  # includes packs without a valid index
     assert (await catalog.holdings("acme")).find_missing({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
     assert (await catalog.holdings("umbrella")).stored_bytes == 0
@@ -108,10 +108,10 @@ async def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
     store = Sick(tmp_path)
     for pack, chunk in ((P, A), (Q, B)):
         await store.put_if_absent(pack_key("acme", pack), b"pack")
-        await store.put_if_absent(index_key("acme", pack), encode_table(place([(chunk, 4096)])))
+        await store.put_if_absent(index_key("acme", pack), encode_table(assign_offsets([(chunk, 4096)])))
     holdings = await Catalog(store).holdings("acme")
     assert set(holdings.places) == {B}
-    assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(place([(B, 4096)])))
+    assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(assign_offsets([(B, 4096)])))
     store.away = True
     with pytest.raises(BlobUnavailable):
         await Catalog(store).holdings("acme")

@@ -8,7 +8,14 @@ from blake3 import blake3
 
 from kelvin.blobstore.blob_store import BlobStore, BlobUnavailable
 from kelvin.blobstore.memory_store import MemoryStore
-from kelvin.blobstore.packs import FileIndex, decode_file_index, encode_file_index, encode_footer, file_pack, place
+from kelvin.blobstore.packs import (
+    FileIndex,
+    assign_offsets,
+    decode_file_index,
+    encode_file_index,
+    encode_footer,
+    file_pack,
+)
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
 from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
@@ -172,7 +179,7 @@ async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -
 async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore, tier: StoreTier) -> None:
     """A kept file's last bytes are never read as a footer. The control: the same bytes as a pack."""
     digest = blake3(VERSION.chunks[0]).hexdigest()
-    body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE_BYTES)]))
+    body = VERSION.chunks[0] + encode_footer(assign_offsets([(digest, PAGE_BYTES)]))
     pack = file_pack(blake3(body).hexdigest())
     await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
     await store.put_if_absent(f"{TENANT}/index/{pack}", b"{}")

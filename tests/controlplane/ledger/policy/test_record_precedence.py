@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from controlplane.ledger.policy.record_precedence import (
     RecordConflict,
     RecordStatus,
+    choose_charged_record,
     decide_lifetime_record,
     decide_request_record,
-    standing,
 )
 from kelvin.contracts.accounting.usage import RecordOrigin, RequestRecord
 from tests.controlplane.usage_records import lifetime_record, request_record
@@ -124,7 +124,7 @@ CASES = [
 @given(data=st.data())
 def test_charged_record_is_independent_of_order(case: Case, data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(case.records))
-    assert standing(shuffled) == case.records[case.stands]
+    assert choose_charged_record(shuffled) == case.records[case.stands]
 
 
 def test_records_compare_by_value() -> None:

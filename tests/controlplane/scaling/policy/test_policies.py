@@ -11,7 +11,7 @@ from controlplane.registry.policy.version_lifecycle import (
     VersionEvent,
     VersionState,
     is_version_fault,
-    move,
+    next_state,
 )
 from controlplane.scaling.policy.reclaim import SlotHolder, choose_victim
 from controlplane.scaling.policy.standby_sizing import (
@@ -44,9 +44,9 @@ def test_version_moves_are_in_the_table_or_refused(
 ) -> None:
     if want is None:
         with pytest.raises(IllegalVersionEvent):
-            move(state, event)
+            next_state(state, event)
     else:
-        assert move(state, event) is want
+        assert next_state(state, event) is want
 
 
 @pytest.mark.parametrize(
