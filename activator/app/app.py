@@ -106,14 +106,14 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         on_cluster = settings.autoscaler is not None  # replicas are pods that Knative scales
         internal_server = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
         peer_server = await stack.enter_async_context(internal_server)
-        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.ends()})
+        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.certificate_expiry()})
         connector_factory = peer_server.connector_factory
         is_apart = is_remote(settings.peer_settings.control)  # on another host than the control plane and its replicas
-        to_control = connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
+        to_control = connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE)
         control = ServiceClient.from_connector(to_control, "the control plane")
         stack.push_async_callback(control.close)
         # Calls of the push and admin APIs last as long as their callers like. See `Passthrough` for their bound.
-        to_snapshotter = connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
+        to_snapshotter = connector_factory.connector_to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
         snapshotter = ServiceClient.from_connector(to_snapshotter, "the snapshotter", limit=0)
         stack.push_async_callback(snapshotter.close)
         # A separate client, so that callers never hold up the feed.

@@ -78,23 +78,25 @@ def describe(
     page.gauge("kelvin_kept_answers", help, lambda: len(answers.cache))
     page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
     help = "Circuit breakers that opened, of replicas and versions, by the last failure's code."
-    page.read("kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler))
+    page.callback(
+        "kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler)
+    )
     page.gauge(
         "kelvin_versions_failing", "Versions that have failed since their last answer.", lambda: len(throttler.breakers)
     )
     help = "Requests that were shed before their deadline, by reason and priority class."
-    page.read("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
-    page.read(
+    page.callback("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
+    page.callback(
         "kelvin_replica_refusals_total", "Requests that a full replica refused and that were queued again.",
         MetricKind.COUNTER, (), lambda: {(): throttler.refusals},
     )  # fmt: skip
     help = "Replicas shared with other activators, by whether this activator prefers them."
-    page.read(
+    page.callback(
         "kelvin_shared_replicas", help, MetricKind.GAUGE, ("preferred",),
         lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
     )  # fmt: skip
     help = "Seconds since the control plane was last heard."
-    page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last_feed.age_s()))
+    page.callback("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last_feed.age_s()))
 
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:

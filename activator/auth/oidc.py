@@ -59,7 +59,7 @@ class TokenVerifier:
             "kelvin_tokens_refused_total", "Signed tokens that were refused, by reason.", ("why",)
         )
         help = "Seconds since an issuer's keys were fetched."
-        page.read("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
+        page.callback("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
 
     def __repr__(self) -> str:
         return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"

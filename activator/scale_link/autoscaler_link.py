@@ -99,7 +99,7 @@ class AutoscalerLink:
     async def run(self) -> None:
         """Stay connected until cancelled."""
         pause_s, lines = FIRST_BACKOFF_S, list[socket.socket]()
-        connector = HostConnector(self._url, None).connector(0, lines.append)
+        connector = HostConnector(self._url, None).aiohttp_connector(0, lines.append)
         async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 was_open = False

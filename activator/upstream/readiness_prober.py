@@ -128,7 +128,7 @@ class ReadinessProber:
     async def _probe_until_ready(self, pod_probe: _Probe) -> None:
         name, began_s = pod_probe.row.runtime_id, time.monotonic()
         try:
-            client = Client(self._connector_factory.to(pod_probe.row.address, Role.RUNTIME))
+            client = Client(self._connector_factory.connector_to(pod_probe.row.address, Role.RUNTIME))
             try:
                 while True:
                     if await self._is_ready(client):

@@ -114,7 +114,7 @@ class ReplicaSessions:
         session = self._sessions.get(address)
         if session is None:
             session = self._sessions[address] = ReplicaSession(
-                self._connector_factory.to(address, Role.RUNTIME), self._background_tasks
+                self._connector_factory.connector_to(address, Role.RUNTIME), self._background_tasks
             )
         return UpstreamRequest(session, self._background_tasks, path, body, upstream_headers)
 

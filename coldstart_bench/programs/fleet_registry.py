@@ -44,11 +44,11 @@ async def register(database: Database, models: int) -> None:
     feed = FeedHub()
     tenants, registry = TenantStore(database, feed), Registry(database, feed)
     await registry.load()
-    known = {tenant.tenant for tenant in await tenants.all(CREATED_S)}
+    known = {tenant.tenant for tenant in await tenants.all_tenants(CREATED_S)}
     for tenant in tenants_of(models):
         if tenant not in known:
             await tenants.create(INSTALLATION_ACTOR, tenant, CREATED_S)
-    for number in range(len(registry.every_model()), models):
+    for number in range(len(registry.all_models()), models):
         await registry.register(registration_of(number), CREATED_S)
 
 
@@ -130,7 +130,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
             took.append(time.process_time() - began)
     decided = sum(replicas == 1 for replicas in actuator.applied.values())
     return {
-        "models": len(registry.every_model()), "decided": decided, "load_s": load_s, "ticks_s": took, "bytes": grown,
+        "models": len(registry.all_models()), "decided": decided, "load_s": load_s, "ticks_s": took, "bytes": grown,
     }  # fmt: skip
 
 

@@ -73,10 +73,10 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
     tenants, keys = access.tenants, access.keys
 
     @routes.get("/tenants", **route_docs(Tenants))
-    async def every_tenant(by: Admin) -> Response:
+    async def every_tenant(actor: Admin) -> Response:
         now_s = clock.wall_s()
-        sees_all = scope_allows(by.scopes, Scope.OPERATOR)
-        found = await tenants.all(now_s) if sees_all else [await tenants.one(by.tenant, now_s)]
+        sees_all = scope_allows(actor.scopes, Scope.OPERATOR)
+        found = await tenants.all_tenants(now_s) if sees_all else [await tenants.tenant_status(actor.tenant, now_s)]
         return json_response(Tenants(tenants=tuple(map(_tenant, found))))
 
     @routes.post(
@@ -85,59 +85,59 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
             TenantStatus, Conflict, CapacityExceeded, status=201, request_body=NewTenant, scope=Scope.OPERATOR
         ),
     )
-    async def create_tenant(by: Operator, request: Request) -> Response:
+    async def create_tenant(actor: Operator, request: Request) -> Response:
         wanted = await read_json(request, NewTenant)
-        return json_response(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
+        return json_response(_tenant(await tenants.create(actor, wanted.tenant, clock.wall_s())), status=201)
 
     @routes.post("/tenants/{tenant}/suspend", **route_docs(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
-    async def suspend(by: Operator, tenant: str) -> Response:
-        return json_response(_tenant(await changes.suspend(by, tenant)))
+    async def suspend(actor: Operator, tenant: str) -> Response:
+        return json_response(_tenant(await changes.suspend(actor, tenant)))
 
     @routes.post("/tenants/{tenant}/resume", **route_docs(TenantStatus, NotFound, scope=Scope.OPERATOR))
-    async def resume(by: Operator, tenant: str) -> Response:
-        return json_response(_tenant(await changes.resume(by, tenant)))
+    async def resume(actor: Operator, tenant: str) -> Response:
+        return json_response(_tenant(await changes.resume(actor, tenant)))
 
     @routes.put(
         "/tenants/{tenant}/limits",
         **route_docs(TenantStatus, NotFound, Conflict, request_body=SetLimits, scope=Scope.OPERATOR),
     )
-    async def limit(by: Operator, tenant: str, request: Request) -> Response:
+    async def limit(actor: Operator, tenant: str, request: Request) -> Response:
         wanted = await read_json(request, SetLimits)
-        return json_response(_tenant(await tenants.limit(by, tenant, wanted.stated_values(), clock.wall_s())))
+        return json_response(_tenant(await tenants.set_limits(actor, tenant, wanted.stated_values(), clock.wall_s())))
 
     @routes.delete("/tenants/{tenant}", **route_docs(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
-    async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
-        await changes.delete_tenant(by, tenant, force)
+    async def delete(actor: Operator, tenant: str, force: bool = False) -> Response:
+        await changes.delete_tenant(actor, tenant, force)
         return empty_response()
 
     @routes.get("/keys", **route_docs(Keys, NotFound))
-    async def every_key(by: Admin, tenant: TenantQuery = None) -> Response:
+    async def every_key(actor: Admin, tenant: TenantQuery = None) -> Response:
         now_s = clock.wall_s()
-        owner = target_tenant(by, tenant)
-        found = await keys.of_tenant(owner, now_s)
-        await trail.record_access(by, owner, AuditAction.ACCESS_KEYS)
+        owner = target_tenant(actor, tenant)
+        found = await keys.tenant_keys(owner, now_s)
+        await trail.record_access(actor, owner, AuditAction.ACCESS_KEYS)
         return json_response(Keys(keys=tuple(_key(key, now_s) for key in found)))
 
     @routes.post("/keys", **route_docs(MadeKey, NotFound, CapacityExceeded, status=201, request_body=NewKey))
-    async def create_key(by: Admin, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(by, tenant), await read_json(request, NewKey), clock.wall_s()
+    async def create_key(actor: Admin, request: Request, tenant: TenantQuery = None) -> Response:
+        owner, wanted, now_s = target_tenant(actor, tenant), await read_json(request, NewKey), clock.wall_s()
         grant = KeySpec(wanted.name, wanted.scopes, wanted.models)
-        key, text = await keys.create(by, owner, grant, wanted.expires_in_s, now_s)
+        key, text = await keys.create(actor, owner, grant, wanted.expires_in_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text))
 
     @routes.post(
         "/keys/{key_id}/rotate",
         **route_docs(MadeKey, NotFound, Conflict, CapacityExceeded, status=201, request_body=Rotate),
     )
-    async def rotate(by: Admin, key_id: str, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(by, tenant), await read_json(request, Rotate), clock.wall_s()
-        key, text, old = await keys.rotate(by, owner, key_id, wanted.overlap_s, now_s)
+    async def rotate(actor: Admin, key_id: str, request: Request, tenant: TenantQuery = None) -> Response:
+        owner, wanted, now_s = target_tenant(actor, tenant), await read_json(request, Rotate), clock.wall_s()
+        key, text, old = await keys.rotate(actor, owner, key_id, wanted.overlap_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
 
     @routes.post("/keys/{key_id}/revoke", **route_docs(RevokedKey, NotFound, Conflict))
-    async def revoke(by: Admin, key_id: str, tenant: TenantQuery = None) -> Response:
+    async def revoke(actor: Admin, key_id: str, tenant: TenantQuery = None) -> Response:
         now_s = clock.wall_s()
-        key, told = await keys.revoke(by, target_tenant(by, tenant), key_id, now_s)
+        key, told = await keys.revoke(actor, target_tenant(actor, tenant), key_id, now_s)
         return json_response(RevokedKey(key=_key(key, now_s), told=told))
 
     return routes
@@ -152,24 +152,24 @@ def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail:
     routes = APIRouter(prefix="/admin/v1")
 
     @routes.get("/grants", **route_docs(ModelGrants, NotFound))
-    async def every_grant(by: Admin, tenant: TenantQuery = None) -> Response:
-        own = (await tenants.one(target_tenant(by, tenant), clock.wall_s())).tenant
-        await trail.record_access(by, own, AuditAction.ACCESS_GRANTS)
+    async def every_grant(actor: Admin, tenant: TenantQuery = None) -> Response:
+        own = (await tenants.tenant_status(target_tenant(actor, tenant), clock.wall_s())).tenant
+        await trail.record_access(actor, own, AuditAction.ACCESS_GRANTS)
         given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
         return json_response(
             ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.models_granted_to(own)))
         )
 
     @routes.put("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound, CapacityExceeded))
-    async def grant(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
-        owner = target_tenant(by, tenant)
-        told = await registry.grant(by, owner, model, grantee, clock.wall_s())
+    async def grant(actor: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
+        owner = target_tenant(actor, tenant)
+        told = await registry.grant(actor, owner, model, grantee, clock.wall_s())
         return json_response(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
 
     @routes.delete("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound))
-    async def revoke(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
-        owner = target_tenant(by, tenant)
-        told = await registry.revoke(by, owner, model, grantee, clock.wall_s())
+    async def revoke(actor: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
+        owner = target_tenant(actor, tenant)
+        told = await registry.revoke(actor, owner, model, grantee, clock.wall_s())
         return json_response(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
 
     return routes

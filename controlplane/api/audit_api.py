@@ -41,26 +41,26 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
 
     @routes.get("", **route_docs(Audit, NotFound, Conflict))
     async def listed(
-        by: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))],
+        actor: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))],
         tenant: TenantQuery = None,
         limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
         before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
     ) -> Response:
-        owner = target_tenant(by, tenant)
-        found = await trail.events(owner, by, limit, before)
-        await trail.record_access(by, owner, AuditAction.ACCESS_AUDIT)
+        owner = target_tenant(actor, tenant)
+        found = await trail.events(owner, actor, limit, before)
+        await trail.record_access(actor, owner, AuditAction.ACCESS_AUDIT)
         return json_response(Audit(events=tuple(found)))
 
     @routes.get("/verify", **route_docs(AuditReport, NotFound, extra_responses={202: Examining}))
     async def verify(
         request: Request,
-        by: Annotated[Principal, Depends(require_admin)],
+        actor: Annotated[Principal, Depends(require_admin)],
         tenant: TenantQuery = None,
         every: Annotated[bool, Query(alias="all")] = False,
     ) -> Response:
         if every:
             _operator_of(request)
-        owner = ALL_TENANTS if every else target_tenant(by, tenant)
+        owner = ALL_TENANTS if every else target_tenant(actor, tenant)
         now_us = time.time_ns() // 1000
         found = await examiner.answer(
             CheckRequest(kind="audit", tenant=owner, month=None, live=None, now_us=now_us, book=book)
@@ -70,16 +70,16 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
         return Response(found, media_type="application/json")
 
     @routes.get("/windows", **route_docs(AuditWindows, NotFound))
-    async def windows(by: Annotated[Principal, Depends(require_admin)], tenant: TenantQuery = None) -> Response:
-        return json_response(await trail.windows(target_tenant(by, tenant)))
+    async def windows(actor: Annotated[Principal, Depends(require_admin)], tenant: TenantQuery = None) -> Response:
+        return json_response(await trail.windows(target_tenant(actor, tenant)))
 
     @routes.put("/windows", **route_docs(AuditWindows, NotFound, request_body=SetWindows, scope=Scope.OPERATOR))
-    async def keep(by: Operator, request: Request, tenant: TenantQuery = None) -> Response:
+    async def keep(actor: Operator, request: Request, tenant: TenantQuery = None) -> Response:
         wanted = await read_json(request, SetWindows)
-        return json_response(await trail.keep(by, target_tenant(by, tenant), wanted.days))
+        return json_response(await trail.set_windows(actor, target_tenant(actor, tenant), wanted.days))
 
     @routes.post("/expire", **route_docs(Expired, NotFound, scope=Scope.OPERATOR))
-    async def expire(by: Operator, tenant: TenantQuery = None) -> Response:
-        return json_response(Expired(entries=await trail.expire(by, tenant)))
+    async def expire(actor: Operator, tenant: TenantQuery = None) -> Response:
+        return json_response(Expired(entries=await trail.expire(actor, tenant)))
 
     return routes

@@ -93,9 +93,9 @@ def router(
         return json_response(found)
 
     @routes.post("/admin/v1/billing/close", **route_docs(ClosingReport, NotFound, Conflict, request_body=CloseMonth))
-    async def close(by: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))], request: Request) -> Response:
+    async def close(actor: Annotated[Actor, Depends(RequireActor(Scope.ADMIN))], request: Request) -> Response:
         body = await read_json(request, CloseMonth)
-        owner, alive, now_us = _own_tenant(by, body.tenant), live(), wall_us()
+        owner, alive, now_us = _own_tenant(actor, body.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
             with refuse_unreadable(f"month {body.month}", "kelvin billing verify"):
@@ -104,11 +104,11 @@ def router(
             if was_open:
                 changed = created_fields(total_micros=closing.report.total_micros, chain=closing.chain)
                 record(
-                    connection, by, now_us // 1_000_000, owner, AuditAction.MONTH_CLOSED, body.month, changed=changed
+                    connection, actor, now_us // 1_000_000, owner, AuditAction.MONTH_CLOSED, body.month, changed=changed
                 )
             return closing
 
-        return json_response(await ledger.close_month(closed))
+        return json_response(await ledger.write_closing(closed))
 
     async def examined(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None

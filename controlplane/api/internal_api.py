@@ -80,7 +80,7 @@ class FeedStream:
         with self._feed.subscribe(reader) as subscription:
             while True:
                 try:
-                    line = await subscription.take()
+                    line = await subscription.next_line()
                     async with asyncio.timeout(self._write_s):
                         await send({"type": "http.response.body", "body": line, "more_body": True})
                 except (FellBehind, TimeoutError):
@@ -88,7 +88,7 @@ class FeedStream:
                 except FeedEnded:
                     await send({"type": "http.response.body", "body": b""})
                     return
-                subscription.sent()
+                subscription.record_sent()
 
 
 def _reader(scope: Scope) -> str:
@@ -114,7 +114,7 @@ def routes(internals: InternalServices) -> list[Route]:
         return json_response(registered, 201 if is_taken_in else 200)
 
     async def named(request: Request) -> Response:
-        return json_response(NamedVersions(versions=internals.registry.named(_tenant(request))))
+        return json_response(NamedVersions(versions=internals.registry.version_digests(_tenant(request))))
 
     async def timeline(request: Request) -> Response:
         return json_response(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))

@@ -118,11 +118,11 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
 
     @routes.post("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
-        by = actor_of(request)
-        found = registry.model(by.tenant, model)
+        actor = actor_of(request)
+        found = registry.model(actor.tenant, model)
         async with restart_lock:
             replacement.check(found)  # a refused restart gets no audit entry
-            await trail.add_entry(by, by.tenant, AuditAction.MODEL_RESTARTED, model)
+            await trail.add_entry(actor, actor.tenant, AuditAction.MODEL_RESTARTED, model)
             return json_response(replacement.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound))

@@ -82,7 +82,7 @@ async def _serve(
         inner = await stack.enter_async_context(
             open_internal_server(directory, peer_settings, Role.CONTROLPLANE, LISTEN)
         )
-        describe_certificates(telemetry.page, inner.ends)
+        describe_certificates(telemetry.page, inner.certificate_expiry)
         # From here on no activator's fallback scaler decides.
         stack.enter_context(closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S)))
         machine = None  # lets activators' fallback scalers start replicas on this machine
@@ -99,7 +99,7 @@ async def _serve(
         if settings.postgres is not None:
             services.tasks.start_loop("writing session", lambda: watch_write_session(database, clock))
         services.tasks.start_loop("spending", services.spending.run)
-        services.tasks.start_loop("audit", services.trail.run)
+        services.tasks.start_loop("audit", services.audit_log.run)
         since_us = clock.monotonic_us()
         services.tasks.start_loop(
             "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
@@ -123,10 +123,10 @@ def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: 
     install_failure_handlers(app)
     registry, access, ledger, clock, trail = (
         services.registry,
-        services.access,
+        services.access_stores,
         services.ledger,
         services.clock,
-        services.trail,
+        services.audit_log,
     )
     app.router.routes.extend(
         internal_api.routes(InternalServices(services.feed, ledger.timeline_of, registry, running, clock))
@@ -134,7 +134,7 @@ def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: 
 
     def on_requests(records: tuple[RequestRecord, ...]) -> None:
         running.record_answers(records)
-        services.spending.noted(records)
+        services.spending.on_requests_recorded(records)
 
     app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, running.outcomes.record_exits, clock))
     app.router.routes.extend(internal_api.backup_routes(backups))
@@ -145,9 +145,9 @@ def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: 
         app.include_router(router)
     app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
     app.include_router(access_api.router(access, changes, clock, trail))
-    app.include_router(audit_api.router(trail, services.examiner, services.book))
+    app.include_router(audit_api.router(trail, services.check_runner, services.price_book))
     app.include_router(
-        billing_api.router(ledger, services.book, services.examiner, live_runtimes=running.find_live_replicas)
+        billing_api.router(ledger, services.price_book, services.check_runner, live_runtimes=running.find_live_replicas)
     )
     add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)
     return app

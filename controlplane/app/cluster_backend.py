@@ -83,7 +83,7 @@ async def on_cluster(
         services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
     )
     page = services.telemetry.page
-    page.read(
+    page.callback(
         "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
         lambda: series_by_label((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
@@ -95,7 +95,7 @@ async def on_cluster(
         api, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory),
         services.registry, services.feed, outcomes, pods, services.clock, services.tasks,
     )  # fmt: skip
-    page.read(
+    page.callback(
         "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
     )
 
@@ -112,14 +112,14 @@ async def on_cluster(
             (row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.node_forecasts.pending()
         },
     )
-    page.read(
+    page.callback(
         "kelvin_cluster_refused_objects",
         "Objects that the cluster refuses or changes.",
         MetricKind.GAUGE,
         ("reason",),
         lambda: series_by_label((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
     )
-    page.read(
+    page.callback(
         "kelvin_cluster_versions_behind", "Versions that run an older image, or older settings of Kelvin's own.",
         MetricKind.GAUGE, ("reason",),
         lambda: series_by_label((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
@@ -127,8 +127,8 @@ async def on_cluster(
     )  # fmt: skip
     services.registry.on_changed = plane.tick
     services.registry.meanwhile = plane.meanwhile
-    tenants = services.access.tenants
-    changes = Changes(services.registry, tenants, services.access.keys, pods, plane, services.clock)
+    tenants = services.access_stores.tenants
+    changes = Changes(services.registry, tenants, services.access_stores.keys, pods, plane, services.clock)
     declared = CustomResourceController(
         api,
         ModelResourceStore(changes),

@@ -44,13 +44,13 @@ class ControlPlaneServices:
     directory: SocketDirectory
     database: Database
     journal: LedgerJournal | None
-    book: PriceBook
+    price_book: PriceBook
     ledger: Ledger
     feed: FeedHub
-    examiner: CheckRunner
+    check_runner: CheckRunner
     registry: Registry
-    access: AccessStores
-    trail: AuditLog
+    access_stores: AccessStores
+    audit_log: AuditLog
     spending: SpendingFeed
     tasks: Tasks
 
@@ -59,7 +59,7 @@ async def open_services(
     stack: AsyncExitStack,
     settings: Settings,
     clock: Clock,
-    book: PriceBook,
+    price_book: PriceBook,
     telemetry: Telemetry,
     directory: SocketDirectory,
     database: Database,
@@ -76,23 +76,23 @@ async def open_services(
         restore = f"kelvin restore {settings.backup} --data {settings.data} --replace"
         rule = f"{older}. Don't put a copy of the database back by hand. Run `{restore}`, or choose another place"
         raise BadSetting(SETTING, str(settings.backup), rule) from older
-    telemetry.page.read(
+    telemetry.page.callback(
         "kelvin_ledger_kept_aside_total",
         "Usage records that the ledger could not enter, and keeps aside.",
         MetricKind.COUNTER,
         (),
         lambda: {(): float(ledger.kept_aside)},
     )
-    _check_currency(settings, book, await database.read(currencies))
-    examiner = CheckRunner(settings.database, settings.spools)
-    stack.push_async_callback(examiner.close)
+    _check_currency(settings, price_book, await database.read(currencies))
+    check_runner = CheckRunner(settings.database, settings.spools)
+    stack.push_async_callback(check_runner.close)
     registry = Registry(database, feed)
-    access = AccessStores(TenantStore(database, feed), KeyStore(database, feed))
-    trail = AuditLog(database, clock)
+    access_stores = AccessStores(TenantStore(database, feed), KeyStore(database, feed))
+    audit_log = AuditLog(database, clock)
     try:
-        await access.keys.bootstrap(settings.data, clock.wall_s())
-        await access.tenants.load(clock.wall_s())
-        await trail.record_prices(book)
+        await access_stores.keys.bootstrap(settings.data, clock.wall_s())
+        await access_stores.tenants.load(clock.wall_s())
+        await audit_log.record_prices(price_book)
         await registry.load()
     except BadKeyFile as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
@@ -101,11 +101,12 @@ async def open_services(
         is_file = isinstance(settings.database, Path)
         where = ("KELVIN_DATA", settings.data) if is_file else ("KELVIN_DATABASE", settings.database)
         raise BadSetting(where[0], str(where[1]), rule) from column
-    spending = SpendingFeed(database, book, feed, clock)
+    spending = SpendingFeed(database, price_book, feed, clock)
     await spending.publish_spending()
-    access.tenants.on_limits_changed = spending.on_budget_changed
+    access_stores.tenants.on_limits_changed = spending.on_budget_changed
     return ControlPlaneServices(
-        settings, clock, telemetry, directory, database, journal, book, ledger, feed, examiner, registry, access, trail,
+        settings, clock, telemetry, directory, database, journal, price_book, ledger, feed, check_runner,
+        registry, access_stores, audit_log,
         spending, Tasks(),
     )  # fmt: skip
 
@@ -125,11 +126,11 @@ def start_backups(services: ControlPlaneServices) -> Backups:
     return backups
 
 
-def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
+def _check_currency(settings: Settings, price_book: PriceBook, closed_currencies: Collection[str]) -> None:
     """Check that the price book has the currency of the closed months. Raises BadSetting.
 
     Late records of a closed month are adjustments of an open month's bill, at the closed month's prices.
     """
-    if other := sorted(set(closed) - {book.currency}):
-        rule = f"its currency is {book.currency}, and there are closed months in {', '.join(other)}"
+    if other := sorted(set(closed_currencies) - {price_book.currency}):
+        rule = f"its currency is {price_book.currency}, and there are closed months in {', '.join(other)}"
         raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)

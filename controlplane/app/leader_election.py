@@ -61,11 +61,11 @@ class LeaderElection:
         identity: str,
         clock: Clock,
         *,
-        luck: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._leases, self._identity, self._clock, self._luck = leases, identity, clock, luck
+        self._leases, self._identity, self._clock, self._jitter = leases, identity, clock, jitter
         self._ref = Ref(*LEASE, namespace, name)
-        self._terms = LeaseDurations()
+        self._durations = LeaseDurations()
         self._observed: ObservedLease | None = None
         self._leads_until_s = 0.0  # we lead until then, or longer after a renewal
         self._losses = 0  # in quick succession
@@ -87,13 +87,13 @@ class LeaderElection:
     async def win(self) -> None:
         """Return once this candidate leads. After quick losses in a row it waits longer each time."""
         if self._losses:
-            await self._clock.sleep(pause_s(self._losses, self._terms, self._luck()))
+            await self._clock.sleep(pause_s(self._losses, self._durations, self._jitter()))
         waiting = await self._try_acquire()
         while not self.leading:
             # Spread the candidates' calls. Try soon after the holder's time is over.
-            wait_s = self._terms.retry_s * (1 + self._luck() / 5)
+            wait_s = self._durations.retry_s * (1 + self._jitter() / 5)
             if waiting is not None:
-                wait_s = min(wait_s, max(0.0, waiting.until - self._now()) + 0.2 * self._luck() + 0.001)
+                wait_s = min(wait_s, max(0.0, waiting.until - self._now()) + 0.2 * self._jitter() + 0.001)
             await self._clock.sleep(wait_s)
             waiting = await self._try_acquire()
         _LOG.info("%s is the leader", self._identity)
@@ -119,7 +119,7 @@ class LeaderElection:
     async def _renew_until_lost(self) -> None:
         while True:
             # Sleep at least a millisecond. Clocks round, so a sleep to the exact end could return early for ever.
-            await self._clock.sleep(min(self._terms.retry_s, max(0.001, self._leads_until_s - self._now())))
+            await self._clock.sleep(min(self._durations.retry_s, max(0.001, self._leads_until_s - self._now())))
             if not self.leading:
                 return
             timer = asyncio.create_task(self._clock.sleep(self._leads_until_s - self._now()))
@@ -138,7 +138,9 @@ class LeaderElection:
         begun = self._now()
         try:
             found = await self._leases.read(self._ref)
-            self._observed = observe(self._observed, None if found is None else read(found, self._terms), self._now())
+            self._observed = observe(
+                self._observed, None if found is None else read(found, self._durations), self._now()
+            )
             step = decide(self._observed, self._identity, self._now())
             if isinstance(step, AwaitHolder):
                 return step
@@ -153,18 +155,18 @@ class LeaderElection:
             _LOG.exception("the lease could not be read")
             return None
         self.api_failure = None
-        self._observed = observe(self._observed, read(answer, self._terms), self._now())
-        self._leads_until_s = leads_until(begun, self._terms)
+        self._observed = observe(self._observed, read(answer, self._durations), self._now())
+        self._leads_until_s = leads_until(begun, self._durations)
         return None
 
     async def _write(self, found: Json | None) -> Json:
         now = self._timestamp()
         if found is None:
             head = {"name": self._ref.name, "namespace": self._ref.namespace}
-            spec = acquired_spec(None, self._identity, now, self._terms)
+            spec = acquired_spec(None, self._identity, now, self._durations)
             return await self._leases.create({"apiVersion": LEASE[0], "kind": LEASE[1], "metadata": head, "spec": spec})
         return await self._leases.replace(
-            {**found, "spec": acquired_spec(found.get("spec"), self._identity, now, self._terms)}
+            {**found, "spec": acquired_spec(found.get("spec"), self._identity, now, self._durations)}
         )
 
     async def _release(self) -> None:
@@ -173,7 +175,7 @@ class LeaderElection:
         try:
             async with asyncio.timeout(dependencies.LEASE.timeout_s):
                 found = await self._leases.read(self._ref)
-                if found is not None and read(found, self._terms).holder == self._identity:
+                if found is not None and read(found, self._durations).holder == self._identity:
                     await self._leases.replace({**found, "spec": released_spec(found["spec"], self._timestamp())})
         except (ClusterError, TimeoutError) as error:
             _LOG.info("the lease could not be released: %s", error)

@@ -76,9 +76,9 @@ def decide(observed: ObservedLease | None, identity: str, now: float) -> Acquire
     return AcquireLease() if now >= until else AwaitHolder(until)
 
 
-def leads_until(begun: float, terms: LeaseDurations) -> float:
+def leads_until(begun: float, durations: LeaseDurations) -> float:
     """Return until when a renewal begun at `begun` holds. Others saw it at that time at the earliest."""
-    return begun + terms.hold_s
+    return begun + durations.hold_s
 
 
 def losses_after(losses: int, led_s: float) -> int:
@@ -86,30 +86,32 @@ def losses_after(losses: int, led_s: float) -> int:
     return 1 if led_s > LOSS_PAUSE_MAX_S else losses + 1
 
 
-def pause_s(losses: int, terms: LeaseDurations, luck: float) -> float:
-    """Return the pause before the next candidacy, shortened by up to half by `luck` in [0, 1)."""
-    return ExponentialBackoff(terms.retry_s, LOSS_PAUSE_MAX_S).delay_s(losses, luck)
+def pause_s(losses: int, durations: LeaseDurations, jitter: float) -> float:
+    """Return the pause before the next candidacy, shortened by up to half by `jitter` in [0, 1)."""
+    return ExponentialBackoff(durations.retry_s, LOSS_PAUSE_MAX_S).delay_s(losses, jitter)
 
 
-def read(obj: Mapping[str, Any], terms: LeaseDurations) -> LeaseRecord:
+def read(obj: Mapping[str, Any], durations: LeaseDurations) -> LeaseRecord:
     """Return the contents of a Lease object. Fields that it lacks are ours."""
     spec = obj.get("spec") or {}
     return LeaseRecord(
         holder=spec.get("holderIdentity") or FREE,
-        duration_s=float(spec.get("leaseDurationSeconds") or terms.lease_s),
+        duration_s=float(spec.get("leaseDurationSeconds") or durations.lease_s),
         renewed=str(spec.get("renewTime", "")),
         transitions=int(spec.get("leaseTransitions") or 0),
         version=str(obj["metadata"].get("resourceVersion", "")),
     )
 
 
-def acquired_spec(before: Mapping[str, Any] | None, identity: str, now: str, terms: LeaseDurations) -> dict[str, Any]:
+def acquired_spec(
+    before: Mapping[str, Any] | None, identity: str, now: str, durations: LeaseDurations
+) -> dict[str, Any]:
     """Return the spec that takes or renews the Lease. `now` is wall clock time for people, with any microseconds."""
     record = before or {}
     mine = record.get("holderIdentity") == identity
     return {
         "holderIdentity": identity,
-        "leaseDurationSeconds": terms.lease_s,
+        "leaseDurationSeconds": durations.lease_s,
         "acquireTime": record.get("acquireTime", now) if mine else now,
         "renewTime": now,
         "leaseTransitions": int(record.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),

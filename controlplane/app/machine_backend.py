@@ -52,7 +52,7 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
     actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s, settings.term_s)
     forecasts = StartForecaster(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
     economy = WarmthCost(
-        services.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
+        services.price_book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
     autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.level_changes, feed)
     register_pending_metric(telemetry.page, lambda: {(pool.state().device, ANY_ZONE, "no"): autoscaler.pending})
@@ -88,6 +88,6 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
         status=partial(machine_api.machine_status, shown),
         record_answers=forecasts.record_answers,
         find_live_replicas=lambda: [replica.runtime_id for replica in table],
-        routers=(machine_api.router(shown, services.trail, telemetry),),
+        routers=(machine_api.router(shown, services.audit_log, telemetry),),
         find_start_obstacle=None,
     )

@@ -56,23 +56,23 @@ def build_job_runner(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunne
 class ZygotePushJobs:
     """Push jobs, while there is a zygote. `socket` is the zygote's. Waits for a zygote that is just starting."""
 
-    def __init__(self, socket: Path, desk: PushJobs, clock: Clock) -> None:
+    def __init__(self, socket: Path, job_runner: PushJobs, clock: Clock) -> None:
         self._socket = socket
-        self._desk = desk
+        self._job_runner = job_runner
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<ZygotePushJobs {self._desk!r}>"
+        return f"<ZygotePushJobs {self._job_runner!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Run a gate job. Raises as `JobRunner.gate`, and Refused(OneMachineOnly) without a zygote."""
         await self._wait_for_zygote()
-        return await self._desk.gate(job)
+        return await self._job_runner.gate(job)
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Run a seal job. Raises as `JobRunner.seal`, and Refused(OneMachineOnly) without a zygote."""
         await self._wait_for_zygote()
-        return await self._desk.seal(job)
+        return await self._job_runner.seal(job)
 
     async def _wait_for_zygote(self) -> None:
         limit_us = self._clock.monotonic_us() + int(STANDBY_WAIT_S * 1e6)

@@ -36,9 +36,9 @@ class RoleLabel:
         pod: str,
         clock: Clock,
         *,
-        luck: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._cluster, self._namespace, self._pod, self._clock, self._luck = cluster, namespace, pod, clock, luck
+        self._cluster, self._namespace, self._pod, self._clock, self._jitter = cluster, namespace, pod, clock, jitter
         self._failures = 0  # in a row
 
     def __repr__(self) -> str:
@@ -46,8 +46,8 @@ class RoleLabel:
 
     async def follow(self) -> None:
         """Return once our pod is labelled as a follower. Retries until then."""
-        while not await self._try_to(self._label_as_follower):
-            await self._clock.sleep(BACKOFF.delay_s(self._failures, self._luck()))
+        while not await self._try_write(self._label_as_follower):
+            await self._clock.sleep(BACKOFF.delay_s(self._failures, self._jitter()))
 
     async def lead(self) -> None:
         """Keep our pod the only one that is labelled as the leader. Runs until it is cancelled.
@@ -55,8 +55,8 @@ class RoleLabel:
         A label can come back: a write that the previous leader sent may be done late, and people edit labels.
         """
         while True:
-            done = await self._try_to(self._label_as_leader)
-            await self._clock.sleep(LABEL_POLL_S if done else BACKOFF.delay_s(self._failures, self._luck()))
+            done = await self._try_write(self._label_as_leader)
+            await self._clock.sleep(LABEL_POLL_S if done else BACKOFF.delay_s(self._failures, self._jitter()))
 
     async def _label_as_follower(self) -> None:
         await self._label(self._pod, FOLLOWER)
@@ -82,7 +82,7 @@ class RoleLabel:
             await self._cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         log.info("pod %s is labelled %s=%s", pod, ROLE, role)
 
-    async def _try_to(self, write: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_write(self, write: Callable[[], Awaitable[None]]) -> bool:
         """Run the write. Return whether it succeeded."""
         try:
             await write()

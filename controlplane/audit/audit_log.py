@@ -50,7 +50,7 @@ class AuditLog:
 
     async def add_entry(
         self,
-        by: Actor,
+        actor: Actor,
         tenant: str,
         action: AuditAction,
         subject: str,
@@ -60,31 +60,31 @@ class AuditLog:
         """Record an entry; durable on return. Call it before the action, once the action can't be refused any more."""
         now_s = self._clock.wall_s()
         await self._database.write(
-            lambda connection: record(connection, by, now_s, tenant, action, subject, detail, changed)
+            lambda connection: record(connection, actor, now_s, tenant, action, subject, detail, changed)
         )
 
     @asynccontextmanager
     async def record_around(
-        self, by: Actor, tenant: str, action: AuditAction, subject: str, changed: Changed
+        self, actor: Actor, tenant: str, action: AuditAction, subject: str, changed: Changed
     ) -> AsyncIterator[None]:
         """Record an action of another service that may refuse it. The entry is written first, so that nothing happens
         unrecorded. If the block raises Refused, a second entry has the failure's code.
         """
-        await self.add_entry(by, tenant, action, subject, changed)
+        await self.add_entry(actor, tenant, action, subject, changed)
         try:
             yield
         except Refused as refused:
-            await self.add_entry(by, tenant, action, subject, detail=f"refused: {refused.failure.code}")
+            await self.add_entry(actor, tenant, action, subject, detail=f"refused: {refused.failure.code}")
             raise
 
-    async def record_access(self, by: Actor, tenant: str, action: AuditAction) -> None:
+    async def record_access(self, actor: Actor, tenant: str, action: AuditAction) -> None:
         """Record in the tenant's chain that an operator read its data. Does nothing for the reader's own tenant."""
-        if by.tenant != tenant and tenant:
+        if actor.tenant != tenant and tenant:
             now_s = self._clock.wall_s()
 
             def write(connection: Connection) -> None:
                 if _is_known(connection, tenant):
-                    record(connection, by, now_s, tenant, action, tenant)
+                    record(connection, actor, now_s, tenant, action, tenant)
 
             await self._database.write(write)
 
@@ -102,7 +102,7 @@ class AuditLog:
 
         return await self._database.read(read)
 
-    async def keep(self, by: Actor, tenant: str, days: dict[str, int | None]) -> AuditWindows:
+    async def set_windows(self, actor: Actor, tenant: str, days: dict[str, int | None]) -> AuditWindows:
         """Set retention windows. The next expiry empties older bodies. Raises Refused: NotFound, InvalidRequest."""
         now_s = self._clock.wall_s()
 
@@ -113,12 +113,12 @@ class AuditLog:
             set_window_days(connection, tenant, days)
             after = _windows(connection, tenant)
             if changed := changed_fields(before.days, after.days):
-                record(connection, by, now_s, tenant, AuditAction.AUDIT_KEPT, tenant, changed=changed)
+                record(connection, actor, now_s, tenant, AuditAction.AUDIT_KEPT, tenant, changed=changed)
             return after
 
         return await self._database.write(write)
 
-    async def expire(self, by: Actor = INSTALLATION_ACTOR, tenant: str | None = None) -> dict[str, int]:
+    async def expire(self, actor: Actor = INSTALLATION_ACTOR, tenant: str | None = None) -> dict[str, int]:
         """Empty expired entries of one tenant, or of all, with one transaction per tenant. Their digests stay. Return
         how many were emptied, by tenant, without zeros.
 
@@ -133,7 +133,7 @@ class AuditLog:
             now_s = self._clock.wall_s()
             try:
                 count = await self._database.write(
-                    lambda connection: expire(connection, by, each, now_s),  # noqa: B023
+                    lambda connection: expire(connection, actor, each, now_s),  # noqa: B023
                     silence_s=dependencies.STATEMENT_S,  # one statement, for however many entries
                 )
             except Refused:

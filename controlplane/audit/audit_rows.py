@@ -58,11 +58,11 @@ class RequireActor:
     """FastAPI dependency of every route that changes something: the caller, whose key must allow `scope`."""
 
     def __init__(self, scope: Scope) -> None:
-        self._holder = require_scope(scope)
+        self._require = require_scope(scope)
 
     def __call__(self, request: Request) -> Actor:
         """Return the caller. Raises as `require_scope`."""
-        who = self._holder(request)
+        who = self._require(request)
         return Actor(
             key_id=who.key_id,
             tenant=who.tenant,
@@ -92,7 +92,7 @@ class Event(Wire, frozen=True):
 
 def record(
     connection: Connection,
-    by: Actor,
+    actor: Actor,
     now_s: int,
     tenant: str,
     action: AuditAction,
@@ -107,13 +107,13 @@ def record(
     if window is AuditWindow.ACCESS and window_days(connection, tenant)[window] == 0:
         return
     body = EntryBody(
-        actor_tenant=by.tenant,
-        actor=by.key_id,
+        actor_tenant=actor.tenant,
+        actor=actor.key_id,
         action=str(action),
         subject=redact(subject),
         detail=redact(detail),
         changed=redact(msgspec.json.encode(changed or {}, order="deterministic").decode()),
-        request_id=by.request_id,
+        request_id=actor.request_id,
         salt=secrets.token_hex(16),
     )
     table, name = schema.audit, (tenant,)
@@ -207,14 +207,15 @@ def set_window_days(connection: Connection, tenant: str, days: dict[str, int | N
             connection.execute(insert(table).values(tenant=tenant, window_name=str(window), days=value))
 
 
-def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
+def expire(connection: Connection, actor: Actor, tenant: str, now_s: int) -> int:
     """Empty the tenant's entries that are older than their window. Return their number."""
     return sum(
-        _expire(connection, by, tenant, window, days, now_s) for window, days in window_days(connection, tenant).items()
+        _expire(connection, actor, tenant, window, days, now_s)
+        for window, days in window_days(connection, tenant).items()
     )
 
 
-def _expire(connection: Connection, by: Actor, tenant: str, window: AuditWindow, days: int, now_s: int) -> int:
+def _expire(connection: Connection, actor: Actor, tenant: str, window: AuditWindow, days: int, now_s: int) -> int:
     table = schema.audit
     before_s = now_s - days * DAY_S if days else now_s + 1
     old = (
@@ -226,7 +227,7 @@ def _expire(connection: Connection, by: Actor, tenant: str, window: AuditWindow,
     count = int(connection.execute(select(func.count()).select_from(table).where(*old)).scalar_one())
     if count:
         changed = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
-        record(connection, by, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=changed)
+        record(connection, actor, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=changed)
         connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_BODY_FIELDS, "")))
     return count
 

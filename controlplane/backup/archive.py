@@ -45,7 +45,7 @@ class ArchiveWriter:
 
     members: list[BackupMember] = field(default_factory=list)
 
-    def file(self, name: str, source: BinaryIO, size: int) -> Iterator[bytes]:
+    def file_pieces(self, name: str, source: BinaryIO, size: int) -> Iterator[bytes]:
         """Yield a member with exactly `size` bytes of `source`. Raises BadBackup if there are fewer."""
         yield _header(name, size)
         digest, left = hashlib.sha256(), size
@@ -59,16 +59,16 @@ class ArchiveWriter:
         yield _padding(size)
         self.members.append(BackupMember(name=name, size=size, sha256=digest.hexdigest()))
 
-    def content(self, name: str, content: bytes) -> Iterator[bytes]:
+    def content_pieces(self, name: str, content: bytes) -> Iterator[bytes]:
         """Yield a member with this content."""
         yield _header(name, len(content)) + content + _padding(len(content))
         self.members.append(BackupMember(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
 
-    def end(self, index: BackupIndex) -> Iterator[bytes]:
+    def end_pieces(self, index: BackupIndex) -> Iterator[bytes]:
         """Yield the index, its digest, and the end of the archive."""
         raw = encode(index)
-        yield from self.content(INDEX, raw)
-        yield from self.content(SEAL, hashlib.sha256(raw).hexdigest().encode())
+        yield from self.content_pieces(INDEX, raw)
+        yield from self.content_pieces(SEAL, hashlib.sha256(raw).hexdigest().encode())
         yield _END
 
 

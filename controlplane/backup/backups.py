@@ -144,10 +144,10 @@ class Backups:
         for name in FILES:
             path = self._data / name
             if path.is_file():
-                yield from packing.content(name, path.read_bytes())
-        yield from packing.content(UNSHIPPED, snapshot.unshipped)
+                yield from packing.content_pieces(name, path.read_bytes())
+        yield from packing.content_pieces(UNSHIPPED, snapshot.unshipped)
         with copy.open("rb") as file:
-            for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
+            for piece in packing.file_pieces(DATABASE, file, os.fstat(file.fileno()).st_size):
                 if stop is not None and stop.is_set():
                     raise BackupCancelled
                 yield piece
@@ -159,7 +159,7 @@ class Backups:
             members=tuple(packing.members),
             versions=snapshot.versions,
         )
-        yield from packing.end(index)
+        yield from packing.end_pieces(index)
 
 
 _VERSIONS: Final = (

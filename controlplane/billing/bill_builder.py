@@ -23,13 +23,13 @@ class Pricing:
         self._books: dict[str, PriceBook] = {month: book}
         self.currency = book.currency
 
-    def of(self, day: int) -> tuple[str, Prices]:
+    def prices_on(self, day: int) -> tuple[str, Prices]:
         """Return the closed month that is adjusted ("" for none), and the prices of the day. Raises LookupError."""
         own = month_of(day * DAY_US)
         book = self._books.get(own)
         if book is None:
             book = self._books[own] = closed_prices(self._connection, self._tenant, own)
-        return "" if own == self._month else own, book.at(day * DAY_US)
+        return "" if own == self._month else own, book.prices_at(day * DAY_US)
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BillBuilder:
         self, day: int, model: str, outcome: str, billable: bool, count: int, prompt: int, cached: int, completion: int
     ) -> None:
         """Add a row of request totals."""
-        adjusts, prices = self.pricing.of(day)
+        adjusts, prices = self.pricing.prices_on(day)
         if not adjusts:
             self.outcomes[outcome] += count
             self.tokens = (self.tokens[0] + prompt, self.tokens[1] + cached, self.tokens[2] + completion)
@@ -75,7 +75,7 @@ class BillBuilder:
 
     def add_step(self, day: int, step: str, count: int) -> None:
         """Add a row of totals by degradation step. It costs nothing: the model that answered is charged as usual."""
-        adjusts, _ = self.pricing.of(day)
+        adjusts, _ = self.pricing.prices_on(day)
         if not adjusts:
             self.steps[step] += count
 
@@ -83,7 +83,7 @@ class BillBuilder:
         self, day: int, model: str, device_class: str, lives: int, restore_us: int, active_us: int, idle_us: int
     ) -> None:
         """Add a row of device totals."""
-        adjusts, prices = self.pricing.of(day)
+        adjusts, prices = self.pricing.prices_on(day)
         if not adjusts:
             use = self.device.setdefault(device_class, [0, 0, 0, 0])
             added = (lives, restore_us, active_us, idle_us)

@@ -51,7 +51,7 @@ class SpendingFeed:
     def __repr__(self) -> str:
         return f"<SpendingFeed tenants={len(self._published)}>"
 
-    def noted(self, records: Iterable[RequestRecord]) -> None:
+    def on_requests_recorded(self, records: Iterable[RequestRecord]) -> None:
         """Note that the ledger has entered these records."""
         if tenants := {record.tenant for record in records if record.tenant in self._published}:
             self._changed_tenants |= tenants
@@ -140,7 +140,7 @@ def spending(
     month = month_of(now_us)
     _, ends_at_us = month_bounds_us(month)
     beside = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
-    prices = book.at(now_us)
+    prices = book.prices_at(now_us)
     token_prices = TokenPrices(
         per_tokens=prices.per_tokens, prompt=prices.prompt, cached=prices.cached, completion=prices.completion,
         request=prices.request,

@@ -136,10 +136,10 @@ class CustomResourceController:
                 obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
             )
             return
-        name, by = obj["metadata"]["name"], _actor(obj, spec.tenant)
+        name, actor = obj["metadata"]["name"], _actor(obj, spec.tenant)
         is_owned = spec.deletion_policy == "Delete"
         if policy.is_going(obj):
-            await self._finalize(obj, (lambda: self._models.delete(by, spec.tenant, name)) if is_owned else None)
+            await self._finalize(obj, (lambda: self._models.delete(actor, spec.tenant, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
         facts, done = self._models.facts(spec.tenant, name), policy.applied_generation(obj)
@@ -148,7 +148,7 @@ class CustomResourceController:
             await self._write_conditions(obj, done, not_pushed, **policy.model_status(None))
             return
         drift = policy.model_drift(spec, facts)
-        done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(by, spec, name, drift))
+        done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(actor, spec, name, drift))
         facts = self._models.facts(spec.tenant, name) or facts
         conditions = (
             policy.applied_condition(failure),
@@ -199,13 +199,13 @@ class CustomResourceController:
                 obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
             )
             return
-        name, by = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
+        name, actor = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
         is_owned = spec.deletion_policy == "Delete"
         if policy.is_going(obj):
-            await self._finalize(obj, (lambda: self._tenants.delete(by, name)) if is_owned else None)
+            await self._finalize(obj, (lambda: self._tenants.delete(actor, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
-        done, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(by, spec, name, facts))
+        done, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(actor, spec, name, facts))
         if done != policy.applied_generation(obj) or failure is not None:
             facts = (await self._tenants.every()).get(name)
         conditions = [policy.applied_condition(failure), policy.tenant_ready_condition(facts)]

@@ -49,19 +49,19 @@ class ModelResourceStore:
             replicas=sum(self.changes.replicas.ready(each.key) for each in model.versions),
         )
 
-    async def apply_spec(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
+    async def apply_spec(self, actor: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
         """Apply the fields that differ. In this order no step undoes another: a deploy ends a split. Raises Refused."""
         if any(field.startswith("scale") for field in drift):
             change = _checked(spec.scale, ScaleChange, "spec.scale")
-            await self.changes.scale(by, spec.tenant, name, change)
+            await self.changes.scale(actor, spec.tenant, name, change)
         if spec.prod is not None and "prod" in drift:
-            await self.changes.deploy(by, spec.tenant, name, spec.prod)
+            await self.changes.deploy(actor, spec.tenant, name, spec.prod)
         if spec.split and ("split" in drift or "prod" in drift):
-            await self.changes.split(by, spec.tenant, name, spec.split)
+            await self.changes.split(actor, spec.tenant, name, spec.split)
 
-    async def delete(self, by: Actor, tenant: str, name: str) -> None:
+    async def delete(self, actor: Actor, tenant: str, name: str) -> None:
         """Delete the model with all its versions, even if they run. Raises Refused(ModelNotFound)."""
-        await self.changes.delete_model(by, tenant, name, force=True)
+        await self.changes.delete_model(actor, tenant, name, force=True)
 
     def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
         """Return the model's versions that are not deleted; none if the model is unknown."""
@@ -92,7 +92,7 @@ class TenantResourceStore:
 
     async def every(self) -> dict[str, TenantFacts]:
         """Return the facts of all tenants by name. Raises Refused(Unavailable)."""
-        found = await self.changes.tenants.all(self.changes.clock.wall_s())
+        found = await self.changes.tenants.all_tenants(self.changes.clock.wall_s())
         return {
             tenant.tenant: TenantFacts(
                 suspended=tenant.state is TenantState.SUSPENDED,
@@ -102,20 +102,20 @@ class TenantResourceStore:
             for tenant in found
         }
 
-    async def apply_spec(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+    async def apply_spec(self, actor: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Create the tenant if it does not exist, then apply the fields that differ. Raises Refused."""
         now_s, limits = self.changes.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
         if facts is None:
-            await self.changes.tenants.create(by, name, now_s)
+            await self.changes.tenants.create(actor, name, now_s)
             facts = TenantFacts(suspended=False, limits={}, models=0)
         if news := {field: value for field, value in limits.items() if facts.limits.get(field) != value}:
-            await self.changes.tenants.limit(by, name, news, now_s)
+            await self.changes.tenants.set_limits(actor, name, news, now_s)
         if spec.suspended not in (None, facts.suspended):
-            await (self.changes.suspend if spec.suspended else self.changes.resume)(by, name)
+            await (self.changes.suspend if spec.suspended else self.changes.resume)(actor, name)
 
-    async def delete(self, by: Actor, name: str) -> None:
+    async def delete(self, actor: Actor, name: str) -> None:
         """Delete the tenant. Raises Refused: NotFound; Conflict while it has models or keys."""
-        await self.changes.delete_tenant(by, name, force=False)
+        await self.changes.delete_tenant(actor, name, force=False)
 
 
 def _checked(declared: Patch, kind: type[Patch], what: str) -> dict[str, Any]:

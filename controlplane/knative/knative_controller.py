@@ -84,7 +84,7 @@ class KnativeController:
         self._renderer = renderer
         self._clock = clock
         self._has_no_minimum = has_no_minimum
-        self._minimums = Minimums(models.every_model, pods, feed)
+        self._minimums = Minimums(models.all_models, pods, feed)
         self._pools = pools
         self._overlap_s = overlap_s
         self._version_status = VersionStatusPublisher(api, feed, outcomes, pods, renderer.cluster, clock)
@@ -206,7 +206,7 @@ class KnativeController:
             await self._changed.wait()
             self._changed.clear()
             self._models.republish_meanwhile()
-            models = self._models.every_model()
+            models = self._models.all_models()
             self._overlap = any(
                 model.meanwhile or (len(model.versions) > 1 and not self._is_takeover_over(model)) for model in models
             )
@@ -305,7 +305,7 @@ class KnativeController:
             is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % ROLLOUT_STALL_POLLS == 0)
             without_minimum = frozenset(
                 model.tenant
-                for model in self._models.every_model()
+                for model in self._models.all_models()
                 if model.scale.min and self._has_no_minimum(model.tenant)
             )
             if self._overlap or without_minimum != self._without_minimum:

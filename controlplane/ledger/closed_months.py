@@ -28,14 +28,14 @@ class ClosedMonths:
         for tenant, month in connection.execute(query):
             self._months[tenant].add(month)
 
-    def of(self, tenant: str) -> Collection[str]:
+    def closed_months(self, tenant: str) -> Collection[str]:
         """Return the tenant's closed months."""
         return self._months.get(tenant, frozenset[str]())
 
     def month_for(self, tenant: str, at_us: int) -> str:
         """Return the month in which a record of that time is booked: its own month, or the next open one."""
         month = month_of(at_us)
-        while month in self.of(tenant):
+        while month in self.closed_months(tenant):
             month = month_after(month)
         return month
 

@@ -165,7 +165,7 @@ def build_price_lookup(connection: Connection, tenant: str, book: PriceBook) -> 
         month = month_of(at_us)
         if month not in books:
             books[month] = try_closed_prices(connection, tenant, month) or book
-        return books[month].at(at_us)
+        return books[month].prices_at(at_us)
 
     def positions(model: str, version: str | None) -> int | None:
         c = versions.c

@@ -71,9 +71,9 @@ def mark_all_charged(groups: RecordGroups, closed_months: ClosedMonths) -> Recor
         if any(each.record.once for each in group):
             keyed[tenant][request_id] = group
         else:
-            booked[tenant, request_id] = mark_charged(group, closed_months.of(tenant))
+            booked[tenant, request_id] = mark_charged(group, closed_months.closed_months(tenant))
     for tenant, tenant_groups in keyed.items():
-        for request_id, group in mark_charged_by_key(tenant_groups, closed_months.of(tenant)).items():
+        for request_id, group in mark_charged_by_key(tenant_groups, closed_months.closed_months(tenant)).items():
             booked[tenant, request_id] = group
     return booked
 

@@ -146,7 +146,7 @@ class Ledger:
         self._log_kept_aside(appended, unreadable)
         return appended.new
 
-    async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
+    async def write_closing(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
         """Run `close` in a transaction. Write the bill to the journal, unless the month was closed before."""
 
         def closed(connection: Connection) -> ClosingReport:

@@ -67,8 +67,8 @@ class CheckFailure(Wire, frozen=True, tag="failed"):
 class _ProgressWriter:
     """Writes the progress, a few times a second."""
 
-    def __init__(self, of: int) -> None:
-        self._expected_rows = of
+    def __init__(self, expected_rows: int) -> None:
+        self._expected_rows = expected_rows
         self._rows = 0
         self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
 

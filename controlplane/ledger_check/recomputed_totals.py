@@ -68,12 +68,12 @@ class RuntimeTotals:
         """Yield stored totals of replicas that differ. Each replica is forgotten once it is compared."""
         c = runtime_totals.c
         figures = [c[name] for name in RUNTIME_FIGURES]
-        kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
+        stored = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
         for runtime_id, *use in check_row_types(
-            kept, stream_rows(self._connection, kept.order_by(c.runtime_id), _ROWS)
+            stored, stream_rows(self._connection, stored.order_by(c.runtime_id), _ROWS)
         ):
-            if (made := self._figures_by_runtime.pop(runtime_id, None)) != use:
-                yield _runtime_mismatch(runtime_id, use, made)
+            if (recomputed := self._figures_by_runtime.pop(runtime_id, None)) != use:
+                yield _runtime_mismatch(runtime_id, use, recomputed)
         for runtime_id in sorted(self._figures_by_runtime):
             yield _runtime_mismatch(runtime_id, None, self._figures_by_runtime.pop(runtime_id))
 
@@ -144,15 +144,15 @@ class RecomputedTotals:
 
     def findings(self) -> Iterator[Discrepancy]:
         """Yield stored totals that differ from the recomputed ones."""
-        made: dict[TotalKind, Mapping[Any, list[int]]] = {
+        recomputed: dict[TotalKind, Mapping[Any, list[int]]] = {
             TotalKind.REQUESTS: self.requests,
             TotalKind.STEPS: self.steps,
             TotalKind.DEVICE_TIME: self.devices,
         }
-        for of, table, names, figures in _STORED_TOTALS:
-            for total in self._mismatches(of, table, names, figures, made[of]):
+        for total_kind, table, names, figures in _STORED_TOTALS:
+            for total in self._mismatches(total_kind, table, names, figures, recomputed[total_kind]):
                 subject = f"total of day {', '.join(str(part) for part in total.key)}"
-                detail = f"{list(figures)} are {total.kept}; the rows make {total.made}"
+                detail = f"{list(figures)} are {total.stored}; the rows make {total.recomputed}"
                 yield Discrepancy(DiscrepancyKind.TOTAL_WRONG, subject, detail, total=total)
 
     def _add_step(self, ended_at_us: int, degraded: str | None, sign: int) -> None:
@@ -175,22 +175,27 @@ class RecomputedTotals:
             sums[:] = [old - new for old, new in zip(sums, (1, *tokens), strict=True)]
 
     def _mismatches(
-        self, of: TotalKind, table: Table, names: Sequence[str], figures: Sequence[str], sums: Mapping[Any, list[int]]
+        self,
+        total_kind: TotalKind,
+        table: Table,
+        names: Sequence[str],
+        figures: Sequence[str],
+        sums: Mapping[Any, list[int]],
     ) -> Iterator[TotalMismatch]:
         query = select(table).where(table.c.tenant == self._tenant, table.c.month == self._month)
-        kept = {
+        stored = {
             tuple(row._mapping[name] for name in names): [row._mapping[name] for name in figures]
             for row in check_row_types(query, self._connection.execute(query))
         }
-        made = {key: sum_ for key, sum_ in sums.items() if any(sum_)}
-        for key in sorted(kept.keys() | made.keys()):
-            if kept.get(key) != made.get(key):
-                yield TotalMismatch(of, key, kept.get(key), made.get(key))
+        recomputed = {key: sum_ for key, sum_ in sums.items() if any(sum_)}
+        for key in sorted(stored.keys() | recomputed.keys()):
+            if stored.get(key) != recomputed.get(key):
+                yield TotalMismatch(total_kind, key, stored.get(key), recomputed.get(key))
 
 
 def _runtime_mismatch(
-    runtime_id: str, kept: RuntimeUsageFigures | None, made: RuntimeUsageFigures | None
+    runtime_id: str, stored: RuntimeUsageFigures | None, recomputed: RuntimeUsageFigures | None
 ) -> Discrepancy:
     detail = "the totals of this replica's requests are not what the rows make"
-    total = TotalMismatch(TotalKind.REPLICA, (runtime_id,), kept, made)
+    total = TotalMismatch(TotalKind.REPLICA, (runtime_id,), stored, recomputed)
     return Discrepancy(DiscrepancyKind.TOTAL_WRONG, f"replica {runtime_id}", detail, total=total)

@@ -148,7 +148,7 @@ def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) ->
     """Describe a wrong total by what it sums up, and add its size."""
     total = finding.total
     assert total is not None, "only TOTAL_WRONG comes here"
-    match total.of:
+    match total.total_kind:
         case TotalKind.REQUESTS:
             day, model, outcome, billable = total.key
             count, prompt, cached, completion = total.deltas
@@ -175,7 +175,7 @@ def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) ->
             subject = finding.subject
             figures = "requests, requests with a cost, device us, first and last end"
             impact = Impact(requests, 0, device_us)
-    detail = f"{figures} are {_join_figures(total.kept)}; the rows make {_join_figures(total.made)}"
+    detail = f"{figures} are {_join_figures(total.stored)}; the rows make {_join_figures(total.recomputed)}"
     return Discrepancy(DiscrepancyKind.TOTAL_WRONG, subject, detail, lambda: impact)
 
 

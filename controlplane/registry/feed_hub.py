@@ -75,7 +75,7 @@ class Subscription:
         self.is_over = True
         self._has_lines.set()
 
-    async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
+    async def next_line(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
         """Return the next line with its newline, or a heartbeat after `heartbeat_s` without one.
 
         Raises FellBehind if the reader was cut off, FeedEnded after the last line.
@@ -94,7 +94,7 @@ class Subscription:
             self._has_lines.clear()
         return line
 
-    def sent(self) -> None:
+    def record_sent(self) -> None:
         """Note that the last taken line was written to the reader's socket."""
         self.sent_revision = max(self.sent_revision, self._taken)
         self._hub.notify_progress()

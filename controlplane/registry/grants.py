@@ -27,16 +27,16 @@ def check_grantee(model: Model, grantee: str) -> None:
         raise Refused(CapacityExceeded("grants of a model", len(model.grantees) + 1, MAX_GRANTEES))
 
 
-def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
+def insert_grant(connection: Connection, actor: Actor, model: Model, grantee: str, now_s: int) -> None:
     """Store the grant, and record it for the audit. Raises Refused(NotFound) for an unknown grantee."""
     find_tenant(connection, grantee)
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
     detail, changed = f"to {grantee}", created_fields(grantee=grantee)
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, detail, changed)
+    audit_rows.record(connection, actor, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, detail, changed)
 
 
-def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
+def delete_grant(connection: Connection, actor: Actor, model: Model, grantee: str, now_s: int) -> None:
     """Delete the grant, and record that for the audit. Raises Refused(NotFound) if there is none."""
     table = schema.grants.c
     gone = connection.execute(
@@ -45,17 +45,17 @@ def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     if not gone.rowcount:
         raise Refused(NotFound("grant", f"{model.model} to {grantee[:63]}"))
     detail, changed = f"from {grantee}", {"grantee": (grantee, None)}
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_REVOKED, model.model, detail, changed)
+    audit_rows.record(connection, actor, now_s, model.tenant, AuditAction.MODEL_REVOKED, model.model, detail, changed)
 
 
-def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int) -> None:
+def delete_grants_to(connection: Connection, actor: Actor, grantee: str, now_s: int) -> None:
     """Delete all grants that the tenant has, and record that in each owner's audit log."""
     table = schema.grants.c
     had = connection.execute(select(table.tenant, table.model).where(table.grantee == grantee)).all()
     connection.execute(delete(schema.grants).where(table.grantee == grantee))
     for tenant, model in had:
         audit_rows.record(
-            connection, by, now_s, tenant, AuditAction.MODEL_REVOKED, model, f"from {grantee}, which was deleted"
+            connection, actor, now_s, tenant, AuditAction.MODEL_REVOKED, model, f"from {grantee}, which was deleted"
         )
 
 

@@ -98,7 +98,7 @@ class KeyStore:
         active = [key for key in (*present, *made) if key.state(now_s) is KeyState.ACTIVE]
         self._publish(now_s, *active)
 
-    async def of_tenant(self, tenant: str, now_s: int) -> list[Key]:
+    async def tenant_keys(self, tenant: str, now_s: int) -> list[Key]:
         """Return the tenant's active keys and last MAX_ENDED_KEYS others, newest first. Raises Refused(NotFound)."""
 
         def read(connection: Connection) -> list[Key]:
@@ -108,10 +108,10 @@ class KeyStore:
         return await self._database.read(read)
 
     async def create(
-        self, by: Actor, tenant: str, grant: KeySpec, lifetime_s: int | None, now_s: int
+        self, actor: Actor, tenant: str, grant: KeySpec, lifetime_s: int | None, now_s: int
     ) -> tuple[Key, str]:
         """Create a key. Return it and its text. Raises Refused: as `check_key_spec`, NotFound, CapacityExceeded."""
-        grant = check_key_spec(by, tenant, grant)
+        grant = check_key_spec(actor, tenant, grant)
         text = new_key_text()
         key_id, digest = parse_key_text(text)
         ends_s = None if lifetime_s is None else now_s + lifetime_s
@@ -122,7 +122,7 @@ class KeyStore:
             insert_key(connection, key)
             _check_count(connection, tenant, now_s)
             audit_rows.record(
-                connection, by, now_s, tenant, AuditAction.KEY_CREATED, key_id, _detail(key), _created_fields(key)
+                connection, actor, now_s, tenant, AuditAction.KEY_CREATED, key_id, _detail(key), _created_fields(key)
             )
 
         async with self._write_lock:
@@ -131,7 +131,7 @@ class KeyStore:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)  # so that activators accept its first use
         return key, text
 
-    async def rotate(self, by: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
+    async def rotate(self, actor: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
         """Create a key with the old key's scopes and models. Return it, its text, and the old key, which ends after the
         overlap.
 
@@ -142,7 +142,7 @@ class KeyStore:
 
         def write(connection: Connection) -> tuple[Key, Key]:
             old = find_key(connection, tenant, key_id)
-            check_may_manage(by, old.scopes)
+            check_may_manage(actor, old.scopes)
             if old.state(now_s) is not KeyState.ACTIVE:
                 raise Refused(Conflict(f"key {key_id}", f"is {old.state(now_s)}; create a new one"))
             if old.successor is not None:
@@ -158,9 +158,9 @@ class KeyStore:
                 "successor": (None, new_id),
                 "expires_at_s": (old.expires_at_s, expires_at_s),
             }
-            audit_rows.record(connection, by, now_s, tenant, AuditAction.KEY_ROTATED, key_id, detail, changed)
+            audit_rows.record(connection, actor, now_s, tenant, AuditAction.KEY_ROTATED, key_id, detail, changed)
             audit_rows.record(
-                connection, by, now_s, tenant, AuditAction.KEY_CREATED, new_id, _detail(new), _created_fields(new)
+                connection, actor, now_s, tenant, AuditAction.KEY_CREATED, new_id, _detail(new), _created_fields(new)
             )
             return new, find_key(connection, tenant, key_id)
 
@@ -170,7 +170,7 @@ class KeyStore:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return new, text, old
 
-    async def revoke(self, by: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
+    async def revoke(self, actor: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
         """Revoke a key now; idempotent. Return the key, and whether every activator knows it within DELIVERY_LIMIT_S;
         False also if one lost its feed moments ago and is not back.
 
@@ -179,11 +179,11 @@ class KeyStore:
 
         def write(connection: Connection) -> Key:
             key = find_key(connection, tenant, key_id)
-            check_may_manage(by, key.scopes)
+            check_may_manage(actor, key.scopes)
             if key.revoked_at_s is None:
                 check_not_last(key_id, key.scopes, permanent_operator_keys(connection))
                 update_key(connection, key_id, revoked_at_s=now_s)
-                audit_rows.record(connection, by, now_s, tenant, AuditAction.KEY_REVOKED, key_id)
+                audit_rows.record(connection, actor, now_s, tenant, AuditAction.KEY_REVOKED, key_id)
             return find_key(connection, tenant, key_id)
 
         async with self._write_lock:
@@ -191,7 +191,7 @@ class KeyStore:
             revision = self._publish(now_s, key)
         return key, await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
-    async def revoke_all(self, by: Actor, tenant: str, now_s: int) -> None:
+    async def revoke_all(self, actor: Actor, tenant: str, now_s: int) -> None:
         """Revoke every active key of a tenant. Returns once activators know it, or after DELIVERY_LIMIT_S."""
 
         def write(connection: Connection) -> list[Key]:
@@ -199,7 +199,7 @@ class KeyStore:
             for key_id in ended:
                 update_key(connection, key_id, revoked_at_s=now_s)
                 audit_rows.record(
-                    connection, by, now_s, tenant, AuditAction.KEY_REVOKED, key_id, "its tenant is deleted"
+                    connection, actor, now_s, tenant, AuditAction.KEY_REVOKED, key_id, "its tenant is deleted"
                 )
             return [find_key(connection, tenant, key_id) for key_id in ended]
 

@@ -84,7 +84,7 @@ class Registry:
         granted = (model for model in self._models.values() if tenant in model.grantees)
         return tuple(sorted(granted, key=lambda model: (model.tenant, model.model)))
 
-    def every_model(self) -> tuple[Model, ...]:
+    def all_models(self) -> tuple[Model, ...]:
         """Return all models of all tenants."""
         return tuple(self._models.values())
 
@@ -109,7 +109,7 @@ class Registry:
         version = model.version(key.version) if model is not None else None
         return None if model is None or version is None or version.is_deleted else (model, version)
 
-    def named(self, tenant: str) -> tuple[str, ...]:
+    def version_digests(self, tenant: str) -> tuple[str, ...]:
         """Return the digests of all versions of the tenant, sorted, without deleted ones."""
         every = (each for model in self.models(tenant) for each in model.live_versions)
         return tuple(sorted({each.registration.version for each in every}))
@@ -164,7 +164,7 @@ class Registry:
             self.on_alias_moved(version.key)
         return revision
 
-    async def deploy(self, by: Actor, tenant: str, model: str, prefix: str, now_s: int) -> str:
+    async def deploy(self, actor: Actor, tenant: str, model: str, prefix: str, now_s: int) -> str:
         """Move `prod` to the version whose digest begins with `prefix`, end a split, and return the digest.
 
         Raises Refused: ModelNotFound, NotFound (no such version), InvalidRequest (the prefix fits two, or is too
@@ -181,7 +181,7 @@ class Registry:
                 )
 
                 def write(connection: Connection) -> None:
-                    set_prod(connection, by, found, after, now_s)
+                    set_prod(connection, actor, found, after, now_s)
                     set_stops(connection, found, after)
 
                 await self._database.write(write)
@@ -190,7 +190,9 @@ class Registry:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return digest
 
-    async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int) -> dict[str, int]:
+    async def split(
+        self, actor: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int
+    ) -> dict[str, int]:
         """Split requests to `prod` among versions, given by prefixes of their digests. Without any, the split ends.
 
         Returns the split by full digests. Raises Refused as `deploy`; InvalidRequest for a version that is named twice,
@@ -204,7 +206,7 @@ class Registry:
             after = _without_stops(replace(found, split=dict(zip(digests, weights.values(), strict=True))), digests)
 
             def write(connection: Connection) -> None:
-                set_split(connection, by, found, after, now_s)
+                set_split(connection, actor, found, after, now_s)
                 set_stops(connection, found, after)
 
             await self._database.write(write)
@@ -214,7 +216,7 @@ class Registry:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return after.split
 
-    async def set_ladder(self, by: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
+    async def set_ladder(self, actor: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
         """Set the degradation steps that are tried, in order, before a request is refused. No steps: requests are
         refused at once.
 
@@ -224,13 +226,13 @@ class Registry:
             found = self.model(tenant, model)
             check_degradation(found, ladder, self._models.get)
             after = replace(found, ladder=ladder.steps, plan_ladders=ladder.plans)
-            await self._database.write(lambda connection: set_ladder(connection, by, found, after, now_s))
+            await self._database.write(lambda connection: set_ladder(connection, actor, found, after, now_s))
             revision = self._publish_model(after)
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return ladder
 
     async def delete(
-        self, by: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
+        self, actor: Actor, tenant: str, model: str, prefix: str, now_s: int, in_use: Callable[[VersionKey], bool]
     ) -> VersionKey:
         """Stop serving the version whose digest begins with `prefix`. Idempotent. `in_use` tells whether a process runs
         it.
@@ -256,7 +258,7 @@ class Registry:
                     version,
                     VersionEvent.DELETED,
                     None if is_hidden else version.fault,
-                    lambda connection: record_deleted(connection, by, version.key, now_s),
+                    lambda connection: record_deleted(connection, actor, version.key, now_s),
                 )
                 gone = (tenant, model, version.registration.version)
                 revision = self._feed.publish(Feed(removed_versions=(gone,)))
@@ -264,7 +266,7 @@ class Registry:
         return version.key
 
     async def delete_model(
-        self, by: Actor, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
+        self, actor: Actor, tenant: str, model: str, now_s: int, in_use: Callable[[VersionKey], bool], force: bool
     ) -> tuple[VersionKey, ...]:
         """Delete the model with all its versions, and return their keys. Its usage stays in the ledger.
 
@@ -275,7 +277,7 @@ class Registry:
             keys = tuple(version.key for version in found.versions)
             if not force:
                 check_unused(model, tuple(found.aliases), sum(map(in_use, keys)))
-            await self._database.write(lambda connection: delete_model(connection, by, found, now_s))
+            await self._database.write(lambda connection: delete_model(connection, actor, found, now_s))
             del self._models[tenant, model]
             self.on_changed()
             served = tuple((tenant, model, v.registration.version) for v in found.live_versions)
@@ -283,7 +285,9 @@ class Registry:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return keys
 
-    async def rescale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
+    async def rescale(
+        self, actor: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int
+    ) -> ScaleSettings:
         """Apply the change, values by name, and return the new settings. Setting a minimum ends a stop. If activators
         need to know, wait for them up to DELIVERY_LIMIT_S.
 
@@ -296,7 +300,7 @@ class Registry:
                 after = _without_stops(after, {version.registration.version for version in found.versions})
 
             def write(connection: Connection) -> None:
-                set_scale(connection, by, found, after, now_s)
+                set_scale(connection, actor, found, after, now_s)
                 set_stops(connection, found, after)
 
             await self._database.write(write)
@@ -307,7 +311,7 @@ class Registry:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return after.scale
 
-    async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+    async def grant(self, actor: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """Let another tenant call the model; idempotent. Return whether every activator knows it within
         DELIVERY_LIMIT_S; False also if one lost its feed moments ago and is not back.
 
@@ -317,15 +321,15 @@ class Registry:
             found = self.model(tenant, model)
             check_grantee(found, grantee)
             if grantee not in found.grantees:
-                await self._database.write(lambda connection: insert_grant(connection, by, found, grantee, now_s))
+                await self._database.write(lambda connection: insert_grant(connection, actor, found, grantee, now_s))
             revision = self._publish_model(replace(found, grantees=tuple(sorted({*found.grantees, grantee}))))
         return await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
-    async def revoke(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
+    async def revoke(self, actor: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """Revoke a grant of the model. Returns as `grant`. Raises Refused: ModelNotFound, NotFound (the grant)."""
         async with self._write_lock:
             found = self.model(tenant, model)
-            await self._database.write(lambda connection: delete_grant(connection, by, found, grantee, now_s))
+            await self._database.write(lambda connection: delete_grant(connection, actor, found, grantee, now_s))
             revision = self._publish_model(_without_grantee(found, grantee))
         return await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
 
@@ -335,7 +339,7 @@ class Registry:
             for model in [model for model in self._models.values() if tenant in model.grantees]:
                 self._publish_model(_without_grantee(model, tenant))
 
-    async def stop(self, by: Actor, tenant: str, model: str, now_s: int) -> Model:
+    async def stop(self, actor: Actor, tenant: str, model: str, now_s: int) -> Model:
         """Record that an operator stopped the model. The decider ends its replicas. Raises Refused(ModelNotFound).
 
         Each stop has its own time, `now_s` or later, so that `resume` can tell stops apart.
@@ -348,7 +352,7 @@ class Registry:
             after = replace(found, versions=tuple(versions))
 
             def write(connection: Connection) -> None:
-                record_stopped(connection, by, found, now_s)
+                record_stopped(connection, actor, found, now_s)
                 set_stops(connection, found, after)
 
             await self._database.write(write)
@@ -366,7 +370,7 @@ class Registry:
             await self._database.write(lambda connection: set_stops(connection, model, after))
             self._set_model(after)
 
-    async def note(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
+    async def record_event(self, key: VersionKey, event: VersionEvent, fault: str | None = None) -> None:
         """Record what a restore has shown about the version. Does nothing if the version is unknown or deleted."""
         async with self._write_lock:
             found = self.find(key)

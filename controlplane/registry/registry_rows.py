@@ -21,13 +21,13 @@ from kelvin.contracts.serving.degradation_steps import Ladder
 from kelvin.contracts.wire import encode
 
 
-def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
+def delete_model(connection: Connection, actor: Actor, model: Model, now_s: int) -> None:
     """Delete the model with its versions, aliases and grants, and record it for the audit."""
     for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # referring rows first
         connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
     versions = ", ".join(version.registration.version[:12] for version in model.versions)
     audit_rows.record(
-        connection, by, now_s, model.tenant, AuditAction.MODEL_DELETED, model.model, f"versions {versions}"
+        connection, actor, now_s, model.tenant, AuditAction.MODEL_DELETED, model.model, f"versions {versions}"
     )
 
 
@@ -60,15 +60,15 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
     record_published(connection, registration, version.created_at_s)
 
 
-def set_split(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+def set_split(connection: Connection, actor: Actor, before: Model, model: Model, now_s: int) -> None:
     """Store the split, and record it for the audit if it changed."""
     _store(connection, model, split=model.split or None)
     if before.split != model.split:
         changed = {"split": (before.split, model.split)}
-        audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_SPLIT, model.model, changed=changed)
+        audit_rows.record(connection, actor, now_s, model.tenant, AuditAction.MODEL_SPLIT, model.model, changed=changed)
 
 
-def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+def set_prod(connection: Connection, actor: Actor, before: Model, model: Model, now_s: int) -> None:
     """Store the version that `prod` names and the split, and record it for the audit."""
     table, prod = schema.aliases, model.aliases[DEFAULT_ALIAS]
     which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
@@ -77,14 +77,16 @@ def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now
     changed = changed_fields(
         {"prod": before.aliases.get(DEFAULT_ALIAS), "split": before.split}, {"prod": prod, "split": model.split}
     )
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_DEPLOYED, model.model, changed=changed)
+    audit_rows.record(connection, actor, now_s, model.tenant, AuditAction.MODEL_DEPLOYED, model.model, changed=changed)
 
 
-def set_scale(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+def set_scale(connection: Connection, actor: Actor, before: Model, model: Model, now_s: int) -> None:
     """Store the scale settings, and record them for the audit if they changed."""
     _store(connection, model, scale=model.scale)
     if changed := changed_fields(structs.asdict(before.scale), structs.asdict(model.scale)):
-        audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_SCALED, model.model, changed=changed)
+        audit_rows.record(
+            connection, actor, now_s, model.tenant, AuditAction.MODEL_SCALED, model.model, changed=changed
+        )
 
 
 def set_state(connection: Connection, version: Version) -> None:
@@ -110,24 +112,32 @@ def set_stops(connection: Connection, before: Model, model: Model) -> None:
             )
 
 
-def record_stopped(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
+def record_stopped(connection: Connection, actor: Actor, model: Model, now_s: int) -> None:
     """Record for the audit that an operator stopped the model."""
-    audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_STOPPED, model.model)
+    audit_rows.record(connection, actor, now_s, model.tenant, AuditAction.MODEL_STOPPED, model.model)
 
 
 def record_published(connection: Connection, registration: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
-    by = Actor(key_id=registration.pushed_by, tenant=registration.tenant if registration.pushed_by else "", scopes=())
+    actor = Actor(
+        key_id=registration.pushed_by, tenant=registration.tenant if registration.pushed_by else "", scopes=()
+    )
     changed = created_fields(version=registration.version)
     audit_rows.record(
-        connection, by, now_s, registration.tenant, AuditAction.VERSION_PUBLISHED, registration.model, changed=changed
+        connection,
+        actor,
+        now_s,
+        registration.tenant,
+        AuditAction.VERSION_PUBLISHED,
+        registration.model,
+        changed=changed,
     )
 
 
-def record_deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> None:
+def record_deleted(connection: Connection, actor: Actor, key: VersionKey, now_s: int) -> None:
     """Record for the audit that the version is no longer served."""
     changed = {"version": (key.version, None)}
-    audit_rows.record(connection, by, now_s, key.tenant, AuditAction.VERSION_DELETED, key.model, changed=changed)
+    audit_rows.record(connection, actor, now_s, key.tenant, AuditAction.VERSION_DELETED, key.model, changed=changed)
 
 
 def _store(connection: Connection, model: Model, **columns: object) -> None:
@@ -136,12 +146,14 @@ def _store(connection: Connection, model: Model, **columns: object) -> None:
     connection.execute(update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(stored))
 
 
-def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
+def set_ladder(connection: Connection, actor: Actor, before: Model, model: Model, now_s: int) -> None:
     """Store the degradation steps, and record them for the audit if they changed."""
     ladder = Ladder(steps=model.ladder, plans=model.plan_ladders)
     _store(connection, model, degradation=ladder if ladder.steps or ladder.plans else None)
     if changed := changed_fields(_ladders(before), _ladders(model)):
-        audit_rows.record(connection, by, now_s, model.tenant, AuditAction.MODEL_LADDER, model.model, changed=changed)
+        audit_rows.record(
+            connection, actor, now_s, model.tenant, AuditAction.MODEL_LADDER, model.model, changed=changed
+        )
 
 
 def _ladders(model: Model) -> dict[str, Value]:

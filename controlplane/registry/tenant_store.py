@@ -55,17 +55,17 @@ class TenantStore:
 
     async def load(self, now_s: int) -> None:
         """Publish all tenants. Raises UnreadableColumn."""
-        self._feed.publish(Feed(tenants=tuple(tenant.row() for tenant in await self.all(now_s))))
+        self._feed.publish(Feed(tenants=tuple(tenant.row() for tenant in await self.all_tenants(now_s))))
 
-    async def all(self, now_s: int) -> list[Tenant]:
+    async def all_tenants(self, now_s: int) -> list[Tenant]:
         """Return every tenant that is not deleted, by name."""
         return await self._database.read(lambda connection: _load(connection, now_s))
 
-    async def one(self, tenant: str, now_s: int) -> Tenant:
+    async def tenant_status(self, tenant: str, now_s: int) -> Tenant:
         """Return the tenant. Raises Refused(NotFound)."""
         return await self._database.read(lambda connection: _one(connection, tenant, now_s))
 
-    async def create(self, by: Actor, tenant: str, now_s: int) -> Tenant:
+    async def create(self, actor: Actor, tenant: str, now_s: int) -> Tenant:
         """Create a tenant. Raises Refused: InvalidRequest, Conflict if the name is or was in use, CapacityExceeded."""
         require_tenant_name(tenant)
 
@@ -79,7 +79,7 @@ class TenantStore:
             count = connection.execute(there).scalar_one()
             if count >= MAX_TENANTS:
                 raise Refused(CapacityExceeded("tenants", count + 1, MAX_TENANTS))
-            insert_tenant(connection, by, tenant, now_s)
+            insert_tenant(connection, actor, tenant, now_s)
             return _one(connection, tenant, now_s)
 
         async with self._write_lock:
@@ -87,7 +87,7 @@ class TenantStore:
             self._feed.publish(Feed(tenants=(made.row(),)))
         return made
 
-    async def move(self, by: Actor, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
+    async def set_state(self, actor: Actor, tenant: str, state: TenantState, now_s: int) -> Tenant:
         """Suspend or resume the tenant; idempotent. Returns once activators know it, or after DELIVERY_LIMIT_S.
 
         Raises Refused: NotFound, Conflict.
@@ -95,10 +95,10 @@ class TenantStore:
 
         def write(connection: Connection) -> Tenant:
             before = _one(connection, tenant, now_s)
-            if before.state is not wanted:
-                check_state_change(tenant, wanted)
-                _set_state(connection, tenant, wanted)
-                audit_rows.record(connection, by, now_s, tenant, _ACTIONS[wanted], tenant)
+            if before.state is not state:
+                check_state_change(tenant, state)
+                _set_state(connection, tenant, state)
+                audit_rows.record(connection, actor, now_s, tenant, _ACTIONS[state], tenant)
             return _one(connection, tenant, now_s)
 
         async with self._write_lock:
@@ -107,8 +107,8 @@ class TenantStore:
         await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return moved
 
-    async def limit(self, by: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
-        """Set limits; None means the installation's setting. Returns as `move`. Raises Refused(NotFound)."""
+    async def set_limits(self, actor: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
+        """Set limits; None means the installation's setting. Returns as `set_state`. Raises Refused(NotFound)."""
 
         def write(connection: Connection) -> Tenant:
             before = _one(connection, tenant, now_s)
@@ -120,7 +120,7 @@ class TenantStore:
                 )
                 detail = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
                 changed = {name: (getattr(before.limits, name), value) for name, value in news.items()}
-                audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_LIMITED, tenant, detail, changed)
+                audit_rows.record(connection, actor, now_s, tenant, AuditAction.TENANT_LIMITED, tenant, detail, changed)
             return _one(connection, tenant, now_s)
 
         async with self._write_lock:
@@ -132,29 +132,29 @@ class TenantStore:
 
     async def limits(self, tenant: str) -> TenantLimits:
         """Return the tenant's limits. Raises Refused(NotFound)."""
-        return (await self.one(tenant, 0)).limits
+        return (await self.tenant_status(tenant, 0)).limits
 
-    async def delete(self, by: Actor, tenant: str, now_s: int) -> None:
+    async def delete(self, actor: Actor, tenant: str, now_s: int) -> None:
         """Delete the tenant and its grants. Raises Refused: NotFound, Conflict naming what is left of it."""
 
         def write(connection: Connection) -> None:
             _one(connection, tenant, now_s)
             check_state_change(tenant, TenantState.DELETED)
             check_empty(tenant, _models(connection, tenant), active_keys(connection, tenant, now_s))
-            delete_grants_to(connection, by, tenant, now_s)
+            delete_grants_to(connection, actor, tenant, now_s)
             _set_state(connection, tenant, TenantState.DELETED)
-            audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_DELETED, tenant)
+            audit_rows.record(connection, actor, now_s, tenant, AuditAction.TENANT_DELETED, tenant)
 
         async with self._write_lock:
             await self._database.write(write)
             self._feed.publish(Feed(removed_tenants=(tenant,)))
 
 
-def insert_tenant(connection: Connection, by: Actor, tenant: str, now_s: int) -> None:
+def insert_tenant(connection: Connection, actor: Actor, tenant: str, now_s: int) -> None:
     """Insert a tenant, and record that for the audit."""
     values = {"tenant": tenant, "created_at_s": now_s, "state": str(TenantState.ACTIVE)}
     connection.execute(insert(schema.tenants).values(values))
-    audit_rows.record(connection, by, now_s, tenant, AuditAction.TENANT_CREATED, tenant)
+    audit_rows.record(connection, actor, now_s, tenant, AuditAction.TENANT_CREATED, tenant)
 
 
 def _set_state(connection: Connection, tenant: str, state: TenantState) -> None:

@@ -31,55 +31,55 @@ class Changes:
     decider: Scaler
     clock: Clock
 
-    async def deploy(self, by: Actor, tenant: str, model: str, prefix: str) -> str:
+    async def deploy(self, actor: Actor, tenant: str, model: str, prefix: str) -> str:
         """Move the alias `prod` to another version, and return that version. Raises as `Registry.deploy`."""
-        version = await self.registry.deploy(by, tenant, model, prefix, self.clock.wall_s())
+        version = await self.registry.deploy(actor, tenant, model, prefix, self.clock.wall_s())
         self.decider.tick()  # a minimum moves with the alias
         return version
 
-    async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
+    async def split(self, actor: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
         """Split requests between versions. Return the weights by full digest. Raises as `Registry.split`."""
-        split = await self.registry.split(by, tenant, model, weights, self.clock.wall_s())
+        split = await self.registry.split(actor, tenant, model, weights, self.clock.wall_s())
         self.decider.tick()  # a minimum holds for each version that has a share
         return split
 
-    async def scale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any]) -> ScaleSettings:
+    async def scale(self, actor: Actor, tenant: str, model: str, change: Mapping[str, Any]) -> ScaleSettings:
         """Change the model's scale settings, and return the new ones. Raises as `Registry.rescale`, and
         Refused(InvalidRequest) for settings that this installation can't follow.
         """
         found = self.registry.model(tenant, model)
         self.decider.check_scale(found, changed(found.scale, change))
-        scale = await self.registry.rescale(by, tenant, model, change, self.clock.wall_s())
+        scale = await self.registry.rescale(actor, tenant, model, change, self.clock.wall_s())
         self.decider.tick()  # new bounds hold now, not only from the next tick
         return scale
 
-    async def suspend(self, by: Actor, tenant: str) -> Tenant:
+    async def suspend(self, actor: Actor, tenant: str) -> Tenant:
         """Suspend the tenant: refuse its keys and end its replicas. Raises as `TenantStore.move`."""
-        found = await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
+        found = await self.tenants.set_state(actor, tenant, TenantState.SUSPENDED, self.clock.wall_s())
         self.decider.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
         return found
 
-    async def resume(self, by: Actor, tenant: str) -> Tenant:
+    async def resume(self, actor: Actor, tenant: str) -> Tenant:
         """End the suspension: accept the tenant's keys, and keep its minimums again. Raises as `TenantStore.move`."""
-        found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
+        found = await self.tenants.set_state(actor, tenant, TenantState.ACTIVE, self.clock.wall_s())
         self.decider.tick()
         return found
 
-    async def delete_model(self, by: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
+    async def delete_model(self, actor: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
         """Delete the model and drain its replicas. Return its versions. Raises as `Registry.delete_model`."""
         is_present = self.replicas.is_present
-        keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), is_present, force)
+        keys = await self.registry.delete_model(actor, tenant, model, self.clock.wall_s(), is_present, force)
         self.decider.stop(tuple(filter(is_present, keys)))
         return keys
 
-    async def delete_tenant(self, by: Actor, tenant: str, force: bool) -> None:
+    async def delete_tenant(self, actor: Actor, tenant: str, force: bool) -> None:
         """Delete the tenant. With `force`, first suspend it, delete its models and revoke its keys. Raises Refused:
         NotFound; Conflict for the operators' tenant, and without `force` if the tenant is not empty.
         """
         if force:
-            await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
+            await self.tenants.set_state(actor, tenant, TenantState.SUSPENDED, self.clock.wall_s())
             for model in self.registry.models(tenant):
-                await self.delete_model(by, tenant, model.model, force=True)
-            await self.keys.revoke_all(by, tenant, self.clock.wall_s())
-        await self.tenants.delete(by, tenant, self.clock.wall_s())
+                await self.delete_model(actor, tenant, model.model, force=True)
+            await self.keys.revoke_all(actor, tenant, self.clock.wall_s())
+        await self.tenants.delete(actor, tenant, self.clock.wall_s())
         await self.registry.forget_grantee(tenant)

@@ -138,4 +138,4 @@ class StartOutcomes:
         self._last[key] = last_attempt
 
     def _record_version_event(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
-        self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")
+        self._tasks.start(self._registry.record_event(key, event, fault), f"note {event} of {key}")

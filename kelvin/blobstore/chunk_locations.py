@@ -117,16 +117,16 @@ async def read_locations(store: BlobStore, tenant: str, pack: str) -> dict[str, 
     return {entry.digest: location_of(pack, entry) for entry in entries}
 
 
-async def read_chunk(store: BlobStore, key: str, place: ChunkLocation) -> bytes:
+async def read_chunk(store: BlobStore, key: str, location: ChunkLocation) -> bytes:
     """Return the chunk's bytes, unverified. Raises as `BlobStore.read`."""
-    into = bytearray(place.length)
-    await read_chunk_into(store, key, place, memoryview(into))
+    into = bytearray(location.length)
+    await read_chunk_into(store, key, location, memoryview(into))
     return bytes(into)
 
 
-async def read_chunk_into(store: RangeReader, key: str, place: ChunkLocation, into: memoryview) -> None:
+async def read_chunk_into(store: RangeReader, key: str, location: ChunkLocation, into: memoryview) -> None:
     """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`. Nothing writes there afterwards."""
-    for run in _coalesced(place.spans):
+    for run in _coalesced(location.spans):
         begin = run[0][0][0]
         (offset, length), at = run[-1]
         if len(run) == 1:

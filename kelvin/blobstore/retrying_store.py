@@ -30,9 +30,9 @@ class RetryBudget:
         """Return how many seconds one attempt that moves `size` bytes may take."""
         return self.attempt_s + size / self.slowest_bytes_per_s
 
-    def pause_s(self, failed: int, chance: float) -> float:
+    def pause_s(self, failures: int, jitter: float) -> float:
         """Return the pause in seconds after `failed` (1 or more) failures. Full jitter: `chance` is in [0, 1)."""
-        return chance * ExponentialBackoff(self.base_s, self.cap_s).delay_s(failed)
+        return jitter * ExponentialBackoff(self.base_s, self.cap_s).delay_s(failures)
 
 
 DEFAULT_BUDGET: Final = RetryBudget()
@@ -46,11 +46,11 @@ class Retry:
         budget: RetryBudget = DEFAULT_BUDGET,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.budget = budget
         self._sleep = sleep
-        self._chance = chance
+        self._jitter = jitter
 
     def __repr__(self) -> str:
         return f"<Retry attempts={self.budget.attempts}>"
@@ -75,9 +75,9 @@ class Retry:
                     raise
             await self.pause(failed)
 
-    async def pause(self, failed: int) -> None:
+    async def pause(self, failures: int) -> None:
         """Sleep after `failed` failed attempts in a row."""
-        await self._sleep(self.budget.pause_s(failed, self._chance()))
+        await self._sleep(self.budget.pause_s(failures, self._jitter()))
 
     async def attempt(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
         """Call once, with the time limit of an attempt. Raises `BlobUnavailable` on a timeout."""
@@ -102,10 +102,10 @@ class RetryingStore:
         budget: RetryBudget = DEFAULT_BUDGET,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
-        self._retry = Retry(budget, sleep=sleep, chance=chance)
+        self._retry = Retry(budget, sleep=sleep, jitter=jitter)
 
     def __repr__(self) -> str:
         return f"<RetryingStore attempts={self._retry.budget.attempts} {self._inner!r}>"

@@ -29,31 +29,31 @@ _FULL: Final = frozenset({"QuotaExceeded", "XMinioAdminBucketQuotaExceeded"})  #
 _DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints accept if no region is configured
 
 
-def make_client(place: S3Location) -> Any:
+def make_client(location: S3Location) -> Any:
     """Return a client with the usual credential chain. It opens no connection yet. Thread-safe. Raises
     `BlobUnavailable` if the chain itself is broken, for example by a profile that does not exist.
     """
     for name in ("boto3", "botocore", "urllib3"):
         logging.getLogger(name).setLevel(logging.INFO)  # their debug lines hold session tokens
     try:
-        session = boto3.session.Session(region_name=place.region)
+        session = boto3.session.Session(region_name=location.region)
     except BotoCoreError as error:
         raise BlobUnavailable(f"no client for S3: {error}") from error
     region = session.region_name or _DEFAULT_REGION
     config = Config(
-        connect_timeout=place.connect_s,
-        read_timeout=place.read_s,
-        max_pool_connections=place.connections,
+        connect_timeout=location.connect_s,
+        read_timeout=location.read_s,
+        max_pool_connections=location.connections,
         tcp_keepalive=True,
         # Only `retrying_store` retries: four attempts here and four there would be sixteen, more than any budget.
         retries={"total_max_attempts": 1, "mode": "standard"},
-        s3={"addressing_style": "path" if place.path_style else "auto"},
+        s3={"addressing_style": "path" if location.path_style else "auto"},
         # Kelvin's own digests check the content, and signatures protect request bodies. Many compatible endpoints
         # refuse the checksum trailers that newer SDKs add by default.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return session.client("s3", region_name=region, endpoint_url=place.endpoint, config=config)
+    return session.client("s3", region_name=region, endpoint_url=location.endpoint, config=config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +89,18 @@ def translate_errors(key: str) -> Iterator[None]:
         raise BlobUnavailable(f"S3 returned an unreadable response: {type(error).__name__}") from error
 
 
-def head(client: Any, place: S3Location, key: str) -> Head:
+def head(client: Any, location: S3Location, key: str) -> Head:
     """Return size, ETag and time of an object. Raises `BlobNotFound` and `BlobUnavailable`."""
     with translate_errors(key):
-        answer = client.head_object(Bucket=place.bucket, Key=place.prefix + key)
+        answer = client.head_object(Bucket=location.bucket, Key=location.prefix + key)
         return Head(int(answer["ContentLength"]), str(answer.get("ETag", "")), answer["LastModified"].timestamp())
 
 
-def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
+def put(client: Any, location: S3Location, key: str, data: bytes) -> bool:
     """Create the object; return False if it exists. Raises `BlobUnavailable`, also if a concurrent put still runs."""
     try:
         with translate_errors(key):
-            client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=data, IfNoneMatch="*")
+            client.put_object(Bucket=location.bucket, Key=location.prefix + key, Body=data, IfNoneMatch="*")
     except BlobUnavailable as unavailable:
         if is_refused_condition(unavailable):
             return False
@@ -145,10 +145,10 @@ def permanent_failure_reason(error: BlobUnavailable) -> str | None:
     return None
 
 
-def delete(client: Any, place: S3Location, key: str) -> None:
+def delete(client: Any, location: S3Location, key: str) -> None:
     """Delete the object. Does nothing if it does not exist, whatever the endpoint reports for that."""
     with suppress(BlobNotFound), translate_errors(key):
-        client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
+        client.delete_object(Bucket=location.bucket, Key=location.prefix + key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +159,19 @@ class Page:
     next: str | None
 
 
-def list_page(client: Any, place: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
+def list_page(client: Any, location: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
     """Return one page of a listing, ascending. Raises `BlobUnavailable`."""
     more = {} if token is None else {"ContinuationToken": token}
     with translate_errors(prefix):
-        answer = client.list_objects_v2(Bucket=place.bucket, Prefix=place.prefix + prefix, MaxKeys=page_keys, **more)
+        answer = client.list_objects_v2(
+            Bucket=location.bucket, Prefix=location.prefix + prefix, MaxKeys=page_keys, **more
+        )
     names = [str(row.get("Key", "")) for row in answer.get("Contents", ())]
     following = answer.get("NextContinuationToken")
-    if any(not name.startswith(place.prefix + prefix) for name in names) or names != sorted(set(names)):
+    if any(not name.startswith(location.prefix + prefix) for name in names) or names != sorted(set(names)):
         raise BlobUnavailable("S3 returned a listing with keys out of order or outside its prefix")
     if answer.get("IsTruncated") and not following:
         raise BlobUnavailable("S3 returned a truncated listing without a continuation token")
     return Page(
-        tuple(name.removeprefix(place.prefix) for name in names), following if answer.get("IsTruncated") else None
+        tuple(name.removeprefix(location.prefix) for name in names), following if answer.get("IsTruncated") else None
     )

@@ -102,7 +102,13 @@ class _Cut(BlobUnavailable):
 
 
 def get_range(
-    client: Any, place: S3Location, key: str, offset: int, into: memoryview, etag: str | None, cancel_token: CancelToken
+    client: Any,
+    location: S3Location,
+    key: str,
+    offset: int,
+    into: memoryview,
+    etag: str | None,
+    cancel_token: CancelToken,
 ) -> str:
     """Fill `into` from `offset`. With `etag`, only from the object with that ETag. Return the object's ETag.
 
@@ -111,7 +117,7 @@ def get_range(
     """
     done = 0
     while True:
-        with _opened(client, place, key, offset + done, into.nbytes - done, etag, cancel_token) as (body, head):
+        with _opened(client, location, key, offset + done, into.nbytes - done, etag, cancel_token) as (body, head):
             if head.size < offset + into.nbytes:
                 raise BlobShort(key, offset, into.nbytes)
             try:
@@ -126,10 +132,10 @@ def get_range(
 
 
 def get_start(
-    client: Any, place: S3Location, key: str, offset: int, limit: int, cancel_token: CancelToken
+    client: Any, location: S3Location, key: str, offset: int, limit: int, cancel_token: CancelToken
 ) -> ObjectStart:
     """Return at most `limit` bytes from `offset`. Raises as `get_range`, and `BlobShort` if no byte is there."""
-    with _opened(client, place, key, offset, limit, None, cancel_token) as (body, head):
+    with _opened(client, location, key, offset, limit, None, cancel_token) as (body, head):
         data = bytearray(head.length)
         _fill(body, memoryview(data), cancel_token)
     return ObjectStart(data, head.size, head.etag)
@@ -144,7 +150,7 @@ class _Head:
 
 @contextmanager
 def _opened(
-    client: Any, place: S3Location, key: str, offset: int, length: int, etag: str | None, cancel_token: CancelToken
+    client: Any, location: S3Location, key: str, offset: int, length: int, etag: str | None, cancel_token: CancelToken
 ) -> Iterator[tuple[Any, _Head]]:
     """Open the range, as far as the object goes, and yield its body and head."""
     cancel_token.check()
@@ -152,7 +158,7 @@ def _opened(
     condition = {} if etag is None else {"IfMatch": etag}
     try:
         with translate_errors(key):
-            answer = client.get_object(Bucket=place.bucket, Key=place.prefix + key, Range=where, **condition)
+            answer = client.get_object(Bucket=location.bucket, Key=location.prefix + key, Range=where, **condition)
     except BlobUnavailable as unavailable:
         if status_of(unavailable) == 416:
             raise BlobShort(key, offset, length) from None

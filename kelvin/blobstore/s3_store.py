@@ -47,7 +47,7 @@ class S3Store:
 
     def __init__(
         self,
-        place: S3Location,
+        location: S3Location,
         client: Any,
         *,
         retry: Retry | None = None,
@@ -55,17 +55,17 @@ class S3Store:
         read_bytes: int = READ_BYTES,
         page_keys: int = _PAGE_KEYS,
     ) -> None:
-        self.place = place
+        self.location = location
         self._client = client
-        self._threads = ThreadPoolExecutor(place.connections, "s3")
+        self._threads = ThreadPoolExecutor(location.connections, "s3")
         self._calls = RangeCalls(self._threads)
-        self.uploads = Uploads(self._client, place, self._threads, retry or Retry(), part_bytes)
+        self.uploads = Uploads(self._client, location, self._threads, retry or Retry(), part_bytes)
         self._read_bytes = read_bytes
         self._page_keys = page_keys
         self._tags: OrderedDict[str, str] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<S3Store {self.place}>"
+        return f"<S3Store {self.location}>"
 
     async def close(self) -> None:
         """Wait for running calls, then end threads and connections."""
@@ -79,7 +79,7 @@ class S3Store:
         if len(data) > self.uploads.part_bytes:  # the caller can send all of it again, so it retries the whole
             once = replace(self.uploads, retry=Retry(RetryBudget(attempts=1)))
             return await once.put(key, _slices(data, self.uploads.part_bytes))
-        return await self._run(partial(put, self._client, self.place, key, data))
+        return await self._run(partial(put, self._client, self.location, key, data))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read as `BlobStore.read` does. Without a length, a small object takes one round trip."""
@@ -105,7 +105,7 @@ class S3Store:
 
     async def stat(self, key: str) -> BlobStat:
         check_key(key)
-        found = await self._run(partial(head, self._client, self.place, key))
+        found = await self._run(partial(head, self._client, self.location, key))
         self._remember(key, found.etag)
         return BlobStat(found.size, found.modified_s)
 
@@ -115,7 +115,7 @@ class S3Store:
         token: str | None = None
         last = ""
         while True:
-            call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
+            call = partial(list_page, self._client, self.location, prefix, token, self._page_keys)
             (page,) = await self._calls.run([call], CancelToken())
             if page.keys and page.keys[0] <= last:  # a listing that resumes after a break relies on the order
                 raise BlobUnavailable("S3 returned pages of a listing out of order")
@@ -131,17 +131,17 @@ class S3Store:
     async def delete(self, key: str) -> None:
         check_key(key)
         self._tags.pop(key, None)
-        await self._run(partial(delete, self._client, self.place, key))
+        await self._run(partial(delete, self._client, self.location, key))
 
-    async def fault(self, *, writes: bool) -> str | None:
+    async def find_fault(self, *, writes: bool) -> str | None:
         """Return why this location can never work, in words, or None. A process that `writes` leaves one empty probe
         object. Raises `BlobUnavailable` for errors that may be temporary.
         """
         try:
-            await self._run(partial(list_page, self._client, self.place, "", None, 1))
+            await self._run(partial(list_page, self._client, self.location, "", None, 1))
             if not writes:
                 return None
-            try_put = partial(put, self._client, self.place, _PROBE, b"")
+            try_put = partial(put, self._client, self.location, _PROBE, b"")
             # The first put may create the object; the second one always finds it.
             if await self._run(try_put) and await self._run(try_put):
                 return "this endpoint overwrites objects in spite of If-None-Match, which Kelvin can't do without"
@@ -158,7 +158,7 @@ class S3Store:
 
     async def _read_to_end(self, key: str, offset: int) -> bytes:
         halt = CancelToken()
-        get = partial(get_start, self._client, self.place, key, offset, self._read_bytes, halt)
+        get = partial(get_start, self._client, self.location, key, offset, self._read_bytes, halt)
         (found,) = await self._calls.run([get], halt)
         self._remember(key, found.etag)
         head_bytes = len(found.data)
@@ -190,7 +190,9 @@ class S3Store:
         """Read the ranges that begin at `starts`, and return their ETags."""
         halt = CancelToken()
         calls = [
-            partial(get_range, self._client, self.place, key, offset + at, into[at : at + self._read_bytes], tag, halt)
+            partial(
+                get_range, self._client, self.location, key, offset + at, into[at : at + self._read_bytes], tag, halt
+            )
             for at in starts
         ]
         return await self._calls.run(calls, halt)

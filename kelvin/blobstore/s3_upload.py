@@ -54,7 +54,7 @@ class Uploads:
     """The client, location, threads and sizes that all uploads of a store share."""
 
     client: Any
-    place: S3Location
+    location: S3Location
     threads: Executor
     retry: Retry
     part_bytes: int = PART_BYTES  # size of the first parts
@@ -70,7 +70,7 @@ class Uploads:
             first = await anext(parts)
             second = await anext(parts, None)
             if second is None:  # one part is the whole object: no upload needed
-                return await self._call(partial(put, self.client, self.place, key, first.getvalue()), len(first))
+                return await self._call(partial(put, self.client, self.location, key, first.getvalue()), len(first))
             upload = await self._call(partial(self._create, key))
             completed = False
             try:
@@ -84,7 +84,7 @@ class Uploads:
     async def exists(self, key: str) -> bool:
         """Return whether the object exists. Every object in S3 is whole and durable."""
         try:
-            await self._call(partial(head, self.client, self.place, key))
+            await self._call(partial(head, self.client, self.location, key))
         except BlobNotFound:
             return False
         return True
@@ -107,7 +107,7 @@ class Uploads:
     def _create(self, key: str) -> str:
         """Start an upload and return its id. If the response is lost, the upload becomes a leftover."""
         with translate_errors(key):
-            answer = self.client.create_multipart_upload(Bucket=self.place.bucket, Key=self.place.prefix + key)
+            answer = self.client.create_multipart_upload(Bucket=self.location.bucket, Key=self.location.prefix + key)
             return str(answer["UploadId"])
 
     async def _send_all(
@@ -146,7 +146,11 @@ class Uploads:
         data.seek(0)  # the position is at its end, after writing or an earlier attempt
         with translate_errors(key):
             answer = self.client.upload_part(
-                Bucket=self.place.bucket, Key=self.place.prefix + key, UploadId=upload, PartNumber=number, Body=data
+                Bucket=self.location.bucket,
+                Key=self.location.prefix + key,
+                UploadId=upload,
+                PartNumber=number,
+                Body=data,
             )
             return str(answer["ETag"])
 
@@ -160,8 +164,8 @@ class Uploads:
             try:
                 with translate_errors(key):
                     self.client.complete_multipart_upload(
-                        Bucket=self.place.bucket,
-                        Key=self.place.prefix + key,
+                        Bucket=self.location.bucket,
+                        Key=self.location.prefix + key,
                         UploadId=upload,
                         MultipartUpload={"Parts": parts},
                         IfNoneMatch="*",
@@ -184,22 +188,24 @@ class Uploads:
     async def _abort(self, key: str, upload: str) -> None:
         """Abort the upload, even if the caller is cancelled. If that fails, the upload becomes a leftover."""
         try:
-            await run_uncancellable(self.threads, self._abort_now, self.place.prefix + key, upload)
+            await run_uncancellable(self.threads, self._abort_now, self.location.prefix + key, upload)
         except (BlobUnavailable, StoreFull) as error:
             log.warning("an upload could not be aborted", extra={"key": key, "error": error.reason})
 
     def _abort_now(self, name: str, upload: str) -> None:
         try:
             with translate_errors(name):
-                self.client.abort_multipart_upload(Bucket=self.place.bucket, Key=name, UploadId=upload)
+                self.client.abort_multipart_upload(Bucket=self.location.bucket, Key=name, UploadId=upload)
         except BlobUnavailable as unavailable:
             if not _is_gone(unavailable):
                 raise
 
     def _list_old(self, markers: dict[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
         """Return one page of old uploads: keys with ids, and the markers of the next page."""
-        with translate_errors(self.place.prefix):
-            answer = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=self.place.prefix, **markers)
+        with translate_errors(self.location.prefix):
+            answer = self.client.list_multipart_uploads(
+                Bucket=self.location.bucket, Prefix=self.location.prefix, **markers
+            )
             now = _date_of(answer)
             rows = [row for row in answer.get("Uploads", ()) if now - row["Initiated"] > LEFTOVER_AGE]
             following: dict[str, str] = {}

@@ -104,10 +104,10 @@ def _s3(url: str, connections: int = CONNECTIONS) -> "S3Store":
 async def _check(store: "S3Store", *, writes: bool) -> None:
     retry = Retry()
     try:
-        if (fault := await retry(lambda: store.fault(writes=writes))) is not None:
-            raise BadSetting(SETTING, str(store.place), fault)
+        if (fault := await retry(lambda: store.find_fault(writes=writes))) is not None:
+            raise BadSetting(SETTING, str(store.location), fault)
     except BlobUnavailable as unavailable:
-        log.warning("the store does not answer yet", extra={"store": str(store.place), "reason": unavailable.reason})
+        log.warning("the store does not answer yet", extra={"store": str(store.location), "reason": unavailable.reason})
 
 
 async def _clear(store: "S3Store") -> None:

@@ -56,11 +56,11 @@ class NodeTls:
     def __repr__(self) -> str:
         return "<NodeTls>"
 
-    def server(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """Return a context whose handshake fails for a client without a node's certificate."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
-    def client(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         """Return a context whose handshake fails for a server without a node's certificate."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 

@@ -56,16 +56,16 @@ class TlsIdentity:
     def __repr__(self) -> str:
         return f"<TlsIdentity {self._role} {self._pair.serial:x}>"
 
-    def server(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """Return a context for a listener. It accepts all roles of this installation, with the current certificate."""
         return _ReloadingContext(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
 
-    def client(self, role: Role) -> ssl.SSLContext:
+    def client_context(self, role: Role) -> ssl.SSLContext:
         """Return a context for connections to processes of that role only. It uses the current certificate."""
         return _ReloadingContext(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
     @property
-    def ends(self) -> datetime.datetime:
+    def expires_at(self) -> datetime.datetime:
         """Return when the certificate expires."""
         return self._pair.ends
 

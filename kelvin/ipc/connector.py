@@ -38,7 +38,7 @@ class Connector(Protocol):
         """Open one connection. Safe to cancel."""
         ...
 
-    def connector(self, limit: int) -> aiohttp.BaseConnector:
+    def aiohttp_connector(self, limit: int) -> aiohttp.BaseConnector:
         """Return an aiohttp connector for one session. `limit` bounds its connections; 0: no limit."""
         ...
 
@@ -59,7 +59,7 @@ class SocketConnector:
         _, made = await asyncio.get_running_loop().create_unix_connection(protocol, self._path)
         return made
 
-    def connector(self, limit: int) -> aiohttp.BaseConnector:
+    def aiohttp_connector(self, limit: int) -> aiohttp.BaseConnector:
         """Return an aiohttp connector for one session."""
         return aiohttp.UnixConnector(path=self._path, limit=limit)
 
@@ -91,7 +91,9 @@ class HostConnector:
         enable_keepalive(transport.get_extra_info("socket"))
         return made
 
-    def connector(self, limit: int, on_socket: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
+    def aiohttp_connector(
+        self, limit: int, on_socket: Callable[[socket.socket], None] | None = None
+    ) -> aiohttp.BaseConnector:
         """Return an aiohttp connector for one session. `on_socket` gets each socket that it makes, connected or not."""
 
         def make(found: aiohttp.AddrInfoType) -> socket.socket:
@@ -115,12 +117,12 @@ class ConnectorFactory:
     def __init__(self, directory: SocketDirectory, identity: TlsIdentity | None = None, *, pods: bool = False) -> None:
         self._directory = directory
         self._pods = pods
-        self._contexts = {} if identity is None else {role: identity.client(role) for role in Role}
+        self._contexts = {} if identity is None else {role: identity.client_context(role) for role in Role}
 
     def __repr__(self) -> str:
         return f"<ConnectorFactory {self._directory.path} {'and hosts' if self._contexts else 'alone'}>"
 
-    def to(self, address: str, role: Role) -> Connector:
+    def connector_to(self, address: str, role: Role) -> Connector:
         """Return a connector to a socket name or URL, whose process must have this role. Raises ValueError."""
         if address.startswith(PLAIN):
             if not self._pods:

@@ -117,7 +117,7 @@ class JobRunner:
                         return await self._bounded(process, tenant, limit_s, limit_bytes, work(process))
                     except Refused as refused:
                         # One process may have been killed from outside. If the second dies too, the job killed it.
-                        if not isinstance(refused.failure, Unavailable) or not await process.gone(_DEATH_S):
+                        if not isinstance(refused.failure, Unavailable) or not await process.wait_gone(_DEATH_S):
                             raise
         raise Refused(ArtifactRejected(_JUDGED, f"the process that judges it ended {_ATTEMPTS} times on the way"))
 

@@ -72,7 +72,7 @@ class ForkedProcess:
     async def wait_parked(self, keep_waiting: Callable[[], bool]) -> bool:
         """Wait until it listens and can take a version. Return False if it dies or `keep_waiting` returns False."""
         polls = 1
-        while not await self.gone(_POLL_BACKOFF.delay_s(polls)):
+        while not await self.wait_gone(_POLL_BACKOFF.delay_s(polls)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
                 return not self.is_gone
             if not keep_waiting():
@@ -80,7 +80,7 @@ class ForkedProcess:
             polls += 1
         return False
 
-    async def gone(self, timeout_s: float) -> bool:
+    async def wait_gone(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for its death. Return whether it is dead."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -91,9 +91,9 @@ class ForkedProcess:
         """Send SIGTERM, and SIGKILL after `term_s`. Return once it is dead, or stuck in the kernel for KILL_S."""
         self.is_ending = True
         self.signal(signal.SIGTERM)
-        if not await self.gone(term_s):
+        if not await self.wait_gone(term_s):
             self.signal(signal.SIGKILL)
-            if not await self.gone(KILL_S):
+            if not await self.wait_gone(KILL_S):
                 log.error("a process survives SIGKILL: it is stuck in the kernel", extra={"pid": self.pid})
 
     def signal(self, number: signal.Signals) -> None:

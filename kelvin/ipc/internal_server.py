@@ -90,7 +90,7 @@ class _Server(Server):
 
         self._acceptor = TlsAcceptor(
             listener, tls, make,
-            is_full=lambda: len(self.server_state.connections) >= MAX_CONNECTIONS, refused=_refused,
+            is_full=lambda: len(self.server_state.connections) >= MAX_CONNECTIONS, on_refused=_log_refusal,
         )  # fmt: skip
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,10 +102,10 @@ class _Server(Server):
         await super().shutdown(sockets)
         await self._acceptor.end()
 
-    async def cut(self, sockets: list[socket.socket]) -> None:
+    async def abort_connections(self, sockets: list[socket.socket]) -> None:
         if self.started:
             await self._acceptor.close()
-        await super().cut(sockets)
+        await super().abort_connections(sockets)
         await self._acceptor.end()
 
 
@@ -123,7 +123,7 @@ class _Connection(InnerProtocol):
         self.app = RoleFilter(self.app, self._rules, role, self._logged_refusals)
 
 
-def _refused(error: OSError | None) -> None:
+def _log_refusal(error: OSError | None) -> None:
     why = "too many connections" if error is None else f"{type(error).__name__}: {error}"
     log.warning("a connection was refused", extra={"why": why[:200]})
 
@@ -148,9 +148,9 @@ class InternalServer:
     def __repr__(self) -> str:
         return f"<InternalServer {self.url or 'here'} {self.identity or 'alone'}>"
 
-    def ends(self) -> dict[str, datetime.datetime]:
+    def certificate_expiry(self) -> dict[str, datetime.datetime]:
         """Return when our certificate for other hosts expires, as `inner`. Empty without a certificate."""
-        return {} if self.identity is None else {"inner": self.identity.ends}
+        return {} if self.identity is None else {"inner": self.identity.expires_at}
 
     async def serve(
         self,
@@ -169,7 +169,7 @@ class InternalServer:
         """
         async with asyncio.TaskGroup() as tasks:
             if self.identity is not None and self._listener is not None:
-                tls = self.identity.server()
+                tls = self.identity.server_context()
                 tasks.create_task(serve_with_roles(remote_app or app, self._listener, tls, rules, stop, drain_s))
             if self._health is not None:
                 tasks.create_task(serve_health(app, self._health, stop, drain_s))

@@ -39,7 +39,7 @@ class ServiceClient:
     def _begin(self, connector: Connector, peer: str, limit: int) -> None:
         self._peer = peer
         self.base_url = connector.base_url  # prefix of the URLs of `session`
-        self.session = aiohttp.ClientSession(connector=connector.connector(limit), auto_decompress=False)
+        self.session = aiohttp.ClientSession(connector=connector.aiohttp_connector(limit), auto_decompress=False)
 
     def __repr__(self) -> str:
         return f"<ServiceClient {self._peer}>"

@@ -32,14 +32,14 @@ class TlsAcceptor:
         protocol: Callable[[], asyncio.BaseProtocol],
         *,
         is_full: Callable[[], bool],
-        refused: Callable[[OSError | None], None],
+        on_refused: Callable[[OSError | None], None],
     ) -> None:
-        """`refused` is called for each connection that gets no protocol, with the error of its handshake, if any."""
+        """`on_refused` is called for each connection that gets no protocol, with the error of its handshake, if any."""
         self._listener = listener
         self._tls = tls
         self._protocol = protocol
         self._is_full = is_full
-        self._refused = refused
+        self._on_refused = on_refused
         self._handshakes: set[asyncio.Task[None]] = set()
         self._loops = Loops()
         self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # closed ones are removed at the next handshake
@@ -95,7 +95,7 @@ class TlsAcceptor:
                 continue
             failures = 0
             if self.handshakes >= MAX_HANDSHAKES or self._is_full():
-                self._refused(None)
+                self._on_refused(None)
                 sock.close()
                 continue
             # With its own context, so that errors reported by this connection's requests don't count as this loop's.
@@ -111,7 +111,7 @@ class TlsAcceptor:
                 self._protocol, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            self._refused(error)
+            self._on_refused(error)
             sock.close()
         else:
             self._forget_closed()

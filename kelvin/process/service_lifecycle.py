@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
         try:
             await super().serve(sockets)
         except asyncio.CancelledError:
-            await self.cut(sockets or [])
+            await self.abort_connections(sockets or [])
             raise
 
     async def serve_until(self, stop: asyncio.Event, sockets: list[socket.socket]) -> None:
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
             await self.serve(sockets)
             ender.cancel()
 
-    async def cut(self, sockets: list[socket.socket]) -> None:
+    async def abort_connections(self, sockets: list[socket.socket]) -> None:
         """Close listeners and connections and cancel running requests at once."""
         for each in (*getattr(self, "servers", ()), *sockets):  # `servers` does not exist before the start
             each.close()
@@ -135,12 +135,12 @@ async def _supervised(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int 
     stop_on_signals(loop, stop.set)
     if lifeline_fd is not None:
 
-        def cut() -> None:
+        def end_orphan() -> None:
             loop.remove_reader(lifeline_fd)
             log.warning("the supervisor is gone; ending")
             stop.orphaned = True
             stop.set()
             loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # no supervisor is left to end a hung drain
 
-        loop.add_reader(lifeline_fd, cut)
+        loop.add_reader(lifeline_fd, end_orphan)
     await main(stop)

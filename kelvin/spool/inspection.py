@@ -47,13 +47,13 @@ def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
 
 
 def frames_below(
-    root: Path, after: Callable[[Path], int], wanted: Callable[[str], bool]
+    root: Path, after: Callable[[Path], int], is_wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, Frame]]:
     """Yield source and frame of the records of wanted sources whose sequence is above `after(directory)`. A source that
     can't be read to its end is logged, and the others are still read.
     """
     for source in readable_sources(root):
-        if not wanted(source):
+        if not is_wanted(source):
             continue
         try:
             for frame in frames_after(root / source, after(root / source)):

@@ -26,9 +26,9 @@ class RecoveredSource:
     remaining: int  # not accepted by the receiver now; call again
 
 
-def leftover_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
+def leftover_records(directory: Path, is_wanted: Callable[[str], bool]) -> Iterator[bytes]:
     """Yield all records in the spools of wanted sources, acknowledged or not. See `inspection.frames_below`."""
-    return (frame.payload for _, frame in frames_below(directory, lambda _: 0, wanted))
+    return (frame.payload for _, frame in frames_below(directory, lambda _: 0, is_wanted))
 
 
 def list_spools(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:

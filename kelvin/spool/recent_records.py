@@ -37,14 +37,14 @@ class RecentRecords:
             while self._frames and self._frames[0][0] <= last:
                 self._bytes -= len(self._frames.popleft()[1])
 
-    def records_after(self, sequence: int, most: int) -> list[Frame]:
+    def records_after(self, sequence: int, max_count: int) -> list[Frame]:
         """Return at most `most` records that follow `sequence` without a gap, or none if the next one is not here."""
         found: list[Frame] = []
         with self._lock:
             for number, frame in self._frames:
                 if number <= sequence:
                     continue
-                if number != sequence + 1 or len(found) == most:
+                if number != sequence + 1 or len(found) == max_count:
                     break
                 sequence = number
                 found.append(Frame(number, frame[HEADER_BYTES:], 0))

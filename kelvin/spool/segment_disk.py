@@ -57,6 +57,6 @@ class SegmentDisk:
         """Make created and removed names durable."""
         sync(directory)
 
-    def cut(self, fd: int, size: int) -> None:
+    def truncate(self, fd: int, size: int) -> None:
         """Truncate the file to `size` bytes."""
         os.ftruncate(fd, size)

@@ -97,7 +97,7 @@ class SegmentWriter:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1  # reset first: if closing fails, another file may get the descriptor number
             with suppress(OSError):
-                self._disk.cut(fd, self._offset)
+                self._disk.truncate(fd, self._offset)
             with suppress(OSError):  # committed records are synced already
                 os.close(fd)
 

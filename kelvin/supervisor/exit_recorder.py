@@ -91,7 +91,7 @@ class ExitRecorder:
                 while pending := {*self._writing.values(), *self._unread}:
                     await asyncio.wait(pending)
 
-    def lives(self) -> list[tuple[int, str, bool]]:
+    def metered_processes(self) -> list[tuple[int, str, bool]]:
         """Return (pid, runtime id, has taken a version) of each meter page. These are running replicas and standbys,
         and some that have ended. Pages whose pid now belongs to another process are left out.
         """

@@ -43,17 +43,17 @@ class HotRestart:
         self._is_ordered = False
 
     def __repr__(self) -> str:
-        return f"<HotRestart under_way={self.is_under_way}>"
+        return f"<HotRestart under_way={self.is_running}>"
 
     @property
-    def is_under_way(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a hot restart runs, with up to two activators."""
         return self._task is not None and not self._task.done()
 
     def begin(self) -> None:
         """Start a hot restart. If one runs, another follows: the caller may have taken the new process for the old."""
         self._is_ordered = True
-        if not self.is_under_way:
+        if not self.is_running:
             self._task = asyncio.get_running_loop().create_task(self._run_ordered(), name="succession")
 
     def cancel(self) -> None:

@@ -118,7 +118,11 @@ class Supervisor:
             return []
         alive = set(children())
         # A replica with a version has already answered on its socket: that is how it got its version.
-        lives = ((pid, name, has_version) for pid, name, has_version in self._exit_recorder.lives() if pid in alive)
+        lives = (
+            (pid, name, has_version)
+            for pid, name, has_version in self._exit_recorder.metered_processes()
+            if pid in alive
+        )
         replicas = [WatchedProcess(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
         return self.group.watched() + replicas
 
@@ -132,11 +136,11 @@ class Supervisor:
         if child is None:
             self._exit_recorder.record_exit(reaped)
             if why is not None:
-                self._note(REPLICAS, reaped.status, f"{name}: {why}")
+                self._record_exit(REPLICAS, reaped.status, f"{name}: {why}")
         elif child.is_restarted and not self.group.is_draining:
-            self._note(child.spec.name, reaped.status, why)
+            self._record_exit(child.spec.name, reaped.status, why)
 
-    def _note(self, name: str, status: int, why: str | None) -> None:
+    def _record_exit(self, name: str, status: int, why: str | None) -> None:
         try:
             self._notes.add(name, status, int(time.time()), why)
         except OSError as error:

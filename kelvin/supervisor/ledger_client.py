@@ -102,7 +102,9 @@ async def report_usage(
         return
     with closing(SocketDirectory(settings.data / "run")) as directory:
         async with open_internal_server(directory, settings.peer_settings, Role.RUNTIME) as internal_server:
-            connector = internal_server.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
+            connector = internal_server.connector_factory.connector_to(
+                settings.peer_settings.control, Role.CONTROLPLANE
+            )
             control = ServiceClient.from_connector(connector, "the control plane", limit=4)
             try:
                 async with report_usage_to(

@@ -49,6 +49,6 @@ class SilenceTimer:
             return SilenceTimer(has_answered=True)
         return SilenceTimer(self.has_answered, self.silent_s + min(probe_s, COUNTED_PROBE_S_MAX))
 
-    def hangs(self, start_s: float) -> bool:
+    def is_hung(self, start_s: float) -> bool:
         """Return whether it was silent for SILENT_S seconds, or for `start_s` if it has never answered."""
         return self.silent_s >= (SILENT_S if self.has_answered else start_s)

@@ -82,7 +82,7 @@ class Watchdog:
         alive = set(self._watched())  # some may have died and been restarted, with another pid, during the probes
         for each in alive & answers.keys():
             silence = before.get(each, SilenceTimer(each.has_answered)).after_probe(answers[each], probe_s)
-            if silence.hangs(self._start_s):
+            if silence.is_hung(self._start_s):
                 why = f"it did not answer for {silence.silent_s:.0f} s"
                 log.error("a process hangs and is killed", extra={"child": each.name, "pid": each.pid, "why": why})
                 self._on_kill(each, why)

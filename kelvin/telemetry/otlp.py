@@ -41,7 +41,7 @@ class OtlpCollector:
         plain = Compression.NoCompression
         self._spans = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=TIMEOUT_S, compression=plain)
 
-    def traces(self, batch: Sequence[RequestFacts | RestoreFacts]) -> bool:
+    def export(self, batch: Sequence[RequestFacts | RestoreFacts]) -> bool:
         """Send traces. Return whether the collector accepted them."""
         spans = [self._span(span) for facts in batch for span in _spans_of(facts)]
         return self._spans.export(spans) is SpanExportResult.SUCCESS

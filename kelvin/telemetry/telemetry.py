@@ -105,13 +105,13 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
     """Add the metrics that every process has: CPU time, memory, descriptors, loops, and results of sending traces.
     Names follow the Prometheus client libraries.
     """
-    page.read(
+    page.callback(
         "process_cpu_seconds_total", "Processor time used.", MetricKind.COUNTER, (), lambda: {(): time.process_time()}
     )
     page.gauge("process_resident_memory_bytes", "Memory in use.", resident_bytes)
     page.gauge("process_open_fds", "Open descriptors.", _open_fds)
     errors = "Unexpected errors of background loops. Each was started again."
-    page.read(
+    page.callback(
         "kelvin_loop_errors_total",
         errors,
         MetricKind.COUNTER,
@@ -122,7 +122,7 @@ def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
     page.gauge("kelvin_loops_failing", failing, lambda: len(PROCESS_HEALTH.failing()))
     if sender is not None:
         results = "Traces by what became of them: sent, dropped here, not taken by the collector."
-        page.read(
+        page.callback(
             "kelvin_traces_total",
             results,
             MetricKind.COUNTER,
@@ -136,7 +136,7 @@ def describe_certificates(page: MetricsPage, ends: Callable[[], Mapping[str, dat
     use. A use is, for example, `inner`. The metric's name follows cert-manager's.
     """
     help = "Seconds since 1970 at which a certificate ends; of several, the first."
-    page.read(
+    page.callback(
         CERTIFICATE_EXPIRY_METRIC,
         help,
         MetricKind.GAUGE,

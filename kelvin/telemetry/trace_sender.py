@@ -105,7 +105,7 @@ class TraceSender:
         """Return whether the collector accepted the batch. A batch that can't be encoded is lost, without an error."""
         defect: Exception | None = None
         try:
-            accepted = collector.traces(batch)
+            accepted = collector.export(batch)
         except Exception as error:
             accepted, defect = False, error
         self._failures = 0 if accepted else self._failures + 1

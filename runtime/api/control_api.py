@@ -277,9 +277,11 @@ def render_metrics(replica: RuntimeReplica, gpus: Sequence[GpuFacts] = ()) -> st
     report = replica.report()
     telemetry = open_without_traces("runtime")
     blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
-    telemetry.page.read("kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: series_by_label(blocks))
+    telemetry.page.callback(
+        "kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: series_by_label(blocks)
+    )
     sequences = (("running", report.running), ("waiting", report.waiting))
-    telemetry.page.read(
+    telemetry.page.callback(
         "kelvin_sequences", "Requests in the engine.", MetricKind.GAUGE, ("state",), lambda: series_by_label(sequences)
     )
     if gpus:
@@ -309,7 +311,7 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
         ("kelvin_gpu_uncorrected_errors", "ECC errors since its driver was loaded.", ("gpu",), errors),
         ("kelvin_gpu_xids", "Different XIDs since this process opened the GPU.", ("gpu",), xids),
     ):
-        page.read(name, what, MetricKind.GAUGE, labels, partial(dict, values))
+        page.callback(name, what, MetricKind.GAUGE, labels, partial(dict, values))
 
 
 def _known_values(values: Mapping[str, int | None]) -> Values:

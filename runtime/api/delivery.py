@@ -52,7 +52,7 @@ class ServedRequest:
     delivered_tokens: int = 0  # acknowledged by the activator
     committed: bool = False  # the 200 was sent, so a record must exist
     ended: bool = False  # the last frame was sent
-    wait_disconnected: bool = False
+    disconnected: bool = False
     deleted: bool = False
     answered_elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable

@@ -83,14 +83,14 @@ async def serve(
         open_orphan_records(
             settings.spools,
             runtime_id,
-            _build_usage_post(inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)),
+            _build_usage_post(inner.connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE)),
         ) as orphans,
     ):
         url = inner.url if parked is None else ""  # other processes know a parked pod's address already
         work = build_operations(agent or directory, settings.restore_s, filters)
         replica = RuntimeReplica(runtime_id, meter, work, url, step_s=settings.step_s)
         upload_seal = build_seal_uploader(
-            inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
+            inner.connector_factory.connector_to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
         )
         attach_replica(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)

@@ -88,9 +88,9 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         inner = await stack.enter_async_context(
             open_internal_server(directory, settings.peer_settings, Role.SNAPSHOTTER, LISTEN)
         )
-        describe_certificates(telemetry.page, inner.ends)
+        describe_certificates(telemetry.page, inner.certificate_expiry)
         client = ServiceClient.from_connector(
-            inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE), "the control plane"
+            inner.connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE), "the control plane"
         )
         stack.push_async_callback(client.close)
         store = VerifyingStore(await stack.enter_async_context(open_checked_store(settings.store_url, writes=True)))

@@ -89,7 +89,7 @@ async def listening(pod: ParkedPod, inner: Path) -> AsyncIterator[None]:
     stop = asyncio.Event()
     identity = TlsIdentity(_files(inner, Role.RUNTIME), Role.RUNTIME)
     serving = asyncio.create_task(
-        serve_with_roles(pod.app(), listen(ADDRESS, LISTEN_PORT), identity.server(), BIND_API_RULES, stop, 1)
+        serve_with_roles(pod.app(), listen(ADDRESS, LISTEN_PORT), identity.server_context(), BIND_API_RULES, stop, 1)
     )
     try:
         yield

@@ -163,11 +163,13 @@ PREDICTION_REQUESTS: Final = (
 
 def _backup(index: bytes | None = None, contents: bytes = b"rows") -> bytes:
     packing = ArchiveWriter()
-    made = b"".join(packing.content("kelvin.db", contents)) + b"".join(packing.content("ca.pem", b"x" * 700))
+    made = b"".join(packing.content_pieces("kelvin.db", contents)) + b"".join(
+        packing.content_pieces("ca.pem", b"x" * 700)
+    )
     index_document = BackupIndex(
         format=BACKUP_FORMAT, made_at_us=7, program="0", journal_after=None, members=tuple(packing.members), versions=()
     )
-    return made + b"".join(packing.end(index_document))
+    return made + b"".join(packing.end_pieces(index_document))
 
 
 def _unpacked(data: bytes) -> tuple[BackupIndex, tuple[bytes, ...]]:

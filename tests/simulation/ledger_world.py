@@ -409,7 +409,7 @@ class LedgerWorld(World):
             return
         tenant, month, now_us = random.choice(self.tenants), random.choice(self.months), int(self.clocks.wall() * 1e6)
         try:
-            await self.ledger.close_month(
+            await self.ledger.write_closing(
                 lambda connection: close_month(connection, self.book, tenant, month, live=None, now_us=now_us)
             )
         except (Refused, OperationalError, Killed):

@@ -172,7 +172,7 @@ class MachineWorld(World):
             self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
         plane = await self._open()
         for tenant in TENANTS:
-            await plane.services.access.tenants.create(BY, tenant, self._now_s())
+            await plane.services.access_stores.tenants.create(BY, tenant, self._now_s())
         for tenant, model in self.models[: self.random.randint(1, 3)]:
             await self._push(tenant, model)
             if self.random.random() < 0.5:
@@ -204,14 +204,14 @@ class MachineWorld(World):
         running = await one_machine(stack, services)
         since_us = clock.monotonic_us()
         services.tasks.start_loop("spending", services.spending.run)
-        services.tasks.start_loop("audit", services.trail.run)
+        services.tasks.start_loop("audit", services.audit_log.run)
         services.tasks.start_loop(
             "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
         )
-        tenants = services.access.tenants
+        tenants = services.access_stores.tenants
         self.plane = plane = RunningControlPlane(
             stack, services, running,
-            Changes(services.registry, tenants, services.access.keys, running.replicas, running.decider, clock),
+            Changes(services.registry, tenants, services.access_stores.keys, running.replicas, running.decider, clock),
             self.made["Fleet"], self.made["StandbyPool"],
             self.loop.create_task(self._read(services), name="feed reader"),
         )  # fmt: skip
@@ -240,10 +240,10 @@ class MachineWorld(World):
         with services.feed.subscribe(name) as subscription:
             while True:
                 try:
-                    decode(await subscription.take(), Feed)
+                    decode(await subscription.next_line(), Feed)
                 except FeedEnded:
                     return
-                subscription.sent()
+                subscription.record_sent()
 
     # The activator.
 
@@ -339,7 +339,7 @@ class MachineWorld(World):
     def _needed(self, wanted: set[VersionKey]) -> int:
         assert self.plane is not None
         least = dict.fromkeys(wanted, 1)
-        for model in self.plane.services.registry.every_model():
+        for model in self.plane.services.registry.all_models():
             for digest in model.named:
                 key = VersionKey(model.tenant, model.model, digest)
                 least[key] = max(least.get(key, 0), model.scale.min)
@@ -354,7 +354,7 @@ class MachineWorld(World):
         """Return the minimums of named versions of active models, if all fit and no other tenant needs a slot."""
         assert self.plane is not None
         services, found = self.plane.services, dict[VersionKey, int]()
-        for model in services.registry.every_model():
+        for model in services.registry.all_models():
             if model.tenant in self.suspended or services.feed.is_spent(model.tenant) or not model.scale.min:
                 continue
             for digest in model.named:
@@ -391,7 +391,7 @@ class MachineWorld(World):
     def _keys(self) -> list[VersionKey]:
         if self.plane is None:
             return []
-        models = self.plane.services.registry.every_model()
+        models = self.plane.services.registry.all_models()
         return [version.key for model in models for version in model.versions if not version.is_deleted]
 
     @operation(10)
@@ -498,7 +498,7 @@ class MachineWorld(World):
             return
         tenant = random.choice(TENANTS)
         limits: dict[str, int | str | None] = {"budget_micros": random.choice((None, 1, 10**9))}
-        await self._try(self.plane.services.access.tenants.limit(BY, tenant, limits, self._now_s()))
+        await self._try(self.plane.services.access_stores.tenants.set_limits(BY, tenant, limits, self._now_s()))
         record = self._record(random, tenant)
         await self._try(self._charge(record))
 
@@ -506,7 +506,7 @@ class MachineWorld(World):
         assert self.plane is not None
         await self.plane.services.ledger.append_requests(RequestBatch(records=(record,)))
         self.plane.running.record_answers((record,))
-        self.plane.services.spending.noted((record,))
+        self.plane.services.spending.on_requests_recorded((record,))
 
     def _record(self, random: Random, tenant: str) -> RequestRecord:
         self.letters += 1
@@ -617,7 +617,7 @@ class MachineWorld(World):
 
     def _said(self) -> list[tuple[Any, ...]]:
         assert self.plane is not None
-        models = self.plane.services.registry.every_model()
+        models = self.plane.services.registry.all_models()
         said = [
             (m.tenant, m.model, msgspec.json.encode(m.scale), sorted(m.aliases.items()), sorted(m.split.items()),
              sorted((v.registration.version, v.is_deleted, v.stopped_at_s or 0) for v in m.versions))

@@ -40,7 +40,7 @@ def node(
 @contextmanager
 def pretender(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
     """Run a fake node with the same secret and these answers. Yields its port."""
-    with running_http_server(answer, NodeTls([secret]).server()) as port:
+    with running_http_server(answer, NodeTls([secret]).server_context()) as port:
         yield port
 
 
@@ -57,7 +57,7 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 def ask(port: int, request: str, context: ssl.SSLContext | None = None) -> bytes:
     """Return all bytes of the answer to one request; empty if the connection is refused."""
     found = b""
-    with suppress(OSError), connected(port, context or NodeTls([SECRET]).client()) as sock:
+    with suppress(OSError), connected(port, context or NodeTls([SECRET]).client_context()) as sock:
         sock.sendall(request.encode())
         while piece := sock.recv(65536):
             found += piece

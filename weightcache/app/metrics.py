@@ -11,10 +11,10 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     """Add the metrics of the cache. Each reads the state when the page is rendered."""
 
     def counter(name: str, help: str, labels: Labels, read: Callable[[State], Mapping[Labels, float]]) -> None:
-        page.read(name, help, MetricKind.COUNTER, labels, lambda: read(state()))
+        page.callback(name, help, MetricKind.COUNTER, labels, lambda: read(state()))
 
     def gauge(name: str, help: str, read: Callable[[State], Mapping[Labels, float]]) -> None:
-        page.read(name, help, MetricKind.GAUGE, ("tier",), lambda: read(state()))
+        page.callback(name, help, MetricKind.GAUGE, ("tier",), lambda: read(state()))
 
     tier = ("tier",)
     counter("kelvin_chunk_reads_total", "Reads of chunks.", tier, lambda now: series_by_label(now.chunk_reads.items()))
@@ -40,7 +40,7 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
         lambda now: series_by_label(now.examined_chunks.items()),
     )
     counter("kelvin_scrub_passes_total", "Complete passes of the scrubber.", (), lambda now: {(): now.sweeps})
-    page.read(
+    page.callback(
         "kelvin_damaged_processes", "Processes with wrong memory.", MetricKind.GAUGE, (), lambda: _damaged(state())
     )
     counter("kelvin_leases_total", "Leases: hot if the version was loaded before.", ("start",), _leases)
@@ -60,7 +60,7 @@ def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     counter("kelvin_peer_sent_chunks_total", "Chunks sent to peers.", (), lambda now: {(): now.peers.sent_chunks})
     counter("kelvin_peer_sent_bytes_total", "Bytes sent to peers.", (), lambda now: {(): now.peers.sent_bytes})
     counter("kelvin_peer_refusals_total", "Peers that were not served, by reason.", ("reason",), _peer_refusals)
-    page.read("kelvin_peers", "Other nodes.", MetricKind.GAUGE, ("state",), lambda: _peers(state()))
+    page.callback("kelvin_peers", "Other nodes.", MetricKind.GAUGE, ("state",), lambda: _peers(state()))
     gauge(
         "kelvin_tier_bytes",
         "Bytes held.",

@@ -73,7 +73,9 @@ async def open_peers(
         return
     tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
     exports = PeerExports(arena, nvme, verifier, counters)
-    connector = aiohttp.TCPConnector(ssl=tls.client(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S)
+    connector = aiohttp.TCPConnector(
+        ssl=tls.client_context(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S
+    )
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         peers = [Peer(url, session, clock) for url in settings.urls]
         group = PeerGroup(secrets.token_hex(8), peers, exports.has, clock, serves=settings.listen is not None)
@@ -91,7 +93,7 @@ async def serving_peers(settings: PeerSettings, peer_node: PeerNode | None, coun
         yield
         return
     server = PeerServer(
-        _listener(settings.listen), peer_node.tls.server(), peer_node.exports, peer_node.tier.group, counters
+        _listener(settings.listen), peer_node.tls.server_context(), peer_node.exports, peer_node.tier.group, counters
     )
     server.open()
     try:

@@ -120,7 +120,7 @@ class PeerServer:
         )
         self._acceptor = TlsAcceptor(
             listener, tls, self._server,
-            is_full=lambda: len(self._server.connections) >= max_connections, refused=self._refuse,
+            is_full=lambda: len(self._server.connections) >= max_connections, on_refused=self._refuse,
         )  # fmt: skip
 
     def __repr__(self) -> str:

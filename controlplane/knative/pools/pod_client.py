@@ -33,7 +33,7 @@ class PodClient:
         return await self._call(url, "GET", "/control/state", RuntimeReport, None, CALL_S)
 
     async def _call(self, url: str, method: str, path: str, kind: type[T], body: object, timeout_s: float) -> T:
-        client = ServiceClient.from_connector(self._ways.to(url, Role.RUNTIME), "the pod", limit=1)
+        client = ServiceClient.from_connector(self._ways.connector_to(url, Role.RUNTIME), "the pod", limit=1)
         try:
             return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
         finally:

@@ -81,10 +81,10 @@ class PooledModels:
         model, version = found
         return replace(model, scale=structs.replace(model.scale, idle="zero")), version
 
-    def every_model(self) -> tuple[Model, ...]:
+    def all_models(self) -> tuple[Model, ...]:
         """Return the models that share pods, including those without a version that fits one."""
         is_pooled = self._settings.sharing.is_pooled
-        return tuple(model for model in self._models.every_model() if is_pooled(model.tenant, model.model))
+        return tuple(model for model in self._models.all_models() if is_pooled(model.tenant, model.model))
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
         """Record that a version that was stopped at `stopped_at_s` is requested again. Raises Refused."""

@@ -66,15 +66,16 @@ class TotalKind(StrEnum):
 class TotalMismatch:
     """A stored total and the one recomputed from the rows. None means that there is none."""
 
-    of: TotalKind
+    total_kind: TotalKind
     key: tuple[Any, ...]
-    kept: Sequence[int] | None
-    made: Sequence[int] | None
+    stored: Sequence[int] | None
+    recomputed: Sequence[int] | None
 
     @property
     def deltas(self) -> list[int]:
         """The absolute difference of each figure."""
-        return [abs(kept - made) for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
+        pairs = zip_longest(self.stored or (), self.recomputed or (), fillvalue=0)
+        return [abs(stored - recomputed) for stored, recomputed in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +267,13 @@ def max_tokens_price_micros(prices: Prices, tokens: int) -> int:
 
 def max_device_price_micros(prices: Prices, device_class: str, time_us: int) -> int:
     """Return the highest possible price of that much device time, whatever the replica was doing."""
-    rate = prices.device_of(device_class)
+    rate = prices.device_prices(device_class)
     return amount_micros(time_us, max(rate.restore, rate.active, rate.idle), SECOND_US)
 
 
 def device_price_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
     """Return the price of that device time."""
-    rate = prices.device_of(device_class)
+    rate = prices.device_prices(device_class)
     pairs = ((restore_us, rate.restore), (active_us, rate.active), (idle_us, rate.idle))
     return sum(amount_micros(time_us, price, SECOND_US) for time_us, price in pairs)
 

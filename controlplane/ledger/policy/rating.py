@@ -51,7 +51,7 @@ class Prices:
     request: int
     device: dict[str, DevicePrices]  # by device class; ANY_CLASS for those not named
 
-    def device_of(self, device_class: str) -> DevicePrices:
+    def device_prices(self, device_class: str) -> DevicePrices:
         """Return the prices of a device of that class. A class that no price names is free."""
         return self.device.get(device_class) or self.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
 
@@ -68,7 +68,7 @@ class PriceBook:
         if not dates or dates != sorted(set(dates)):
             raise ValueError("a price book has at least one entry, and their dates ascend")
 
-    def at(self, at_us: int) -> Prices:
+    def prices_at(self, at_us: int) -> Prices:
         """Return the prices at a time."""
         return next((prices for prices in reversed(self.prices) if prices.from_us <= at_us), self.prices[0])
 
@@ -144,7 +144,7 @@ class Bill:
         adjusts: str = "",
     ) -> None:
         """Add time of replicas that died while `prices` held."""
-        rate = prices.device_of(device_class)
+        rate = prices.device_prices(device_class)
         for item, quantity, price in (
             (Item.RESTORE, restore_us, rate.restore),
             (Item.ACTIVE, active_us, rate.active),

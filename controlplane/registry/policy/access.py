@@ -48,18 +48,18 @@ def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) ->
     return KeyState.EXPIRED if expires_at_s is not None and expires_at_s <= now_s else KeyState.ACTIVE
 
 
-def target_tenant(by: Principal, tenant: str | None) -> str:
+def target_tenant(actor: Principal, tenant: str | None) -> str:
     """Return the tenant that a request is about: the caller's own, or for an operator the named one. Raises
     Refused(NotFound) if another caller names another tenant, so that it looks like a missing one.
     """
-    if tenant is None or tenant == by.tenant:
-        return by.tenant
-    if not scope_allows(by.scopes, Scope.OPERATOR):
+    if tenant is None or tenant == actor.tenant:
+        return actor.tenant
+    if not scope_allows(actor.scopes, Scope.OPERATOR):
         raise Refused(NotFound("tenant", tenant[:63]))
     return tenant
 
 
-def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
+def check_key_spec(actor: Principal, tenant: str, grant: KeySpec) -> KeySpec:
     """Return the spec with scopes and models in order. Raises Refused: InvalidRequest, Forbidden."""
     if _NAME.fullmatch(grant.name) is None or redact(grant.name) != grant.name:
         rule = "must be 1-63 letters, digits, spaces and . _ @ -, the first a letter or digit, and hold no key"
@@ -67,7 +67,7 @@ def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
     if not grant.scopes:
         raise Refused(InvalidRequest("scopes", "[]", f"must be some of {', '.join(Scope)}"))
     if Scope.OPERATOR in grant.scopes:
-        check_may_manage(by, grant.scopes)
+        check_may_manage(actor, grant.scopes)
         if tenant != OPERATOR_TENANT:
             rule = f"operators belong to the tenant '{OPERATOR_TENANT}'"
             raise Refused(InvalidRequest("scopes", str(Scope.OPERATOR), rule))
@@ -81,9 +81,9 @@ def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
     return KeySpec(grant.name, scopes, tuple(sorted(models)))
 
 
-def check_may_manage(by: Principal, scopes: Sequence[Scope]) -> None:
+def check_may_manage(actor: Principal, scopes: Sequence[Scope]) -> None:
     """Check that only an operator creates, rotates or revokes an operator's key. Raises Refused(Forbidden)."""
-    if Scope.OPERATOR in scopes and not scope_allows(by.scopes, Scope.OPERATOR):
+    if Scope.OPERATOR in scopes and not scope_allows(actor.scopes, Scope.OPERATOR):
         raise Refused(Forbidden(Scope.OPERATOR))
 
 
@@ -108,9 +108,9 @@ def check_not_last(key_id: str, scopes: Sequence[Scope], permanent_operator_keys
         raise Refused(Conflict(f"key {key_id}", rule))
 
 
-def check_state_change(tenant: str, wanted: TenantState) -> None:
+def check_state_change(tenant: str, new_state: TenantState) -> None:
     """Check that the installation's own tenant stays active. Raises Refused(Conflict)."""
-    if tenant == OPERATOR_TENANT and wanted is not TenantState.ACTIVE:
+    if tenant == OPERATOR_TENANT and new_state is not TenantState.ACTIVE:
         raise Refused(Conflict(f"tenant '{tenant}'", "it is the operators' and stays active"))
 
 
@@ -128,6 +128,6 @@ def _relative_model_name(tenant: str, model: str) -> str:
     return qualified_model_name(tenant, *split_qualified_name(tenant, model))
 
 
-def _join_limited(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _join_limited(names: Sequence[str], max_names: int = 8) -> str:
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more

@@ -67,7 +67,7 @@ class VersionLookup(Protocol):
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None: ...
 
-    def every_model(self) -> tuple[Model, ...]: ...
+    def all_models(self) -> tuple[Model, ...]: ...
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
         """Record that a version that was stopped at `stopped_at_s` is requested again. Raises Refused."""
@@ -107,7 +107,7 @@ class Autoscaler:
         self._tasks = tasks
         self._feed = feed
         self._takeover = Takeover(feed.reader_names)
-        self._minimums = Minimums(versions.every_model, actuator, feed)
+        self._minimums = Minimums(versions.all_models, actuator, feed)
         self._resuming: set[VersionKey] = set()
         self._scalers: dict[VersionKey, VersionScaler] = {}
         self._waiting_for_slot: dict[VersionKey, None] = {}  # in order of arrival

@@ -52,7 +52,7 @@ async def end_damaged_replica(
     try:
         await process.report_damage()
     except Refused as refused:
-        if not await process.gone(EXIT_GRACE_S):
+        if not await process.wait_gone(EXIT_GRACE_S):
             log.error("a damaged replica is killed", extra={"runtime_id": process.runtime_id, "why": str(refused)})
         fleet.end(process, term_s=0.0)
         return

@@ -176,7 +176,7 @@ class LocalActuator:
 
     async def _start_in_freed_slot(self, process: RuntimeProcess, start: Start) -> None:
         """Wait until `process` is dead, then give its slot to `start`."""
-        is_gone = await process.gone(self.drain_max_s)
+        is_gone = await process.wait_gone(self.drain_max_s)
         if not self._table.is_pending(start):
             return
         if is_gone:
@@ -414,7 +414,7 @@ class LocalActuator:
         if not (was_lost or was_left) or attempt == MAX_ATTEMPTS:
             self.fail(key, crash_loop() if was_lost else failure)
             return
-        await process.gone(EXIT_WAIT_S)  # until then it holds its slot
+        await process.wait_gone(EXIT_WAIT_S)  # until then it holds its slot
         is_wanted = key in self._failed_attempts and self._table.live(key) == 0
         if (is_wanted or self._without_successor(key)) and not self._begin(key, pending.start.requested_us):
             self.fail(key, failure)
@@ -423,7 +423,7 @@ class LocalActuator:
         """End a sleeping replica. Return whether its memory is free now."""
         log.info("a sleeping replica is ended for its memory", extra={"runtime_id": sleeper.runtime_id})
         self._fleet.end(sleeper)
-        return await sleeper.gone(EXIT_WAIT_S)
+        return await sleeper.wait_gone(EXIT_WAIT_S)
 
     def _handle_exit(self, replica: Replica) -> None:
         if replica.key is None:

@@ -34,8 +34,8 @@ class RestoreMetrics:
             RESTORE_BUCKETS_S,
         )
         self._failed = page.counter("kelvin_restore_failures_total", "Restores that failed.", ("outcome",))
-        page.read("kelvin_replicas", "Processes by state.", MetricKind.GAUGE, ("state",), lambda: _by_state(table))
-        page.read(
+        page.callback("kelvin_replicas", "Processes by state.", MetricKind.GAUGE, ("state",), lambda: _by_state(table))
+        page.callback(
             "kelvin_device_slots",
             "Room for replicas on this machine.",
             MetricKind.GAUGE,
@@ -85,7 +85,7 @@ class RestoreMetrics:
 
 def register_pending_metric(page: MetricsPage, pending: Callable[[], dict[Labels, float]]) -> None:
     """Register the number of replicas that wait for room, by their requirements: an input for a node autoscaler."""
-    page.read(
+    page.callback(
         "kelvin_pending_replicas", "Replicas that are wanted and have no node, or no device slot.", MetricKind.GAUGE,
         ("device", "zone", "spot"), pending,
     )  # fmt: skip
@@ -106,11 +106,11 @@ def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
     def memory() -> dict[Labels, float]:
         return {**_of("zygote", pool.footprints.zygote), **_of("standbys", pool.footprints.standbys)}
 
-    page.read(
+    page.callback(
         "kelvin_standbys", "Processes without a version, and how many there should be.", MetricKind.GAUGE,
         ("device", "state"), counts,
     )  # fmt: skip
-    page.read(
+    page.callback(
         "kelvin_standby_takes_total", "Starts and jobs by whether a standby was parked.", MetricKind.COUNTER,
         ("device", "taker", "result"), takes,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
         "kelvin_standby_replace_seconds", "Mean seconds until a taken standby is replaced.",
         lambda: pool.state().takes.replace_s,
     )  # fmt: skip
-    page.read(
+    page.callback(
         "kelvin_platform_memory_bytes", "Memory of zygote and standbys.", MetricKind.GAUGE, ("of", "measure"), memory
     )
     page.gauge("kelvin_standby_budget_bytes", "Memory limit of all standbys.", lambda: float(pool.sizing.budget_bytes))

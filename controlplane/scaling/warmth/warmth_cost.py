@@ -62,7 +62,7 @@ class WarmthCost:
 
     def find_prices(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> WarmthPrices:
         """Return the version's prices at this moment."""
-        device = self._book.at(self._clock.wall_s() * 1_000_000).device_of(device_class)
+        device = self._book.prices_at(self._clock.wall_s() * 1_000_000).device_prices(device_class)
         total = version.registration.total_bytes
         return WarmthPrices(
             idle=device.idle,

@@ -38,10 +38,10 @@ class Bar(Progress):
 
 
 @contextmanager
-def open_progress(wanted: bool) -> Iterator[Progress]:
+def open_progress(is_shown: bool) -> Iterator[Progress]:
     """Yield a bar if `wanted` and standard error is a terminal, else a progress that shows nothing."""
     console = Console(stderr=True)
-    if not (wanted and console.is_terminal):
+    if not (is_shown and console.is_terminal):
         yield Progress()
         return
     columns = (

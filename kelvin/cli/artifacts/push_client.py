@@ -80,11 +80,11 @@ class RetryPolicy:
     cap_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] | None = None  # None: a sleep that ends early if the push is stopped
-    chance: Callable[[], float] = random.random
+    jitter: Callable[[], float] = random.random
 
     def pause_s(self, failed: int, failure: Failure) -> float:
         """Return half of an exponential back-off step plus a random share of the other half; at least Retry-After."""
-        step_s = ExponentialBackoff(self.base_s, self.cap_s).delay_s(failed + 1, 1 - self.chance())
+        step_s = ExponentialBackoff(self.base_s, self.cap_s).delay_s(failed + 1, 1 - self.jitter())
         return max(step_s, failure.retry_after_s or 0.0)
 
 
@@ -159,9 +159,9 @@ class PushClient:
         """Return the manifest that the push would publish. Verify it before signing."""
         return self._call("GET", f"/push/v1/plans/{plan_id}/manifest", b"").content
 
-    def attest(self, plan_id: str, wish: AttestRequest) -> None:
+    def attest(self, plan_id: str, request: AttestRequest) -> None:
         """Send a signed statement about the version."""
-        self._call("POST", f"/push/v1/plans/{plan_id}/attestations", encode(wish))
+        self._call("POST", f"/push/v1/plans/{plan_id}/attestations", encode(request))
 
     def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
         """Publish the version. `Committing` means that the commit runs: call again."""

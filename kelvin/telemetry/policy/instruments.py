@@ -116,40 +116,40 @@ class MetricsPage:
     def counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
         """Add a counter. Raises ValueError if the name is taken."""
         made = Counter(name, help, labels)
-        self._put(name, made)
+        self._register(name, made)
         return made
 
     def histogram(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> Histogram:
         """Add a histogram. Raises ValueError if the name is taken."""
         made = Histogram(name, help, labels, bounds)
-        self._put(name, made)
+        self._register(name, made)
         return made
 
-    def read(
+    def callback(
         self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
     ) -> None:
         """Add a callback metric, read for each page. Raises ValueError if the name is taken."""
-        self._put(name, CallbackMetric(name, help, kind, labels, read))
+        self._register(name, CallbackMetric(name, help, kind, labels, read))
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge without labels. Raises ValueError if the name is taken."""
-        self.read(name, help, MetricKind.GAUGE, (), lambda: {(): read()})
+        self.callback(name, help, MetricKind.GAUGE, (), lambda: {(): read()})
 
-    def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[MetricFamily]:
-        """Return all families that can be read now. `failed` gets the error and name of each other one. Without
-        `failed`, the first error is raised.
+    def families(self, on_error: Callable[[Exception, str], None] | None = None) -> list[MetricFamily]:
+        """Return all families that can be read now. `on_error` gets the error and name of each other one. Without
+        `on_error`, the first error is raised.
         """
         found: list[MetricFamily] = []
         for name, instrument in self._instruments.items():
             try:
                 found.append(instrument.family())
             except Exception as error:
-                if failed is None:
+                if on_error is None:
                     raise
-                failed(error, name)
+                on_error(error, name)
         return found
 
-    def _put(self, name: str, made: Counter | Histogram | CallbackMetric) -> None:
+    def _register(self, name: str, made: Counter | Histogram | CallbackMetric) -> None:
         if name in self._instruments:
             raise ValueError(f"{name} is taken")
         self._instruments[name] = made

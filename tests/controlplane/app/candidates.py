@@ -146,7 +146,7 @@ class LeaderCandidates:
             return
         clock = SkewedClock(self.clock, 1000.0 * NAMES.index(name))
         me = f"{name}-{len(self.history)}"
-        self.elections[name] = LeaderElection(self.lines[name], "kelvin", "leader", me, clock, luck=lambda: 0.5)
+        self.elections[name] = LeaderElection(self.lines[name], "kelvin", "leader", me, clock, jitter=lambda: 0.5)
         self.tasks[name] = asyncio.create_task(stand(self.elections[name], lambda: self.work(name)))
 
     async def work(self, name: str) -> None:

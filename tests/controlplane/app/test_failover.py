@@ -39,7 +39,7 @@ class ControlPlaneProcess:
 
     def run(self, serve: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[None]:
         """Start the process as the application does."""
-        role = None if self.pods is None else RoleLabel(self.pods, "kelvin", self.pod, self.clock, luck=lambda: 0.5)
+        role = None if self.pods is None else RoleLabel(self.pods, "kelvin", self.pod, self.clock, jitter=lambda: 0.5)
         work = lead(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
         return asyncio.create_task(work)
 

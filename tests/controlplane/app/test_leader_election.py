@@ -100,7 +100,7 @@ async def test_lease_is_kept_while_work_stops() -> None:
     """No other candidate may start while the old leader's work is still stopping."""
     async with open_candidates() as it:
         clock = it.clock
-        election = LeaderElection(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
+        election = LeaderElection(it.lines["a"], "kelvin", "leader", "slow", clock, jitter=lambda: 0.5)
         stopped: list[float] = []
 
         async def work() -> None:

@@ -74,11 +74,11 @@ def test_leader_stops_before_the_lease_expires() -> None:
     assert decide(seen, "a", leads_until(begun, TERMS)) == AwaitHolder(begun + 15.0)
 
 
-@pytest.mark.parametrize("terms", [(10, 15.0, 2.0), (15, 2.0, 10.0), (15, 10.0, 0.0), (15, 15.0, 2.0)])
-def test_inconsistent_lease_durations_are_refused(terms: tuple[int, float, float]) -> None:
+@pytest.mark.parametrize("durations", [(10, 15.0, 2.0), (15, 2.0, 10.0), (15, 10.0, 0.0), (15, 15.0, 2.0)])
+def test_inconsistent_lease_durations_are_refused(durations: tuple[int, float, float]) -> None:
     """With such durations two could lead, or none for long."""
     with pytest.raises(ValueError, match="less than the one before"):
-        LeaseDurations(*terms)
+        LeaseDurations(*durations)
 
 
 def test_repeated_losses_delay_the_next_candidacy() -> None:

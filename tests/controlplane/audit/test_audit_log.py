@@ -432,11 +432,11 @@ async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypa
     """Entries of the remaining tenants still expire. An expiry of the broken tenant alone raises the error."""
     seen: list[str] = []
 
-    def broken(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
+    def broken(connection: Connection, actor: Actor, tenant: str, now_s: int) -> int:
         seen.append(tenant)
         if tenant == "":
             raise ZeroDivisionError
-        return expire(connection, by, tenant, now_s)
+        return expire(connection, actor, tenant, now_s)
 
     monkeypatch.setattr(audit_log, "expire", broken)
     monkeypatch.setattr(audit_log, "audited_tenants", lambda _: ["", "default"])

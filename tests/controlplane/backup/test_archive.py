@@ -19,11 +19,11 @@ def pack(files: dict[str, bytes], format: int = BACKUP_FORMAT) -> bytes:
     """Return an archive of these files."""
     packing, pieces = ArchiveWriter(), list[bytes]()
     for name, content in files.items():
-        pieces += packing.file(name, io.BytesIO(content), len(content))
+        pieces += packing.file_pieces(name, io.BytesIO(content), len(content))
     index = BackupIndex(
         format=format, made_at_us=1, program="1", journal_after=None, members=tuple(packing.members), versions=()
     )
-    return b"".join([*pieces, *packing.end(index)])
+    return b"".join([*pieces, *packing.end_pieces(index)])
 
 
 def read(raw: bytes, into: Path) -> dict[str, bytes]:
@@ -83,4 +83,4 @@ def test_malformed_archive_is_refused_with_the_reason(tmp_path: Path, make: Call
 def test_a_source_that_ends_early_is_no_backup() -> None:
     """The source file shrank while it was read."""
     with pytest.raises(BadBackup, match="ended 4 bytes early"):
-        list(ArchiveWriter().file("kelvin.db", io.BytesIO(b"half"), 8))
+        list(ArchiveWriter().file_pieces("kelvin.db", io.BytesIO(b"half"), 8))

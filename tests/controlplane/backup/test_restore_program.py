@@ -270,7 +270,7 @@ async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_pat
         journal.commit([lambda _: encode(request_record(1))])
         journal.close()
         assert await world.backup_loop().make_backup() is not None
-        await world.ledger.close_month(
+        await world.ledger.write_closing(
             lambda connection: close_month(connection, book, "acme", MONTH, live=None, now_us=closing_us)
         )
         await world.enter(1)

@@ -128,7 +128,7 @@ async def give_budgets(world: World, *tenants: str) -> None:
     """Create tenants that have a budget."""
     for tenant in tenants:
         await world.tenants.create(BY, tenant, NOW_S)
-        await world.tenants.limit(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
+        await world.tenants.set_limits(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
 
 
 async def test_unavailable_database_is_logged_once(
@@ -173,7 +173,7 @@ async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens
         running = asyncio.create_task(spending.run())
         record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
         await world.ledger.append_requests(RequestBatch(records=(record,)))
-        spending.noted([record])
+        spending.on_requests_recorded([record])
         await eventually(lambda: len(rows.published) == 2, "the row is published")
         running.cancel()
         assert rows.last is not None

@@ -200,5 +200,5 @@ async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Databa
         for made in range(1000):
             await keys.create(BY, "default", KeySpec(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
     assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
-    assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
+    assert len(await keys.tenant_keys("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
     assert await database.read(entries) == recorded + made

@@ -131,7 +131,7 @@ async def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> 
     registry = Registry(database, feed)
     await registry.load()
     await TenantStore(database, feed).load(7)
-    found = {(model.tenant, model.model): model for model in registry.every_model()}
+    found = {(model.tenant, model.model): model for model in registry.all_models()}
     assert found["plain", "chat"] == Model("plain", "chat", 6)
     assert found["acme", "free"].plan_ladders == found["acme", "chat"].plan_ladders
     assert found["acme", "chat"] == Model(
@@ -201,11 +201,11 @@ async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> Non
     tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
     await keys.bootstrap(Path("/nowhere"), 7)  # creates no key: there are two
     await tenants.load(7)
-    assert [(key.name, key.scopes) for key in await keys.of_tenant("default", 7)] == [
+    assert [(key.name, key.scopes) for key in await keys.tenant_keys("default", 7)] == [
         ("admin", (Scope.ADMIN, Scope.OPERATOR)),
         ("default", (Scope.INFER,)),
     ]
-    assert [(each.tenant, each.state) for each in await tenants.all(7)] == [("default", "active")]
+    assert [(each.tenant, each.state) for each in await tenants.all_tenants(7)] == [("default", "active")]
     database.close()
     assert {(row.key_id, row.secret_sha256) for row in feed.snapshot().keys} == {
         (key_id, key_id * 4) for key_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")

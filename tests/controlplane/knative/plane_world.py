@@ -255,7 +255,7 @@ class ControllerScenario:
         """Return the lines of the feed since the last call."""
         lines = []
         while self._feed_reader._lines:
-            lines.append(msgspec.json.decode(await self._feed_reader.take(), type=Feed))
+            lines.append(msgspec.json.decode(await self._feed_reader.next_line(), type=Feed))
         return lines
 
     async def let_pass(self, seconds: float = 0.1) -> None:

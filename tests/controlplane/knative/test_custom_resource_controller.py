@@ -254,7 +254,7 @@ async def test_retain_releases_a_tenant_with_models(tmp_path: Path) -> None:
         await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
         w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
         await w.until(lambda: name not in w.cluster.objects)
-        assert (await w.tenants.one("acme", NOW_S)).models == 1
+        assert (await w.tenants.tenant_status("acme", NOW_S)).models == 1
 
 
 async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
@@ -264,9 +264,11 @@ async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
         await acme(w, "a")
         settled, spec = w.registry.rescale, {"tenant": "acme"}
 
-        async def replaced(by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
+        async def replaced(
+            actor: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int
+        ) -> ScaleSettings:
             w.registry.rescale = settled  # type: ignore[method-assign]
-            scale = await settled(by, tenant, model, change, now_s)
+            scale = await settled(actor, tenant, model, change, now_s)
             w.cluster.remove(chat)
             w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
             await settle()  # the watch delivers both
@@ -304,12 +306,12 @@ async def test_tenant_follows_its_object(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60, "weight": 3}, deletionPolicy="Delete")
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-        limits = (await w.tenants.one("acme", NOW_S)).limits
+        limits = (await w.tenants.tenant_status("acme", NOW_S)).limits
         assert (limits.rpm, limits.weight, limits.tpm) == (60, 3, None)
         await w.registry.register(registration("first", "a", tenant="acme"), NOW_S)
         w.cluster.declare("Tenant", "acme", suspended=True, deletionPolicy="Delete")
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("False", "Suspended"))
-        assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
+        assert (await w.tenants.tenant_status("acme", NOW_S)).state is TenantState.SUSPENDED
         assert [key.model for key in w.scaler.stopped] == ["first"], "its replicas end"
         await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
         w.cluster.request_deletion(name)
@@ -351,20 +353,20 @@ async def test_unreachable_database_changes_no_status(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60})
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-        status, all_tenants, calls = w.cluster.objects[name]["status"], w.tenants.all, 0
+        status, all_tenants, calls = w.cluster.objects[name]["status"], w.tenants.all_tenants, 0
 
         async def away(now_s: int) -> list[Tenant]:
             nonlocal calls
             calls += 1
             raise Refused(Unavailable("the database"))
 
-        w.tenants.all = away  # type: ignore[method-assign]
+        w.tenants.all_tenants = away  # type: ignore[method-assign]
         w.cluster.declare("Tenant", "acme", limits={"rpm": 61})
         await w.until(lambda: calls > 2)
         assert w.cluster.objects[name]["status"] == status
-        w.tenants.all = all_tenants  # type: ignore[method-assign]
+        w.tenants.all_tenants = all_tenants  # type: ignore[method-assign]
         await w.until(lambda: w.cluster.objects[name]["status"].get("appliedGeneration") == 2)
-        assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
+        assert (await w.tenants.tenant_status("acme", NOW_S)).limits.rpm == 61
 
 
 async def test_deleted_object_is_not_recreated(tmp_path: Path) -> None:
@@ -460,7 +462,7 @@ class _Stores:
     async def every(self) -> dict[str, TenantFacts]:
         return {}
 
-    async def apply_spec(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+    async def apply_spec(self, actor: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         self.asked["tenants"] += 1
 
 

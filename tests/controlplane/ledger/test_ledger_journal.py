@@ -89,7 +89,7 @@ async def fill(ledger: Ledger) -> None:
 
 
 async def close(ledger: Ledger) -> ClosingReport:
-    return await ledger.close_month(
+    return await ledger.write_closing(
         lambda connection: close_month(connection, default_price_book(), "acme", MONTH, live=None, now_us=LATER_US)
     )
 

@@ -54,7 +54,7 @@ async def test_damaged_name_touches_no_closed_month(ledger: Ledger, damage: str)
     """One name is longer than any tenant's and begins with a tenant's name. The other has a NUL character."""
     tenant = "t" * 63
     await ledger.append_requests(requests(request_record(1, tenant=tenant)))
-    await ledger.close_month(
+    await ledger.write_closing(
         lambda connection: close_month(
             connection, default_price_book(), tenant, MONTH, live=None, now_us=END_US + 2 * HOUR_US
         )

@@ -28,8 +28,8 @@ NAME = "activator-1"
 async def read_line(reader: Subscription) -> None:
     """Read all queued lines."""
     while reader._lines:
-        await reader.take()
-        reader.sent()
+        await reader.next_line()
+        reader.record_sent()
 
 
 def reader_left(hub: FeedHub, name: str = NAME) -> int:

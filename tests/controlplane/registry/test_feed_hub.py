@@ -92,8 +92,8 @@ class Reader:
 
 async def _drain(subscription: Subscription, reader: Reader) -> None:
     while subscription._lines:
-        reader.apply(await subscription.take())
-        subscription.sent()
+        reader.apply(await subscription.next_line())
+        subscription.record_sent()
 
 
 def _state(hub: FeedHub) -> dict[tuple[str, object], object]:
@@ -214,15 +214,15 @@ async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
         for number in range(50):
             hub.publish(Feed(replicas=(replica(number),)))
             while quick._lines:
-                reader.apply(await quick.take())
-                quick.sent()
+                reader.apply(await quick.next_line())
+                quick.record_sent()
             assert len(slow._lines) <= 10
         with pytest.raises(FellBehind):
-            await slow.take()
+            await slow.next_line()
         assert not quick.is_cut
         with hub.subscribe() as again:
             resynced = Reader()
-            resynced.apply(await again.take())
+            resynced.apply(await again.next_line())
             assert resynced.rows == reader.rows
 
 
@@ -230,9 +230,9 @@ async def test_silence_is_filled_with_heartbeats() -> None:
     """A heartbeat changes no row and no revision."""
     hub, reader = FeedHub(), Reader()
     with hub.subscribe() as subscription:
-        reader.apply(await subscription.take())
+        reader.apply(await subscription.next_line())
         before = dict(reader.rows), reader.revision
-        reader.apply(await subscription.take(heartbeat_s=0.01))
+        reader.apply(await subscription.next_line(heartbeat_s=0.01))
         assert (reader.rows, reader.revision) == before
 
 
@@ -245,12 +245,12 @@ async def test_settled_waits_for_every_present_reader() -> None:
         revision = hub.publish(Feed(replicas=(replica(1),)))
         settling = asyncio.create_task(hub.wait_until_delivered(revision, 5.0))
         for _ in range(2):
-            await one.take()
-            one.sent()
+            await one.next_line()
+            one.record_sent()
         await asyncio.sleep(0)
         assert not settling.done()
-        await two.take()
-        two.sent()  # only the snapshot from before the publication
+        await two.next_line()
+        two.record_sent()  # only the snapshot from before the publication
         await asyncio.sleep(0)
         assert not settling.done()
         two_block.__exit__(None, None, None)
@@ -265,11 +265,11 @@ async def test_an_end_comes_after_the_last_line() -> None:
         hub.publish(Feed(replicas=(replica(1),)))
         hub.end()
         for _ in range(2):
-            reader.apply(await subscription.take())
+            reader.apply(await subscription.next_line())
         assert reader.rows == _state(hub)
         for _ in range(2):
             with pytest.raises(FeedEnded):
-                await subscription.take()
+                await subscription.next_line()
 
 
 async def test_reader_that_comes_after_the_end_is_ended() -> None:
@@ -279,8 +279,8 @@ async def test_reader_that_comes_after_the_end_is_ended() -> None:
     hub.end()
     reader = Reader()
     with hub.subscribe("activator-1") as subscription:
-        reader.apply(await subscription.take())
+        reader.apply(await subscription.next_line())
         assert reader.rows == _state(hub)
         async with asyncio.timeout(5):
             with pytest.raises(FeedEnded):
-                await subscription.take()
+                await subscription.next_line()

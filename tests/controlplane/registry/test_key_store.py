@@ -125,7 +125,7 @@ async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
         counts.append(len(rows))
         await store.revoke(by, "acme", key.key_id, NOW_S)
         counts.append(len(rows))
-        listed = await store.of_tenant("acme", NOW_S)
+        listed = await store.tenant_keys("acme", NOW_S)
         counts.append(len(rows))
         assert len(listed) == MAX_ENDED_KEYS
         assert [key.created_at_s for key in listed[:3]] == [NOW_S, NOW_S, NOW_S - 9], "the newest first"

@@ -60,7 +60,7 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
         await registry.rescale(
             BY, TENANT, "m", {"min": 1, "max": 3, "target": 2.5, "window_s": 6.0, "grace_s": 0.0}, NOW_S
         )
-        await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        await registry.record_event(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         before = registry.models(TENANT)
     async with opened_registry(tmp_path) as registry:
         assert registry.models(TENANT) == before
@@ -103,10 +103,10 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
         for mended in (
-            registry.note(key(letter="b"), VersionEvent.RESTORED),
+            registry.record_event(key(letter="b"), VersionEvent.RESTORED),
             registry.register(checked(registration(letter="b")), NOW_S),
         ):
-            await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+            await registry.record_event(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
             assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
             await mended
             assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
@@ -120,11 +120,11 @@ async def test_unchecked_push_leaves_a_version_faulty(tmp_path: Path) -> None:
         again = registration(letter="a")
         await registry.register(again, NOW_S)
         assert await registry.register(again, NOW_S) == RegistrationResult(is_new=False)
-        await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        await registry.record_event(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         assert await registry.register(again, NOW_S) == RegistrationResult(is_new=False, fault="chunk_corrupt")
         assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)), Conflict)
         await registry.register(registration(letter="b"), NOW_S)
-        await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        await registry.record_event(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         await registry.delete(BY, TENANT, "m", digest("b"), NOW_S, lambda _: False)
         other = registration("other", letter="a")
         assert await registry.register(other, NOW_S) == RegistrationResult(is_new=False, fault="chunk_corrupt")
@@ -140,7 +140,7 @@ async def test_a_deleted_version_whose_known_answers_failed_comes_back(tmp_path:
     async with opened_registry(tmp_path) as registry:
         for letter, fault in (("a", "probe_failed"), ("b", "attestation_invalid")):
             await registry.register(registration("n", letter), NOW_S)
-            await registry.note(key("n", letter), VersionEvent.FOUND_BROKEN, fault)
+            await registry.record_event(key("n", letter), VersionEvent.FOUND_BROKEN, fault)
             assert (await registry.register(registration("n", letter), NOW_S)).fault == fault
         await registry.register(registration("n", "c"), NOW_S)
         await registry.deploy(BY, TENANT, "n", digest("c"), NOW_S)
@@ -293,13 +293,13 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
         for _ in range(2):
             assert await registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: False) == key(letter="b")
         assert registry.find(key(letter="b")) is None
-        assert registry.named(TENANT) == (digest("a"), digest("b"))  # the model n has it
+        assert registry.version_digests(TENANT) == (digest("a"), digest("b"))  # the model n has it
         assert {(row.model, row.version) for row in feed.snapshot().versions} == {
             ("m", digest("a")),
             ("n", digest("b")),
         }
         assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
-        await registry.note(key(letter="b"), VersionEvent.RESTORED)  # an event that arrives too late
+        await registry.record_event(key(letter="b"), VersionEvent.RESTORED)  # an event that arrives too late
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]

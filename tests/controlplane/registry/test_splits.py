@@ -54,7 +54,7 @@ async def test_invalid_split_is_refused(tmp_path: Path) -> None:
         await _pushed(registry, "a", "b", "c")
         embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
         await registry.register(embeds, NOW_S)
-        await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        await registry.record_event(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         split = partial(registry.split, BY)
         assert await refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
         assert await refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")

@@ -38,7 +38,7 @@ class FakeVersions:
         version = None if model is None else model.version(which.version)
         return None if model is None or version is None else (model, version)
 
-    def every_model(self) -> tuple[Model, ...]:
+    def all_models(self) -> tuple[Model, ...]:
         return tuple(self.known.values())
 
     async def resume(self, which: VersionKey, stopped_at_s: int) -> None:

@@ -70,7 +70,7 @@ class TestRetryingStore(BlobStoreSuite):
 def test_attempts(failures: int, calls: int, succeeds: bool) -> None:
     """Attempts are bounded, and pauses grow up to their cap."""
     inner, pauses = FlakyStore(failures), Pauses()
-    store = RetryingStore(inner, RetryBudget(base_s=1.0, cap_s=3.0), sleep=pauses, chance=lambda: 0.5)
+    store = RetryingStore(inner, RetryBudget(base_s=1.0, cap_s=3.0), sleep=pauses, jitter=lambda: 0.5)
     asyncio.run(inner.put_if_absent("t/a", b"x"))
     if succeeds:
         assert asyncio.run(store.read("t/a")) == b"x"

@@ -50,15 +50,15 @@ def speaks(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
 )
 def test_nodes_need_a_shared_secret(server: list[bytes], client: list[bytes], want: bool) -> None:
     """Each side must know the secret that the other side uses."""
-    assert speaks(NodeTls(server).server(), NodeTls(client).client()) is want
+    assert speaks(NodeTls(server).server_context(), NodeTls(client).client_context()) is want
 
 
 def test_a_client_without_certificate() -> None:
     """A client without a certificate is refused, even if it accepts any server."""
     trusting_client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting_client.check_hostname, trusting_client.verify_mode = False, ssl.CERT_NONE
-    assert not speaks(NodeTls([ONE]).server(), trusting_client)
-    lenient = NodeTls([ONE]).server()
+    assert not speaks(NodeTls([ONE]).server_context(), trusting_client)
+    lenient = NodeTls([ONE]).server_context()
     lenient.verify_mode = ssl.CERT_NONE
     assert speaks(lenient, trusting_client), "the control: a server that asks for none would answer"
 

@@ -71,8 +71,8 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
     """The server accepts the client and sees its role."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    async with role_server(control.server()) as port:
-        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == "activator"
+    async with role_server(control.server_context()) as port:
+        assert await receive_role(port, activator.client_context(Role.CONTROLPLANE)) == "activator"
 
 
 @pytest.mark.uvloop
@@ -95,7 +95,7 @@ async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
 async def test_client_without_a_role_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
     """A client without a valid role certificate gets no response. The same client with a valid certificate does."""
     control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-    async with role_server(control.server()) as port:
+    async with role_server(control.server_context()) as port:
         assert await receive_role(port, trusting_client(shown(), tmp_path)) == ""
         assert await receive_role(port, trusting_client(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
 
@@ -109,9 +109,9 @@ async def test_client_refuses_a_server_of_another_role(role: Role, tmp_path: Pat
     """A client of the control plane sends nothing to a server with another role's certificate."""
     other = TlsIdentity(write(tmp_path / "c", ONE.of(role), ONE), role)
     activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    async with role_server(other.server()) as port:
-        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == ""
-        assert await receive_role(port, activator.client(role)) == "activator"
+    async with role_server(other.server_context()) as port:
+        assert await receive_role(port, activator.client_context(Role.CONTROLPLANE)) == ""
+        assert await receive_role(port, activator.client_context(role)) == "activator"
 
 
 @pytest.mark.uvloop
@@ -122,8 +122,8 @@ async def test_clients_keep_working_while_the_authority_is_replaced(tmp_path: Pa
     control = TlsIdentity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     activator = TlsIdentity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     old = trusting_client(ONE.of(Role.RUNTIME), tmp_path)
-    client = activator.client(Role.CONTROLPLANE)
-    async with role_server(control.server()) as port:
+    client = activator.client_context(Role.CONTROLPLANE)
+    async with role_server(control.server_context()) as port:
         for of_control, of_activator, bundle in (
             (ONE, ONE, (ONE, TWO)),
             (ONE, TWO, (ONE, TWO)),
@@ -174,7 +174,7 @@ async def test_unusable_files_keep_the_old_identity(
     files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
     before = repr(activator)
-    async with role_server(control.server()) as port:
+    async with role_server(control.server_context()) as port:
         harm(files)
         with caplog.at_level(logging.INFO, "kelvin.crypto.tls_identity"):
             await activator.reload()
@@ -182,7 +182,7 @@ async def test_unusable_files_keep_the_old_identity(
         assert [record.message for record in caplog.records] == ["keeping the current certificate"]
         assert "PRIVATE" not in caplog.text
         assert repr(activator) == before
-        assert await receive_role(port, activator.client(Role.CONTROLPLANE)) == "activator"
+        assert await receive_role(port, activator.client_context(Role.CONTROLPLANE)) == "activator"
         with pytest.raises(BadIdentity):
             TlsIdentity(files, Role.ACTIVATOR)
         write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
@@ -204,11 +204,11 @@ async def test_future_certificate_waits_until_valid(tmp_path: Path, caplog: pyte
     """A running process keeps its certificate until the new one is valid for peers. A starting process uses it."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
     activator = TlsIdentity(files, Role.ACTIVATOR)
-    before, ends = repr(activator), activator.ends
+    before, ends = repr(activator), activator.expires_at
     assert HOUR * 0.9 < ends - datetime.datetime.now(datetime.UTC) <= HOUR
     write(tmp_path, ONE.sign(PREFIX + "activator", begins_in=HOUR, ends_in=2 * HOUR), ONE)
     await activator.reload()
-    assert (repr(activator), activator.ends) == (before, ends)
+    assert (repr(activator), activator.expires_at) == (before, ends)
     assert "is not valid before" in str(vars(caplog.records[-1])["why"])
     assert repr(TlsIdentity(files, Role.ACTIVATOR)) != before
 
@@ -242,4 +242,4 @@ def test_blocking_socket_is_refused(tmp_path: Path) -> None:
     """A blocking socket would not check the peer's role."""
     identity = TlsIdentity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     with socket.socket() as sock, pytest.raises(NotImplementedError, match="would not check the peer's role"):
-        identity.server().wrap_socket(sock)
+        identity.server_context().wrap_socket(sock)

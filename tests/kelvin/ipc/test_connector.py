@@ -21,13 +21,15 @@ async def test_plain_http_is_for_pods_alone(tmp_path: Path) -> None:
     listening = StubServer(app)
     url = f"http://127.0.0.1:{await listening.start_at()}"
     with closing(SocketDirectory(tmp_path)) as directory:
-        client = ServiceClient.from_connector(ConnectorFactory(directory, pods=True).to(url, Role.RUNTIME), "the pod")
+        client = ServiceClient.from_connector(
+            ConnectorFactory(directory, pods=True).connector_to(url, Role.RUNTIME), "the pod"
+        )
         try:
             assert await client.call("GET", "/name", str, timeout_s=10) == "pod"
         finally:
             await client.close()
         with pytest.raises(ValueError, match=f"^{url}: must be https://$"):
-            ConnectorFactory(directory).to(url, Role.RUNTIME)
+            ConnectorFactory(directory).connector_to(url, Role.RUNTIME)
     await listening.stop()
 
 

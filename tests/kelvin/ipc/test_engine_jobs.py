@@ -47,7 +47,7 @@ class Process:
     async def seal(self, job: SealJob, timeout_s: float) -> Any:
         return await self.gate(GateJob(config_json="", tensors={}), timeout_s)
 
-    async def gone(self, timeout_s: float) -> bool:
+    async def wait_gone(self, timeout_s: float) -> bool:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._program.wait(), timeout_s)
         return self._program.returncode is not None
@@ -87,7 +87,7 @@ class Scripted:
 
     seal = gate
 
-    async def gone(self, timeout_s: float) -> bool:
+    async def wait_gone(self, timeout_s: float) -> bool:
         return True
 
     def signal(self, number: signal.Signals) -> None: ...

@@ -82,7 +82,9 @@ async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
 
 async def call_route(inner: InternalServer, address: str, path: str = "/name") -> str:
     """Return the response, or the code of the failure."""
-    client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "the control plane")
+    client = ServiceClient.from_connector(
+        inner.connector_factory.connector_to(address, Role.CONTROLPLANE), "the control plane"
+    )
     try:
         return await client.call("GET", path, str, timeout_s=10)
     except Refused as refused:
@@ -127,7 +129,7 @@ async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
     async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
         assert await call_route(inner, "control.sock", "/secret") == "the backup"
         with pytest.raises(ValueError, match="no certificate for other hosts"):
-            inner.connector_factory.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
+            inner.connector_factory.connector_to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
 
 
 @pytest.mark.uvloop
@@ -146,7 +148,7 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
         with pytest.raises(aiohttp.ClientError):
             await plain.get(url.replace("https:", "http:") + "/name")
         assert await call_route(inner, url) == "control"
-        client = ServiceClient.from_connector(inner.connector_factory.to(url, Role.CONTROLPLANE), "x")
+        client = ServiceClient.from_connector(inner.connector_factory.connector_to(url, Role.CONTROLPLANE), "x")
         with pytest.raises(aiohttp.NonHttpUrlClientError):  # Kelvin's own client never uses plain HTTP either
             await client.session.get(url.replace("https:", "http:") + "/name")
         await client.close()
@@ -173,7 +175,9 @@ async def test_aborted_server_accepts_no_more(scheme: str, tmp_path: Path) -> No
                 serving = asyncio.create_task(work)
                 port = int(control.url.rsplit(":", 1)[1])
                 address = control.url if scheme else "control.sock"
-                client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "x")
+                client = ServiceClient.from_connector(
+                    inner.connector_factory.connector_to(address, Role.CONTROLPLANE), "x"
+                )
                 async with client.open("GET", "/feed") as stream:
                     assert await stream.content.readline() == b"line\n"
                     serving.cancel()
@@ -203,7 +207,7 @@ async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
 
     peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
-        connector = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        connector = inner.connector_factory.connector_to(control.url, Role.CONTROLPLANE)
         raw = await connector.connect(Raw)
         assert asks(raw.transport)
         raw.transport.close()
@@ -221,7 +225,7 @@ async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
     there, here = tmp_path / "c" / "pki", tmp_path / "pki"
     peer_settings = PeerSettings(write(here, ONE.of(Role.ACTIVATOR), ONE))
     async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
-        connector = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        connector = inner.connector_factory.connector_to(control.url, Role.CONTROLPLANE)
         kept, stop, answered, failed = ServiceClient.from_connector(connector, "kept"), asyncio.Event(), 0, 0
 
         async def load(*, new_client: bool) -> None:

@@ -32,14 +32,14 @@ async def count_open_descriptors(tmp_path: Path, *, ends: bool) -> int:
     server = TlsIdentity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
     client = TlsIdentity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
     listener = listen(HOST, 0)
-    acceptor = TlsAcceptor(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
+    acceptor = TlsAcceptor(listener, server.server_context(), Leaving, is_full=lambda: False, on_refused=lambda _: None)
     acceptor.open()
 
     def handshake() -> tuple[socket.socket, ssl.SSLObject]:
         """Shake hands manually, so that no library replies afterwards."""
         sock = socket.create_connection(listener.getsockname()[:2])
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = client.client(Role.CONTROLPLANE).wrap_bio(incoming, outgoing)
+        tls = client.client_context(Role.CONTROLPLANE).wrap_bio(incoming, outgoing)
         while True:
             try:
                 tls.do_handshake()
@@ -87,7 +87,7 @@ async def test_failed_accepts_are_logged_less_and_less(
     """A process without descriptors retries ten times a second. A log line for each would fill the log."""
     monkeypatch.setattr(tls_acceptor, "ACCEPT_PAUSE_S", 0.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    acceptor = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
+    acceptor = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, on_refused=lambda _: None)
     acceptor.open()
     while acceptor._listener.tries < 9:  # type: ignore[attr-defined]
         await asyncio.sleep(0)

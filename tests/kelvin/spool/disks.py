@@ -36,9 +36,9 @@ class FailingDisk(SegmentDisk):
         self._maybe_fail("sync_directory")
         super().sync_directory(directory)
 
-    def cut(self, fd: int, size: int) -> None:
-        self._maybe_fail("cut")
-        super().cut(fd, size)
+    def truncate(self, fd: int, size: int) -> None:
+        self._maybe_fail("truncate")
+        super().truncate(fd, size)
 
     def _maybe_fail(self, operation: str) -> None:
         if operation in self.fail:

@@ -112,7 +112,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
     acknowledged = [f"{sequence}:kept".encode() for sequence in journal.commit([make("kept")] * before)]
     if operation in ("create", "sync_directory") and before:
         journal.close()  # these operations happen only for a new segment
-    disk.fail = {operation, "cut"} if cut else {operation}
+    disk.fail = {operation, "truncate"} if cut else {operation}
     for outcome in journal.commit([make("lost"), make("lost as well")]):
         assert isinstance(outcome, Refused)
         assert outcome.failure == Unavailable("the usage spool (its disk is full)")
@@ -208,7 +208,7 @@ def lost_after_power_cut(directory: Path, groups: list[list[int]], disk: LosingD
             assert isinstance(outcome, int)
             acknowledged.append(sized(size)(outcome))
     disk.sync = lambda fd: (_ for _ in ()).throw(OSError("power"))  # type: ignore[method-assign]
-    disk.cut = lambda fd, size: None  # type: ignore[method-assign]
+    disk.truncate = lambda fd, size: None  # type: ignore[method-assign]
     journal.commit([sized(size) for size in groups[-1]])
     disk.power_cut()
     readable = read_all(directory)

@@ -190,7 +190,7 @@ def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path
     leave_page(tmp_path, f"{os.getpid()}.rt-2")
     leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    assert ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [
+    assert ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1").metered_processes() == [
         (os.getpid(), "rt-2", False),
         (os.getpid(), "rt-3", True),
     ]

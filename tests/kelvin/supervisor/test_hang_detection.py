@@ -26,7 +26,7 @@ def test_process_hangs_after_a_silence(probes: list[ProbeResult], hangs: bool) -
     silence = SilenceTimer()
     for answers, probe_s in probes:
         silence = silence.after_probe(answers, probe_s)
-    assert silence.hangs(START_S) == hangs
+    assert silence.is_hung(START_S) == hangs
 
 
 def test_one_probe_is_never_enough() -> None:

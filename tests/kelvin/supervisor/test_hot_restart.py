@@ -64,7 +64,7 @@ class Supervisor:
         self.hot_restart.begin()
         self.hot_restart.begin()
         async with asyncio.timeout(30):
-            while self.hot_restart.is_under_way:
+            while self.hot_restart.is_running:
                 await asyncio.sleep(0)
 
     async def may_begin(self) -> bool:

@@ -11,7 +11,7 @@ def page(process: str = "activator") -> MetricsPage:
     made = MetricsPage(process)
     made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
-    made.read(
+    made.callback(
         "k_replicas", "Replicas.", MetricKind.GAUGE, ("state",), lambda: series_by_label((("ready", 2), ("parked", 0)))
     )
     return made

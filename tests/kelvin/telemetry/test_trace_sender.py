@@ -32,7 +32,7 @@ class FakeCollector(OtlpCollector):
         self.batches: list[Sequence[TraceFacts]] = []
         self.closed = threading.Event()
 
-    def traces(self, batch: Sequence[TraceFacts]) -> bool:
+    def export(self, batch: Sequence[TraceFacts]) -> bool:
         self.batches.append(batch)
         return self.answer()
 

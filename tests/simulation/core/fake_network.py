@@ -58,7 +58,7 @@ class ClientSide:
     network: Network
     is_dead: bool = False
 
-    def to(self, address: str, role: Role) -> "FakeConnector":
+    def connector_to(self, address: str, role: Role) -> "FakeConnector":
         return FakeConnector(self, address)
 
     def die(self) -> None:
@@ -91,7 +91,7 @@ class FakeConnector:
         FakeConnection(self._near, self._address, server, made)
         return made
 
-    def connector(self, limit: int) -> aiohttp.BaseConnector:
+    def aiohttp_connector(self, limit: int) -> aiohttp.BaseConnector:
         """Not implemented: the simulation does not use aiohttp."""
         raise NotImplementedError
 

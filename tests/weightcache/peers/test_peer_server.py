@@ -47,7 +47,7 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
     listener = socket.create_server((HOST, 0))
     number = listener.getsockname()[1]
     group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
-    server = PeerServer(listener, TLS.server(), exports_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
+    server = PeerServer(listener, TLS.server_context(), exports_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
     server.open()
     try:
         yield server, number
@@ -63,7 +63,7 @@ async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await asyncio.to_thread(sock.connect, (HOST, number))
-        with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
+        with await asyncio.to_thread(TLS.client_context().wrap_socket, sock) as secure:
             request = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
             await asyncio.to_thread(secure.sendall, request.encode())
             await eventually(lambda: cache.counters.peer_cuts and not server._exports.out and not server.connections)
@@ -75,7 +75,7 @@ async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
 async def test_client_that_does_not_send_its_body_is_cut(tmp_path: Path) -> None:
     """A client that announces a body and does not send it is disconnected after `stall_s`."""
     async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
-        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client_context())
         writer.write(f"POST {query_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
         await eventually(lambda: cache.counters.peer_cuts and not server.connections)
         writer.close()
@@ -89,15 +89,15 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
     """A connection over the limit is closed at once. When one ends, the next is served."""
 
     async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
-        two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
+        two = [await asyncio.open_connection(HOST, number, ssl=TLS.client_context()) for _ in range(2)]
         # wait, because a client finishes its handshake before the server does
         await eventually(lambda: len(server._server.connections) == 2)
         with pytest.raises((OSError, ssl.SSLError)):
-            await asyncio.open_connection(HOST, number, ssl=TLS.client())
+            await asyncio.open_connection(HOST, number, ssl=TLS.client_context())
         assert cache.counters.peer_refusals == 1
         two[0][1].close()
         await eventually(lambda: server.connections == 1)
-        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client_context())
         path = chunk_path(TENANT, SMALL.digest)
         writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         assert b"200 OK" in await reader.readline()

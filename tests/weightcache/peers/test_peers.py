@@ -234,7 +234,7 @@ async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> No
 
     now, digest = 0.0, VERSION.digests[0]
     with pretender(answer) as port:
-        connector = aiohttp.TCPConnector(ssl=NodeTls([SECRET]).client())
+        connector = aiohttp.TCPConnector(ssl=NodeTls([SECRET]).client_context())
         async with aiohttp.ClientSession(connector=connector) as session:
             peer = Peer(url_of(port), session, lambda: now)
             for pause in (2.0, 4.0, 8.0):
@@ -290,7 +290,7 @@ def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
     ports = free_ports(2)
     without_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     without_certificate.check_hostname, without_certificate.verify_mode = False, ssl.CERT_NONE
-    other = NodeTls([b"f" * 64]).client()
+    other = NodeTls([b"f" * 64]).client_context()
     other.verify_mode = ssl.CERT_NONE  # a client that accepts any server
     request = f"GET {chunk_path(TENANT, VERSION.digests[0])} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     with (
@@ -367,5 +367,5 @@ def test_secret_can_be_rotated(tmp_path: Path) -> None:
         one.publish(VERSION)
         one.acquire(VERSION).close()
         request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        assert b"404" in ask(ports[0], request, NodeTls([SECRET, b"n" * 64]).client())
-        assert ask(ports[0], request, NodeTls([b"n" * 64, SECRET]).client()) == b""
+        assert b"404" in ask(ports[0], request, NodeTls([SECRET, b"n" * 64]).client_context())
+        assert ask(ports[0], request, NodeTls([b"n" * 64, SECRET]).client_context()) == b""

@@ -444,7 +444,7 @@ async def test_excluded_tenants_get_their_own_service(tmp_path: Path) -> None:
         pooled_models = it.pools.pooled_models
         of = registration("m")
         await it.register()
-        (model,) = it.registry.every_model()
+        (model,) = it.registry.all_models()
         (version,) = model.versions
         assert pooled_models.is_pooled(model, version)
         assert not pooled_models.is_pooled(replace(model, tenant="secretive"), version)

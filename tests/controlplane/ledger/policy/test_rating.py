@@ -136,8 +136,8 @@ def test_price_of_an_instant() -> None:
     """The first entry also counts before its date. Each other entry counts from midnight UTC of its date."""
     book = PriceBook("USD", (prices(10), prices(20), prices(40)))
     at = {5: 10, 10: 10, 19: 10, 20: 20, 39: 20, 40: 40, 99: 40}
-    assert {day: book.at(day * DAY_US).from_us // DAY_US for day in at} == at
-    assert book.at(20 * DAY_US - 1).from_us // DAY_US == 10
+    assert {day: book.prices_at(day * DAY_US).from_us // DAY_US for day in at} == at
+    assert book.prices_at(20 * DAY_US - 1).from_us // DAY_US == 10
 
 
 @given(
@@ -148,7 +148,7 @@ def test_every_day_has_the_latest_entry_that_has_begun(dates: list[int], day: in
     """A day before all entries has the first one."""
     begun = [date for date in dates if date <= day]
     book = PriceBook("USD", tuple(prices(date) for date in dates))
-    assert book.at(day * DAY_US).from_us == (begun[-1] if begun else dates[0]) * DAY_US
+    assert book.prices_at(day * DAY_US).from_us == (begun[-1] if begun else dates[0]) * DAY_US
 
 
 @pytest.mark.parametrize(

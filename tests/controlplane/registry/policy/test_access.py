@@ -39,7 +39,7 @@ def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: Key
 
 
 @pytest.mark.parametrize(
-    ("by", "tenant", "grant"),
+    ("actor", "tenant", "grant"),
     [
         pytest.param(ADMIN, "acme", KeySpec("ci", (PUSH,)), id="an admin gives a key to push"),
         pytest.param(ADMIN, "acme", KeySpec("a.b_c@d-e f", (ADMINS,)), id="another admin"),
@@ -54,8 +54,8 @@ def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: Key
         ),
     ],
 )
-def test_valid_key_spec_is_accepted(by: Principal, tenant: str, grant: KeySpec) -> None:
-    assert check_key_spec(by, tenant, grant) == grant
+def test_valid_key_spec_is_accepted(actor: Principal, tenant: str, grant: KeySpec) -> None:
+    assert check_key_spec(actor, tenant, grant) == grant
 
 
 def test_key_spec_is_normalized() -> None:
@@ -65,7 +65,7 @@ def test_key_spec_is_normalized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "tenant", "grant", "kind", "says"),
+    ("actor", "tenant", "grant", "kind", "says"),
     [
         pytest.param(ADMIN, "acme", KeySpec("", (INFER,)), InvalidRequest, "name=''", id="no name"),
         pytest.param(ADMIN, "acme", KeySpec("a\nb", (INFER,)), InvalidRequest, "letters", id="a line break"),
@@ -98,23 +98,23 @@ def test_key_spec_is_normalized() -> None:
         ),
     ],
 )
-def test_invalid_key_spec_is_refused(by: Principal, tenant: str, grant: KeySpec, kind: type, says: str) -> None:
+def test_invalid_key_spec_is_refused(actor: Principal, tenant: str, grant: KeySpec, kind: type, says: str) -> None:
     """The error names the value and the rule. It never shows a secret."""
     with pytest.raises(Refused, match=says) as caught:
-        check_key_spec(by, tenant, grant)
+        check_key_spec(actor, tenant, grant)
     assert isinstance(caught.value.failure, kind)
 
 
 @pytest.mark.parametrize(
-    ("by", "tenant", "want"),
+    ("actor", "tenant", "want"),
     [
         pytest.param(ADMIN, None, "acme", id="its own tenant by default"),
         pytest.param(ADMIN, "acme", "acme", id="its own tenant by name"),
         pytest.param(OPERATOR, "acme", "acme", id="an operator names any"),
     ],
 )
-def test_target_tenant(by: Principal, tenant: str | None, want: str) -> None:
-    assert target_tenant(by, tenant) == want
+def test_target_tenant(actor: Principal, tenant: str | None, want: str) -> None:
+    assert target_tenant(actor, tenant) == want
 
 
 def test_foreign_tenant_is_not_found() -> None:

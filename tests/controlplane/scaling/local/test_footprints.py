@@ -53,7 +53,7 @@ async def test_only_live_processes_are_measured(run: RunDirectory, tmp_path: Pat
         (first, second) = it.table
         victim = it.fleet[first.runtime_id]
         it.fleet.end(victim, 0.0)
-        assert await victim.gone(20.0)
+        assert await victim.wait_gone(20.0)
         late = Footprints(it.fleet, lambda: None)
         await late.refresh()
         assert victim.runtime_id not in late._standbys

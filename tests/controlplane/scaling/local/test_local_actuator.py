@@ -92,7 +92,7 @@ async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirect
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
             await eventually(lambda: len(it.news.failures) == 1)
-            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(2)]
+            lines = [msgspec.json.decode(await subscription.next_line(), type=Feed) for _ in range(2)]
         (failure,) = lines[1].failures
         assert (failure.code, failure.status, failure.retryable) == ("chunk_corrupt", 500, False)
         assert failure.version == key("corrupt").version
@@ -108,7 +108,7 @@ async def test_standby_dying_as_it_answers_is_a_failed_fork(run: RunDirectory, m
     async def last_words(self: RuntimeProcess) -> RuntimeReport:
         found = await report(self)
         os.kill(self.pid, signal.SIGKILL)
-        assert await self.gone(5.0)
+        assert await self.wait_gone(5.0)
         return found
 
     async with local(run, standbys=0) as it:
@@ -134,7 +134,7 @@ async def test_start_problem_is_published_before_waiting_requests_fail(run: RunD
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
             await eventually(lambda: len(explaining.failures) == 1)
-            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(3)]
+            lines = [msgspec.json.decode(await subscription.next_line(), type=Feed) for _ in range(3)]
         assert [(len(line.start_problems), len(line.failures)) for line in lines] == [(0, 0), (1, 0), (0, 1)]
 
 
@@ -210,8 +210,8 @@ async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> N
             await asyncio.sleep(0)
             assert run.calls("drain") == [], "the activator has not received it yet"
             for _ in range(2):
-                await subscription.take()
-                subscription.sent()
+                await subscription.next_line()
+                subscription.record_sent()
             await eventually(lambda: len(run.calls("drain")) == 1)
             await eventually(lambda: it.feed.snapshot().replicas == ())
         assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
@@ -299,7 +299,7 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stop comes between the loss and the next attempt, during the wait for the dead process."""
-    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.gone
+    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.wait_gone
 
     async def slow(self: RuntimeProcess, timeout_s: float) -> bool:
         if timeout_s == local_module.EXIT_WAIT_S:
@@ -307,7 +307,7 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
             await may_go_on.wait()
         return await gone(self, timeout_s)
 
-    monkeypatch.setattr(RuntimeProcess, "gone", slow)
+    monkeypatch.setattr(RuntimeProcess, "wait_gone", slow)
     async with local(run) as it:
         await it.parked()
         it.apply(key("crash"), 1)
@@ -339,8 +339,8 @@ async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
         assert it.table.held_slots == 2
         with it.feed.subscribe() as subscription:
             it.apply(key("other"), 1)
-            await subscription.take()
-            line = msgspec.json.decode(await subscription.take(), type=Feed)
+            await subscription.next_line()
+            line = msgspec.json.decode(await subscription.next_line(), type=Feed)
         assert [failure.code for failure in line.failures] == ["overloaded"]
         assert line.failures[0].message.startswith("this machine is full (limit of device slots: 2)")
         assert it.news.failures == [], "no restore was tried, so none failed"
@@ -373,7 +373,7 @@ async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirecto
         await it.ready(key("corrupt"))
         (run.path / "healed").unlink()
         with it.feed.subscribe() as subscription:
-            await subscription.take()
+            await subscription.next_line()
             it.apply(key("corrupt"), 2)
             await eventually(lambda: len(it.news.failures) == 1)
             assert not subscription._lines

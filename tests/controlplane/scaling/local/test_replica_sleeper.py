@@ -64,8 +64,8 @@ async def failures_of(it: LocalMachine, which: VersionKey) -> list[str]:
     """Return the error codes that waiting requests get when the version should start."""
     with it.feed.subscribe() as subscription:
         it.apply(which, 1)
-        await subscription.take()
-        line = msgspec.json.decode(await subscription.take(), type=Feed)
+        await subscription.next_line()
+        line = msgspec.json.decode(await subscription.next_line(), type=Feed)
     return [failure.code for failure in line.failures]
 
 

@@ -20,7 +20,7 @@ async def test_sigterm_ends_a_process(run: RunDirectory) -> None:
         began = time.monotonic()
         it.fleet.end(process, term_s=90.0)
         it.fleet.end(process, term_s=90.0)
-        assert await process.gone(60.0)
+        assert await process.wait_gone(60.0)
         assert time.monotonic() - began < 60.0
         assert list(it.table) == []
 
@@ -32,9 +32,9 @@ async def test_sigkill_ends_a_process_that_ignores_sigterm(run: RunDirectory) ->
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()
         process.signal(signal.SIGTERM)
-        assert not await process.gone(0.1)
+        assert not await process.wait_gone(0.1)
         it.fleet.end(process, term_s=0.1)
-        assert await process.gone(60.0)
+        assert await process.wait_gone(60.0)
 
 
 async def test_dead_process_refuses_calls_and_signals(run: RunDirectory) -> None:
@@ -42,7 +42,7 @@ async def test_dead_process_refuses_calls_and_signals(run: RunDirectory) -> None
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()
         os.kill(process.pid, signal.SIGKILL)
-        assert await process.gone(60.0)
+        assert await process.wait_gone(60.0)
         with pytest.raises(Refused) as refused:
             await process.report()
         assert refused.value.failure == Unavailable("the runtime")

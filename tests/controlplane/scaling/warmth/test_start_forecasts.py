@@ -86,9 +86,9 @@ async def test_start_is_forecast_and_its_error_recorded() -> None:
     """The forecast is in the feed before the start ends. The real time is recorded and improves the next forecast."""
     async with forecast_scenario(_answer_at_once) as scene:
         with scene.feed.subscribe() as reader:
-            await reader.take()
+            await reader.next_line()
             await scene.begin()
-            (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
+            (row,) = msgspec.json.decode(await reader.next_line(), type=Feed).forecasts
         said = scene.forecasts.history.estimate(KEY, 4096, 0.5, parked=True)
         assert (row.version, row.ready_in_ms) == (KEY.version, round(said.ready_s * 1000))
         assert (row.bytes_to_bring, row.tier) == (4096, "nvme")
@@ -154,9 +154,9 @@ async def test_wake_is_forecast_by_its_level(level: Level, said_ms: int) -> None
     """The forecast is from past wakes or the default. The cache agent is not called."""
     async with forecast_scenario(_never_answer) as scene:
         with scene.feed.subscribe() as reader:
-            await reader.take()
+            await reader.next_line()
             await scene.begin(wake_level=level)
-            (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
+            (row,) = msgspec.json.decode(await reader.next_line(), type=Feed).forecasts
         assert (row.ready_in_ms, row.bytes_to_bring, row.tier) == (said_ms, 0, None)
 
 
@@ -238,9 +238,9 @@ async def test_start_time_is_published_at_zero() -> None:
         await scene.begin()
         scene.end(ready_s=0.8)
         with scene.feed.subscribe() as reader:
-            await reader.take()
+            await reader.next_line()
             (row,) = await _scale_to_zero(scene)
-            assert msgspec.json.decode(await reader.take(), type=Feed).starts == (row,)
+            assert msgspec.json.decode(await reader.next_line(), type=Feed).starts == (row,)
         said = scene.forecasts.estimate(KEY, place(), parked=True)
         assert row == StartRow(
             tenant=KEY.tenant, model=KEY.model, version=KEY.version, start_ms=round(said.ready_s * 1000)

@@ -45,8 +45,8 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def retry_policy(self, chance: float = 1.0) -> RetryPolicy:
-        return RetryPolicy(clock=lambda: self.now, sleep=self.sleep, chance=lambda: chance)
+    def retry_policy(self, jitter: float = 1.0) -> RetryPolicy:
+        return RetryPolicy(clock=lambda: self.now, sleep=self.sleep, jitter=lambda: jitter)
 
 
 def problem(failure: Failure) -> httpx.Response:
@@ -136,7 +136,7 @@ def test_overloaded_answer_counts_as_the_first_answer() -> None:
 def test_retry_after_is_respected() -> None:
     """The pause is the one that the response requests, without jitter."""
     clock = Clock()
-    missing(PushClient(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.retry_policy(chance=0.0)))
+    missing(PushClient(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.retry_policy(jitter=0.0)))
     assert clock.pauses == [7.0]
 
 
