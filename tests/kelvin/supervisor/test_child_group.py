@@ -176,13 +176,13 @@ def test_death_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch
     collected: list[int] = []
     refused = [True]
 
-    def born_ns(pid: int) -> int:
+    def start_time_ns(pid: int) -> int:
         if refused:
             refused.pop()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return procfs.start_time_ns(pid)
 
-    monkeypatch.setattr(subject, "born_ns", born_ns)
+    monkeypatch.setattr(subject, "start_time_ns", start_time_ns)
 
     async def main() -> int:
         call_on_deaths(lambda: collected.extend(each.pid for each in reap_children()))
