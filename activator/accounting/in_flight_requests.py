@@ -16,11 +16,11 @@ REMEMBERED: Final = 4096  # remembered names of cancelled requests, so that canc
 class InFlightRequest:
     """One request, as a block in which it can be cancelled. The block then raises Refused(Cancelled)."""
 
-    __slots__ = ("_ended", "_is_over", "_task", "account", "is_cancelled", "own_id")
+    __slots__ = ("_ended", "_is_over", "_task", "account", "client_request_id", "is_cancelled")
 
-    def __init__(self, account: Account, own_id: str | None) -> None:
+    def __init__(self, account: Account, client_request_id: str | None) -> None:
         self.account = account
-        self.own_id = own_id
+        self.client_request_id = client_request_id
         self.is_cancelled = False
         self._task: asyncio.Task[object] | None = None
         self._ended: asyncio.Event | None = None  # set at the end, if a caller waits
@@ -81,19 +81,19 @@ class InFlightRequests:
     def __repr__(self) -> str:
         return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_own_id)}>"
 
-    def enter(self, account: Account, own_id: bytes | None) -> InFlightRequest:
+    def enter(self, account: Account, client_request_id: bytes | None) -> InFlightRequest:
         """Register a request until `leave`."""
-        entry = InFlightRequest(account, None if own_id is None else own_id.decode("latin-1"))
+        entry = InFlightRequest(account, None if client_request_id is None else client_request_id.decode("latin-1"))
         self._by_id[account.request_id] = entry
-        if entry.own_id is not None:
-            self._by_own_id.setdefault((account.principal.tenant, entry.own_id), []).append(entry)
+        if entry.client_request_id is not None:
+            self._by_own_id.setdefault((account.principal.tenant, entry.client_request_id), []).append(entry)
         return entry
 
     def leave(self, entry: InFlightRequest) -> None:
         """Remove a request that has ended."""
         del self._by_id[entry.account.request_id]
-        if entry.own_id is not None:
-            named = self._by_own_id[own := (entry.account.principal.tenant, entry.own_id)]
+        if entry.client_request_id is not None:
+            named = self._by_own_id[own := (entry.account.principal.tenant, entry.client_request_id)]
             named.remove(entry)
             if not named:
                 del self._by_own_id[own]
@@ -119,7 +119,7 @@ class InFlightRequests:
         own = [entry for entries in self._by_own_id.values() for entry in entries]
         assert all(self._by_own_id.values())
         assert all(self._by_id[entry.account.request_id] is entry for entry in own)
-        assert sum(entry.own_id is not None for entry in self._by_id.values()) == len(own)
+        assert sum(entry.client_request_id is not None for entry in self._by_id.values()) == len(own)
 
 
 def _is_of(account: Account, caller: Principal) -> bool:

@@ -237,7 +237,7 @@ class Idempotency:
 
     def _replay(self, content: StoredResponse) -> ResponseWriter:
         async def send(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
-            with self._replay_capacity.take(inference_request.account.principal.tenant, len(content.body)):
+            with self._replay_capacity.hold(inference_request.account.principal.tenant, len(content.body)):
                 self._repeats.add((REPLAYED,))
                 await replay(
                     inference_request.exchange,
@@ -272,8 +272,8 @@ async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listene
     """Stream the run's response to its first caller, whose account is the run's."""
     with exchange.cancel_on_disconnect():
         await listener.head()
-        known = [line for line in run.exchange.rates if line[0].startswith(OF_THE_MOMENT)]
-        exchange.rates = list((dict(exchange.rates) | dict(known)).items())
+        known = [line for line in run.exchange.rate_headers if line[0].startswith(OF_THE_MOMENT)]
+        exchange.rate_headers = list((dict(exchange.rate_headers) | dict(known)).items())
         await play(exchange, listener, marks)
 
 

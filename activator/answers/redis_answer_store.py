@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from activator.answers.answer_store import Claimed, ClaimedElsewhere, ClaimResult, LocalAnswerStore
 from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, KeptAnswer
-from activator.limits.single_flight import AT_ONCE, StoreFull, StoreUnavailable
+from activator.limits.single_flight import MAX_CONCURRENT_QUERIES, StoreFull, StoreUnavailable
 
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
@@ -140,7 +140,7 @@ class RedisAnswerStore:
         if not self._store.is_up:  # do not wait for a Redis that is known to be away
             return Claimed(is_alone=True)
         try:
-            fingerprint, sealed, left_ms = await self._store.ask(
+            fingerprint, sealed, left_ms = await self._store.run_script(
                 CLAIM, (self._entry(asked),), token, asked.fingerprint, self._lease_ms
             )
         except StoreUnavailable:
@@ -171,7 +171,7 @@ class RedisAnswerStore:
         size, limits = len(sealed) + ENTRY_BYTES, self._limits
         if size <= limits.tenant_bytes:
             of_tenant = self._of_tenant(asked)
-            await self._store.keep(
+            await self._store.run_storing_script(
                 PUBLISH, (self._entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size,
                 b"" if mine is None else mine.token, asked.fingerprint, sealed, int(limits.ttl_s * 1000),
                 asked.name.hex(), size, limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
@@ -184,7 +184,7 @@ class RedisAnswerStore:
         self._claims.pop(mine.token, None)
         if not mine.is_alone:
             with suppress(StoreUnavailable):  # the claim expires
-                await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
+                await self._store.run_script(RELEASE, (self._entry(asked),), mine.token)
 
     async def maintain(self) -> None:
         """Renew this process's claims. A claim that can't be renewed soon expires. A claim that Redis has lost is set
@@ -193,17 +193,18 @@ class RedisAnswerStore:
         if self._own is not None:
             await self._own.maintain()
         claims = list(self._claims.items())
-        for first in range(0, len(claims), AT_ONCE):
-            if not all(await asyncio.gather(*(self._renew(*claim) for claim in claims[first : first + AT_ONCE]))):
+        for first in range(0, len(claims), MAX_CONCURRENT_QUERIES):
+            batch = claims[first : first + MAX_CONCURRENT_QUERIES]
+            if not all(await asyncio.gather(*(self._renew(*claim) for claim in batch))):
                 return
 
     async def _renew(self, token: bytes, asked: AnswerKey) -> bool:
         """Renew a claim. Return False if Redis is away."""
         try:
             if token in self._claims:  # it may have ended meanwhile
-                await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
+                await self._store.run_script(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
             if token not in self._claims:  # Redis may have received the release before the renewal
-                await self._store.ask(RELEASE, (self._entry(asked),), token)
+                await self._store.run_script(RELEASE, (self._entry(asked),), token)
         except StoreUnavailable:
             return False
         return True

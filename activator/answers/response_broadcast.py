@@ -64,7 +64,7 @@ class ResponseBroadcast:
         self._listeners: set[Listener] = set()
         self._gone: Callable[[], None] | None = None
         self._changed = asyncio.Event()
-        self.alarm = DeadlineTimer()
+        self.deadline_timer = DeadlineTimer()
         self.head: ResponseHead | None = None
         self.is_complete = False
         self.ended = False
@@ -175,38 +175,38 @@ class ResponseBroadcast:
 
     # Implements `exchange.Connection`.
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         """Return the bytes that the fastest listener has not taken."""
         return self.size - max((listener.taken for listener in self._listeners), default=0)
 
-    def is_accepted(self) -> bool:
+    def is_all_accepted(self) -> bool:
         """Return whether one listener has taken everything."""
-        return bool(self._listeners) and self.unaccepted() == 0
+        return bool(self._listeners) and self.unaccepted_bytes() == 0
 
-    async def wait_accepted(self) -> bool:
+    async def wait_all_accepted(self) -> bool:
         """Wait until one listener has taken everything. Return False if all have left."""
         while self._listeners and not self.aborted:
-            if self.unaccepted() == 0:
+            if self.unaccepted_bytes() == 0:
                 return True
             await self._changed.wait()
         return False
 
-    def watch(self, gone: Callable[[], None]) -> None:
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `gone` once if the last listener leaves before the end."""
-        self._gone = gone
+        self._gone = on_disconnect
         if not self._listeners:  # all left before the run began
             asyncio.get_running_loop().call_soon(self._abandon)  # unless one joins until then
 
-    def try_body(self) -> bytes | None:
+    def try_read_body(self) -> bytes | None:
         """Return None: the request's body was read before the broadcast existed."""
         return None
 
-    def body_is_read(self) -> None:
+    def on_body_read(self) -> None:
         """Do nothing: the request's body was read before the broadcast existed."""
 
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+    def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None:
         """Stop watching. With `gone`, do nothing if another callback has replaced it."""
-        if gone is None or gone == self._gone:
+        if on_disconnect is None or on_disconnect == self._gone:
             self._gone = None
 
     def abort(self) -> None:

@@ -181,7 +181,7 @@ class CacheableRequest:
             if not self._try_hold_capacity(stack, found[0], inference_request):
                 return False
             await client_response.stop_heartbeats()
-            if inference_request.exchange.started:
+            if inference_request.exchange.has_started:
                 return False
             account, age = inference_request.account, int(found[1])
             account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
@@ -212,7 +212,7 @@ class CacheableRequest:
         """Count the answer's bytes until `stack` ends: they stay in memory until a slow client has read them. Return
         whether they fit. If not, a replica may still answer.
         """
-        permit = self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
+        permit = self._answers.capacity.hold(inference_request.account.principal.tenant, len(content.body))
         try:
             stack.enter_context(permit)
         except Refused:

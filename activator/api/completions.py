@@ -79,7 +79,7 @@ class Completions:
         tenant_limits = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes
         permit = await self._tenant_limiter.acquire_permit(principal.tenant, tenant_limits)
-        with permit, self._body_capacity.take(principal.tenant, exchange.body_bound(body_bytes)) as body_permit:
+        with permit, self._body_capacity.hold(principal.tenant, exchange.body_bound(body_bytes)) as body_permit:
             await self._tenant_limiter.enter(exchange, principal.tenant, tenant_limits)
             raw = await exchange.read_body(body_bytes, self._limits.body_s, self._unread, principal.tenant)
             body_permit.shrink(len(raw))
@@ -127,7 +127,7 @@ class Completions:
             form,
             wait_estimate,
         )
-        entry = self._in_flight.enter(inference_request.account, exchange.own_id)
+        entry = self._in_flight.enter(inference_request.account, exchange.client_request_id)
         try:
             with exchange.cancel_on_disconnect(inference_request.remaining_s()) as task, entry.bind_task(task):
                 await body(inference_request, client_response)
@@ -199,7 +199,7 @@ class Completions:
         )
         if (
             entry is None
-            or inference_request.exchange.started
+            or inference_request.exchange.has_started
             or _named(inference_request, entry) in (None, _named(inference_request, inference_request.entry))
         ):
             return False
@@ -217,7 +217,7 @@ class Completions:
             return True
         if entry is None or find_version(entry, key.version) is None:
             return False
-        return inference_request.exchange.started or _named(inference_request, entry) == _named(
+        return inference_request.exchange.has_started or _named(inference_request, entry) == _named(
             inference_request, inference_request.entry
         )
 

@@ -73,7 +73,7 @@ class FrontDoorApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["extensions"][EXTENSION]
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
-        set_request_context(exchange.request_id, outgoing_trace_context(exchange.caller, exchange.request_id))
+        set_request_context(exchange.request_id, outgoing_trace_context(exchange.caller_trace, exchange.request_id))
         self.inside += 1
         try:
             request_route = self._route_of(exchange)
@@ -125,7 +125,7 @@ class FrontDoorApp:
     async def _refuse(self, exchange: Exchange, failure: Failure) -> None:
         """Count a request that left no record. Answer it, unless a response has begun."""
         self._metrics.refused(failure)
-        if exchange.started:
+        if exchange.has_started:
             exchange.connection.abort()
             return
         status, kind, body, headers = render_error(failure, exchange.path, exchange.request_id)

@@ -95,13 +95,13 @@ class Passthrough:
         except aiohttp.ConnectionTimeoutError as error:  # the caller's deadline has not passed
             raise Refused(Unavailable(f"the {name} service")) from error
         except TimeoutError:
-            if exchange.started:
+            if exchange.has_started:
                 raise ClientGone from None  # only a broken connection shows that the body is incomplete
             raise Refused(DeadlineExceeded(allowed_s, f"waiting for the {name} service")) from None
         except (aiohttp.ClientError, OSError) as error:
             if body is not None and body.failure is not None:
                 raise body.failure from error
-            if exchange.started:
+            if exchange.has_started:
                 raise ClientGone from error
             raise Refused(Unavailable(f"the {name} service")) from error
 

@@ -152,7 +152,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         stack.push_async_callback(fallback_scaler.close)
         waker = Waker(fallback_scaler.send_wake)
         stack.push_async_callback(waker.close)
-        peers = ActivatorPeers(name, limit_counters.names, settings.subsets)
+        peers = ActivatorPeers(name, limit_counters.activator_names, settings.subsets)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)
         metrics = RequestMetrics(telemetry.page)
         usage = UsageRecords(spool, timelines, ended=CompletionLog(metrics, telemetry))

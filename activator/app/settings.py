@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from activator.answers.idempotency_policy import CACHE_LIMITS, DEFAULT_LIMITS, AnswerStoreLimits
 from activator.auth.issuers import TrustedIssuer, read_issuers
 from activator.dependencies import FIREWALL
-from activator.http.address_limits_policy import AddressLimits, networks
+from activator.http.address_limits_policy import AddressLimits, parse_networks
 from activator.http.exchange import RequestLimits
 from activator.http.listener_state import ConnectionLimits
 from activator.queue.policy.admission import QueueLimits
@@ -186,12 +186,12 @@ def _address(env: Mapping[str, str]) -> AddressLimits:
     """Return the limits per address. By default this machine's own addresses are trusted, e.g. for a proxy."""
     trusted = setting_parser.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
     try:
-        found = networks(trusted)
+        found = parse_networks(trusted)
     except ValueError:
         rule = "must be networks as 10.0.0.0/8, separated by commas, or none"
         raise setting_parser.BadSetting("KELVIN_TRUSTED_ADDRESSES", trusted, rule) from None
     return AddressLimits(
-        connections=setting_parser.integer(env, "KELVIN_ADDRESS_CONNECTIONS", 1024, low=1),
+        max_connections=setting_parser.integer(env, "KELVIN_ADDRESS_CONNECTIONS", 1024, low=1),
         rate=setting_parser.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
         trusted=found,
     )

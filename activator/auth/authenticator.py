@@ -83,7 +83,7 @@ class Authenticator:
 
     async def _refuse(self, exchange: Exchange) -> Never:
         source = source_of(exchange.peer)
-        penalty = self._failed_auth_limiter.failed(source, time.monotonic())
+        penalty = self._failed_auth_limiter.record_failure(source, time.monotonic())
         if penalty is None:
             raise Refused(Unauthenticated())
         await self._hold(exchange, source, penalty)

@@ -230,6 +230,6 @@ def _is_untouched(inference_request: InferenceRequest) -> bool:
     """Return whether no replica has begun, the client has received nothing, and there is time left."""
     return (
         inference_request.account.runtime_id is None
-        and not inference_request.exchange.started
+        and not inference_request.exchange.has_started
         and inference_request.remaining_s() > 0
     )

@@ -21,11 +21,11 @@ HEAD_BYTES_PER_BODY_BYTE = 16  # a chunk of one byte has six bytes of framing
 class AddressLimits:
     """Limits of one source: an IPv4 address or an IPv6 /64."""
 
-    connections: int
+    max_connections: int
     rate: float  # requests and connections a second
     trusted: tuple[Network, ...] = ()
     burst_s: float = 2.0  # seconds of `rate` that may arrive at once
-    sources: int = 16_384
+    max_sources: int = 16_384
 
 
 class AddressLimiter:
@@ -53,12 +53,12 @@ class AddressLimiter:
     def try_open(self, source: str, now_s: float) -> bool:
         """Count a new connection and charge it as one request. Return False if either limit is reached."""
         count = self._open.get(source, 0)
-        if count >= self.limits.connections or self.check_request_rate(source, now_s) is not None:
+        if count >= self.limits.max_connections or self.check_request_rate(source, now_s) is not None:
             return False
         self._open[source] = count + 1
         return True
 
-    def closed(self, source: str) -> None:
+    def record_closed(self, source: str) -> None:
         """Record that a counted connection has closed."""
         left = self._open.pop(source) - 1
         if left:
@@ -73,14 +73,14 @@ class AddressLimiter:
         bucket.take(1, 1 / rate, now_s)
         self._buckets[source] = bucket
         self._buckets.move_to_end(source)
-        if len(self._buckets) > self.limits.sources:
+        if len(self._buckets) > self.limits.max_sources:
             self._buckets.popitem(last=False)
         return None
 
     def check_integrity(self) -> None:
         """Assert that connection counts and the number of sources are within their limits."""
-        assert all(0 < count <= self.limits.connections for count in self._open.values())
-        assert len(self._buckets) <= self.limits.sources
+        assert all(0 < count <= self.limits.max_connections for count in self._open.values())
+        assert len(self._buckets) <= self.limits.max_sources
 
 
 def is_slow(nbytes: int, window_s: float, rate: float) -> bool:
@@ -95,7 +95,7 @@ def is_padded(raw_bytes: int, body_bytes: int, head_bytes: int) -> bool:
     return raw_bytes > head_bytes + HEAD_BYTES_PER_BODY_BYTE * body_bytes
 
 
-def networks(text: str) -> tuple[Network, ...]:
+def parse_networks(text: str) -> tuple[Network, ...]:
     """Parse comma-separated CIDR networks; `none` means an empty tuple. Raises ValueError."""
     if text == "none":
         return ()

@@ -35,9 +35,9 @@ class ClientConnection(asyncio.Protocol):
         self._listener_state = listener_state
         self._limits = listener_state.limits
         self._is_open = False
-        self.is_full = False  # the socket takes no more data for now
-        self._taken = asyncio.Event()  # set when data was sent, or the client left
-        self._on_gone: Callable[[], None] | None = None
+        self.is_writing_paused = False  # the socket takes no more data for now
+        self._delivery_changed = asyncio.Event()  # set when data was sent, or the client left
+        self._on_disconnect: Callable[[], None] | None = None
         self._idle_s = listener_state.limits.idle_s
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class ClientConnection(asyncio.Protocol):
     def _on_idle(self) -> None:
         """Handle a connection that sent no request within the idle timeout."""
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         """Return the sent bytes that the client-side socket has not accepted yet."""
         return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
 
@@ -58,33 +58,33 @@ class ClientConnection(asyncio.Protocol):
         """Return whether the client can still receive data."""
         return self._is_open and not self._transport.is_closing()
 
-    def is_accepted(self) -> bool:
+    def is_all_accepted(self) -> bool:
         """Return whether the socket has accepted the whole response so far, and the client is still connected."""
-        return self.unaccepted() == 0 and self.is_connected()
+        return self.unaccepted_bytes() == 0 and self.is_connected()
 
-    async def wait_accepted(self) -> bool:
+    async def wait_all_accepted(self) -> bool:
         """Wait until the socket has accepted everything. Return False if the client left."""
         while self.is_connected():
-            if self.is_accepted():
+            if self.is_all_accepted():
                 return True
-            self._taken.clear()
-            await self._taken.wait()
+            self._delivery_changed.clear()
+            await self._delivery_changed.wait()
         return False
 
-    def watch(self, gone: Callable[[], None]) -> None:
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `gone` once if the client leaves before its response is complete, or has left already."""
-        self._on_gone = gone
+        self._on_disconnect = on_disconnect
         if not self._is_open:
-            self._loop.call_soon(lambda: self._client_left(is_answered=False))
+            self._loop.call_soon(lambda: self._notify_disconnect(is_answered=False))
 
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+    def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None:
         """Stop watching. With `gone`, do nothing if another callback has replaced it."""
-        if gone is None or gone == self._on_gone:
-            self._on_gone = None
+        if on_disconnect is None or on_disconnect == self._on_disconnect:
+            self._on_disconnect = None
 
-    def _client_left(self, *, is_answered: bool) -> None:
+    def _notify_disconnect(self, *, is_answered: bool) -> None:
         """Call the watcher, unless the client has its whole response."""
-        gone, self._on_gone = self._on_gone, None
+        gone, self._on_disconnect = self._on_disconnect, None
         if gone is not None and not is_answered:
             gone()
 
@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         self._listener_state.metrics.refused(over)
         cycle.refuse(over)
 
-    def task_ended(self) -> None:
+    def on_task_ended(self) -> None:
         """Forget the current task, which calls this when its request is served."""
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -120,23 +120,23 @@ class ClientConnection(asyncio.Protocol):
             self._idle_s = self._limits.lame_duck_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_open = self.is_full = False
+        self._is_open = self.is_writing_paused = False
         self._stop_idle_timer()
         self._server.connections.discard(self)
-        self._taken.set()
+        self._delivery_changed.set()
         self._transport.close()
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self.is_writing_paused = True
 
     def resume_writing(self) -> None:
-        self.is_full = False  # the socket takes no more data for now
-        self.raw_drained()
+        self.is_writing_paused = False  # the socket takes no more data for now
+        self.on_raw_drained()
 
-    def raw_drained(self) -> None:
+    def on_raw_drained(self) -> None:
         """Wake the tasks that wait for delivery if TLS and the raw socket have sent everything."""
-        if self._is_open and self.unaccepted() == 0:
-            self._taken.set()
+        if self._is_open and self.unaccepted_bytes() == 0:
+            self._delivery_changed.set()
 
     # Idle timeout.
 
@@ -217,7 +217,7 @@ class BodyRateMonitor:
         self._on_too_slow = on_too_slow
         self._raw_bytes = 0  # including the framing
         self._bytes = 0
-        self._before = 0  # `_bytes` at the start of the current window
+        self._window_start_bytes = 0  # `_bytes` at the start of the current window
         self._was_held = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -238,7 +238,7 @@ class BodyRateMonitor:
     def watch(self) -> None:
         """Start a timed window if none is running. The body is not complete yet."""
         if self._timer is None:
-            self._before = self._bytes
+            self._window_start_bytes = self._bytes
             self._was_held = self._is_held()
             self._timer = self._loop.call_later(self._limits.head_s, self._check_window)
 
@@ -252,7 +252,8 @@ class BodyRateMonitor:
     def _check_window(self) -> None:
         """Check the window that has just ended."""
         self._timer = None
-        if self._was_held or not is_slow(self._bytes - self._before, self._limits.head_s, self._limits.body_rate):
+        window_bytes = self._bytes - self._window_start_bytes
+        if self._was_held or not is_slow(window_bytes, self._limits.head_s, self._limits.body_rate):
             self.watch()
         else:
             self._on_too_slow()

@@ -17,56 +17,56 @@ class DeadlineTimer:
     `is_persistent` the loop timer outlives its deadline, until it fires or `close` is called.
     """
 
-    __slots__ = ("_at_s", "_call", "_due_s", "_is_persistent", "_timer")
+    __slots__ = ("_callback", "_deadline_s", "_fires_at_s", "_is_persistent", "_timer")
 
     def __init__(self, *, is_persistent: bool = False) -> None:
         self._is_persistent = is_persistent
-        self._at_s = self._due_s = 0.0
-        self._call: Callable[[], None] | None = None
+        self._deadline_s = self._fires_at_s = 0.0
+        self._callback: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<DeadlineTimer set={self._call is not None} timed={self._timer is not None}>"
+        return f"<DeadlineTimer set={self._callback is not None} timed={self._timer is not None}>"
 
-    def set(self, at_s: float, call: Callable[[], None]) -> None:
+    def set(self, deadline_s: float, callback: Callable[[], None]) -> None:
         """Call `call` at `at_s` (monotonic seconds), unless it is cleared or replaced before."""
-        self._at_s, self._call = at_s, call
-        if self._timer is None or at_s < self._due_s:
+        self._deadline_s, self._callback = deadline_s, callback
+        if self._timer is None or deadline_s < self._fires_at_s:
             self._schedule()
 
-    def extend_to(self, at_s: float) -> None:
+    def extend_to(self, deadline_s: float) -> None:
         """Move the deadline to `at_s` at the earliest."""
-        self._at_s = max(self._at_s, at_s)
+        self._deadline_s = max(self._deadline_s, deadline_s)
 
-    def clear(self, call: Callable[[], None]) -> None:
+    def clear(self, callback: Callable[[], None]) -> None:
         """Drop the callback. Do nothing if the next request has already set another one."""
-        if self._call != call:
+        if self._callback != callback:
             return
-        self._call = None
+        self._callback = None
         if not self._is_persistent:
             self._stop()
 
     def close(self) -> None:
         """Stop keeping the loop timer between deadlines. A deadline that is set still fires."""
         self._is_persistent = False
-        if self._call is None:
+        if self._callback is None:
             self._stop()
 
     def _schedule(self) -> None:
         self._stop()
-        self._due_s = self._at_s
-        left_s = max(0.0, self._at_s - time.monotonic())
+        self._fires_at_s = self._deadline_s
+        left_s = max(0.0, self._deadline_s - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(left_s + TICK_S, self._fire)
 
     def _fire(self) -> None:
         self._timer = None
-        call = self._call
+        call = self._callback
         if call is None:
             return
-        if time.monotonic() < self._at_s:
+        if time.monotonic() < self._deadline_s:
             self._schedule()
         else:
-            self._call = None
+            self._callback = None
             call()
 
     def _stop(self) -> None:

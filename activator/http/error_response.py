@@ -62,6 +62,6 @@ def head_too_large_response(request_id: str) -> bytes:
     return _TOO_LARGE % request_id.encode()
 
 
-def malformed(why: bytes, request_id: str) -> bytes:
+def malformed_response(why: bytes, request_id: str) -> bytes:
     """Return a complete 400 response that closes the connection, for bytes that are no valid request."""
     return _MALFORMED % (request_id.encode(), len(why), why)

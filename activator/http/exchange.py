@@ -42,33 +42,33 @@ class ClientGone(Exception):
 class Connection(Protocol):
     """The client's connection, as the HTTP protocol puts it into the scope."""
 
-    alarm: DeadlineTimer  # deadline of the running request
+    deadline_timer: DeadlineTimer  # deadline of the running request
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         """Return the sent bytes that the socket has not accepted."""
         ...
 
-    def is_accepted(self) -> bool:
+    def is_all_accepted(self) -> bool:
         """Return whether the socket has accepted everything, and the client is still connected."""
         ...
 
-    async def wait_accepted(self) -> bool:
+    async def wait_all_accepted(self) -> bool:
         """Wait until the socket has accepted everything. Return False if the client left."""
         ...
 
-    def watch(self, gone: Callable[[], None]) -> None:
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `gone` once if the client leaves, or has left already; never before this returns."""
         ...
 
-    def try_body(self) -> bytes | None:
+    def try_read_body(self) -> bytes | None:
         """Return the rest of the request's body if all of it has arrived, else None."""
         ...
 
-    def body_is_read(self) -> None:
+    def on_body_read(self) -> None:
         """Detect a disconnect at once from now on."""
         ...
 
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+    def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None:
         """Stop watching. With `gone`, do nothing if another callback has replaced it."""
         ...
 
@@ -82,7 +82,7 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def arrival() -> tuple[int, int]:
+def read_clocks_us() -> tuple[int, int]:
     """Return the current time in microseconds: monotonic, and wall clock."""
     return time.monotonic_ns() // 1000, time.time_ns() // 1000
 
@@ -127,28 +127,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_more",
-        "_receive",
-        "_repeats",
-        "_send",
-        "_stall_s",
-        "arrived_at_us",
-        "arrived_us",
-        "base_headers",
-        "caller",
-        "closes_connection",
-        "connection",
-        "header",
-        "headers",
-        "hosts",
-        "method",
-        "own_id",
-        "path",
-        "peer",
-        "query",
-        "rates",
-        "request_id",
-        "started",
+        "_has_more", "_has_repeated_headers", "_receive", "_send", "_stall_s", "arrived_at_us", "arrived_us",
+        "base_headers", "caller_trace", "client_request_id", "closes_connection", "connection", "has_started", "header",
+        "headers", "hosts", "method", "path", "peer", "query", "rate_headers", "request_id",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -163,24 +144,24 @@ class Exchange:
         self.headers: Headers = scope["headers"]
         first = dict(reversed(self.headers))
         self.header: Callable[[bytes], bytes | None] = first.get  # the first value of a header, by its lower-case name
-        self._repeats = len(first) != len(self.headers)
-        self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
+        self._has_repeated_headers = len(first) != len(self.headers)
+        self._has_more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
         host = first.get(b"host")
         self.hosts = [] if host is None else [host]
-        if self._repeats:  # otherwise skip the loop over all headers
+        if self._has_repeated_headers:  # otherwise skip the loop over all headers
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[REQUEST_ID_KEY]
         self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # in every response
-        self.rates: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
-        own = first.get(b"x-request-id")
-        self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's own id of the request
-        if self.own_id is not None:
-            self.base_headers.append((b"x-client-request-id", self.own_id))
-        self.started = False
-        self.caller: TraceContext | None = None
+        self.rate_headers: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
+        client_id = first.get(b"x-request-id")
+        self.client_request_id = client_id if client_id is not None and _SANE_ID.fullmatch(client_id) else None
+        if self.client_request_id is not None:
+            self.base_headers.append((b"x-client-request-id", self.client_request_id))
+        self.has_started = False
+        self.caller_trace: TraceContext | None = None
         if b"traceparent" in first:
-            given = [value for name, value in self.headers if name == b"traceparent"]
-            self.caller = parse(given[0]) if len(given) == 1 else None  # several count as none
+            values = [value for name, value in self.headers if name == b"traceparent"]
+            self.caller_trace = parse(values[0]) if len(values) == 1 else None  # several count as none
         self.peer: str = (scope.get("client") or ("",))[0]  # the socket's address; forwarding headers are ignored
         self.closes_connection = False  # whether the connection closes after this response
 
@@ -191,10 +172,10 @@ class Exchange:
         """Return the same request with another destination for its response. Its body must have been read. The
         destination adds the headers that belong to one caller.
         """
-        other = copy.copy(self)
-        other._send, other.connection = send, connection
-        other.base_headers, other.rates, other.closes_connection = [], [], False
-        return other
+        redirected = copy.copy(self)
+        redirected._send, redirected.connection = send, connection
+        redirected.base_headers, redirected.rate_headers, redirected.closes_connection = [], [], False
+        return redirected
 
     def check_headers(self) -> None:
         """Refuse headers that can be read in two ways, and close the connection. Raises Refused(InvalidRequest)."""
@@ -202,7 +183,7 @@ class Exchange:
         coding = self.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
             failure = InvalidRequest("content-encoding", repr(coding[:20]), "send the body without a content coding")
-        elif self._repeats:
+        elif self._has_repeated_headers:
             for name, count in Counter(name for name, _ in self.headers).items():
                 if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
                     failure = InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
@@ -210,51 +191,51 @@ class Exchange:
             self.closes_connection = True
             raise Refused(failure)
 
-    def deadline(self, seconds: float) -> Deadline:
-        """Return the earlier of the client's deadline (`x-kelvin-deadline-ms`) and `seconds` after the request arrived.
+    def deadline(self, limit_s: float) -> Deadline:
+        """Return the earlier of the client's deadline (`x-kelvin-deadline-ms`) and `limit_s` after the request arrived.
         Raises Refused(InvalidRequest).
         """
         raw = self.header(b"x-kelvin-deadline-ms")
         if raw is not None:
             if (milliseconds := parse_whole_number(raw, 12)) is None:
                 raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
-            seconds = min(seconds, milliseconds / 1000)
-        return Deadline.after(seconds, self.arrived_us / 1e6)
+            limit_s = min(limit_s, milliseconds / 1000)
+        return Deadline.after(limit_s, self.arrived_us / 1e6)
 
-    def tap_response(self, ear: Callable[[Message], None], marks: Headers) -> None:
-        """Call `ear` with each message before it is sent, and add the headers `marks` to the response."""
+    def tap_response(self, on_message: Callable[[Message], None], headers: Headers) -> None:
+        """Call `on_message` with each message before it is sent, and add `headers` to the response."""
         send = self._send
-        self.rates = [*(line for line in self.rates if line not in marks), *marks]
+        self.rate_headers = [*(line for line in self.rate_headers if line not in headers), *headers]
 
         async def send_tapped(message: Message) -> None:
-            ear(message)
+            on_message(message)
             await send(message)
 
         self._send = send_tapped
 
-    async def read_body(self, limit_bytes: int, within_s: float, unread: SharedCapacity, tenant: str) -> bytes:
+    async def read_body(self, limit_bytes: int, within_s: float, unread_bodies: SharedCapacity, tenant: str) -> bytes:
         """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
         Raises Refused(BodyTooLarge | DeadlineExceeded | Overloaded), ClientGone.
         """
-        body = self.connection.try_body() if self._more else b""
+        body = self.connection.try_read_body() if self._has_more else b""
         if body is None:
             self.check_length(limit_bytes)
-            with unread.take(tenant, 1):
+            with unread_bodies.hold(tenant, 1):
                 try:
                     async with asyncio.timeout(within_s):
-                        return await self._parts(limit_bytes)
+                        return await self._read_parts(limit_bytes)
                 except TimeoutError:
                     raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
-        self._more = False
+        self._has_more = False
         if len(body) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
         return body
 
-    async def _parts(self, limit_bytes: int) -> bytes:
+    async def _read_parts(self, limit_bytes: int) -> bytes:
         parts: list[bytes] = []
         size = 0
-        while self._more:
-            part = self._part(await self._receive())
+        while self._has_more:
+            part = self._read_part(await self._receive())
             size += len(part)
             if size > limit_bytes:
                 raise Refused(BodyTooLarge(limit_bytes))
@@ -263,14 +244,14 @@ class Exchange:
 
     async def receive(self) -> bytes:
         """Return the next part of the body. It was the last one if `has_more` is false now. Raises ClientGone."""
-        return self._part(await self._receive())
+        return self._read_part(await self._receive())
 
-    def _part(self, message: Message) -> bytes:
+    def _read_part(self, message: Message) -> bytes:
         if message["type"] != "http.request":
             raise ClientGone
-        self._more = message.get("more_body", False)
-        if not self._more:
-            self.connection.body_is_read()
+        self._has_more = message.get("more_body", False)
+        if not self._has_more:
+            self.connection.on_body_read()
         body: bytes = message.get("body", b"")
         return body
 
@@ -278,12 +259,12 @@ class Exchange:
         """Return an upper bound of the body's length in bytes. Raises as `check_length`."""
         self.check_length(limit_bytes)
         length = self.header(b"content-length")
-        return (limit_bytes if self._more else 0) if length is None else int(length)
+        return (limit_bytes if self._has_more else 0) if length is None else int(length)
 
     @property
     def has_more(self) -> bool:
         """Whether a part of the request's body has not been read."""
-        return self._more
+        return self._has_more
 
     def check_length(self, limit_bytes: int) -> None:
         """Refuse a body by its Content-Length. Raises Refused(BodyTooLarge | InvalidRequest)."""
@@ -298,7 +279,7 @@ class Exchange:
     def shield_from_disconnect(self, within_s: float) -> None:
         """Finish the request even if the client leaves. Extend its deadline to at least `within_s` from now."""
         self.connection.unwatch()
-        self.connection.alarm.extend_to(time.monotonic() + within_s)
+        self.connection.deadline_timer.extend_to(time.monotonic() + within_s)
 
     def cancel_on_disconnect(self, within_s: float | None = None) -> "ClientCancelScope":
         """Return a context manager that cancels its block when the client leaves or the time is over. The block then
@@ -310,32 +291,32 @@ class Exchange:
         """Send the head of the response. The connection closes afterwards if the request's body was not read to its
         end.
         """
-        self.started = True
-        closing: Headers = [(b"connection", b"close")] if self._more or self.closes_connection else []
+        self.has_started = True
+        closing: Headers = [(b"connection", b"close")] if self._has_more or self.closes_connection else []
         return self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*self.base_headers, *self.rates, *headers, *closing],
+                "headers": [*self.base_headers, *self.rate_headers, *headers, *closing],
             }
         )
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the body. Returns once the socket has accepted it. Raises ClientGone."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        await self.delivered()
+        await self.wait_delivered()
 
     def finish(self, data: bytes) -> Awaitable[None]:
         """Send the last piece of the body."""
         return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def delivered(self) -> None:
+    async def wait_delivered(self) -> None:
         """Wait until the socket has accepted everything. Raises ClientGone, also if nothing moves for `stall_s`."""
-        if self.connection.is_accepted():
+        if self.connection.is_all_accepted():
             return
         try:
             async with asyncio.timeout(self._stall_s):
-                if await self.connection.wait_accepted():
+                if await self.connection.wait_all_accepted():
                     return
         except TimeoutError:
             self.connection.abort()
@@ -353,36 +334,40 @@ class ClientCancelScope:
     total. Both cancel the task as `asyncio.timeout` does. A cancellation from elsewhere passes through.
     """
 
-    __slots__ = ("_before", "_cancellations", "_connection", "_is_left", "_task", "_within_s")
+    __slots__ = ("_cancellations", "_cancelling_before", "_connection", "_is_disconnected", "_task", "_within_s")
 
     def __init__(self, connection: Connection, within_s: float | None) -> None:
         self._connection = connection
         self._within_s = within_s
         self._cancellations = 0  # cancellations requested by this scope
-        self._is_left = False
+        self._is_disconnected = False
 
     def __enter__(self) -> asyncio.Task[object]:
         task = asyncio.current_task()
         assert task is not None
-        self._task, self._before = task, task.cancelling()
+        self._task, self._cancelling_before = task, task.cancelling()
         if self._within_s is not None:
-            self._connection.alarm.set(time.monotonic() + self._within_s, self._cancel)
-        self._connection.watch(self._left)
+            self._connection.deadline_timer.set(time.monotonic() + self._within_s, self._cancel)
+        self._connection.watch(self._on_disconnect)
         return task
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._within_s is not None:
-            self._connection.alarm.clear(self._cancel)
-        self._connection.unwatch(self._left)
+            self._connection.deadline_timer.clear(self._cancel)
+        self._connection.unwatch(self._on_disconnect)
         for _ in range(self._cancellations):
             self._task.uncancel()
-        if self._cancellations and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:
-            raise (ClientGone if self._is_left else TimeoutError) from None
+        if (
+            self._cancellations
+            and kind is asyncio.CancelledError
+            and self._task.cancelling() <= self._cancelling_before
+        ):
+            raise (ClientGone if self._is_disconnected else TimeoutError) from None
 
-    def _left(self) -> None:
-        self._is_left = True
+    def _on_disconnect(self) -> None:
+        self._is_disconnected = True
         self._cancel()
 
     def _cancel(self) -> None:

@@ -20,10 +20,10 @@ class FailedAuthLimits:
     leak_s: float = 3.0  # until one failure is forgotten
     first_s: float = 0.1
     longest_s: float = 5.0
-    beyond: int = 20  # bound on counted failures above the burst, so that a source recovers after a flood
-    sources: int = 4096
-    held: int = 1024  # responses delayed at once, all sources
-    held_of_one: int = 256
+    max_excess: int = 20  # bound on counted failures above the burst, so that a source recovers after a flood
+    max_sources: int = 4096
+    max_held: int = 1024  # responses delayed at once, all sources
+    max_held_per_source: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class FailedAuthLimiter:
     def __repr__(self) -> str:
         return f"<FailedAuthLimiter sources={len(self._buckets)} held={self.total_held}>"
 
-    def failed(self, source: str, now_s: float) -> Penalty | None:
+    def record_failure(self, source: str, now_s: float) -> Penalty | None:
         """Count a failure. Return None within the burst."""
         limits = self.limits
         bucket = self._buckets.pop(source, None) or TokenBucket()
         before = bucket.missing(limits.leak_s, now_s)
-        bucket.take(min(1.0, limits.burst + limits.beyond - before), limits.leak_s, now_s)
+        bucket.take(min(1.0, limits.burst + limits.max_excess - before), limits.leak_s, now_s)
         self._buckets[source] = bucket
-        if len(self._buckets) > limits.sources:
+        if len(self._buckets) > limits.max_sources:
             self._buckets.popitem(last=False)
         over = bucket.missing(limits.leak_s, now_s) - limits.burst
         if over <= 0:
@@ -65,7 +65,7 @@ class FailedAuthLimiter:
     def try_hold(self, source: str) -> bool:
         """Take a place for a delayed response. Return False if the source or all sources together have too many."""
         of_one = self._held.get(source, 0)
-        if of_one >= self.limits.held_of_one or self.total_held >= self.limits.held:
+        if of_one >= self.limits.max_held_per_source or self.total_held >= self.limits.max_held:
             return False
         self._held[source] = of_one + 1
         self.total_held += 1
@@ -80,9 +80,9 @@ class FailedAuthLimiter:
 
     def check_integrity(self) -> None:
         """Assert the bounds, and that the counts of delayed responses add up."""
-        assert len(self._buckets) <= self.limits.sources
-        assert sum(self._held.values()) == self.total_held <= self.limits.held
-        assert all(0 < count <= self.limits.held_of_one for count in self._held.values())
+        assert len(self._buckets) <= self.limits.max_sources
+        assert sum(self._held.values()) == self.total_held <= self.limits.max_held
+        assert all(0 < count <= self.limits.max_held_per_source for count in self._held.values())
 
 
 def source_of(address: str) -> str:

@@ -13,10 +13,10 @@ from uvicorn.server import ServerState
 
 from activator.http.client_connection import EXTENSION, BodyRateMonitor, ClientConnection
 from activator.http.deadline_timer import DeadlineTimer
-from activator.http.error_response import closing_response, head_too_large_response, malformed
+from activator.http.error_response import closing_response, head_too_large_response, malformed_response
 from activator.http.exchange import REQUEST_ID_KEY, new_request_id
 from activator.http.listener_state import ListenerState
-from activator.http.request_response_cycle import RequestResponseCycle, scope_of
+from activator.http.request_response_cycle import RequestResponseCycle, build_scope
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 
 MALFORMED: Final = b"Invalid HTTP request received."
@@ -43,23 +43,23 @@ class Http1Protocol(ClientConnection):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._codings: list[bytes] = []  # values of Transfer-Encoding headers
-        self._in_head = True
-        self._head_read = 0
+        self._is_in_head = True
+        self._head_bytes = 0
         self._request_line = b""  # the head read so far, until its first line is complete
-        self._may_begin = False  # whether a message may begin in the data being read now
+        self._may_message_begin = False  # whether a message may begin in the data being read now
         self._head_timer: asyncio.TimerHandle | None = None
-        self._body_rate = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._body_is_late)
+        self._body_rate = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._on_body_too_slow)
         self._body_bytes = 0  # of an incomplete body, in the last read
-        self._ignoring = False
-        self.alarm = DeadlineTimer(is_persistent=True)
+        self._is_ignoring_input = False
+        self.deadline_timer = DeadlineTimer(is_persistent=True)
         self._extensions = {EXTENSION: self}
 
     # Called by the application.
 
-    def try_body(self) -> bytes | None:
-        return None if self._cycle is None else self._cycle.try_body()
+    def try_read_body(self) -> bytes | None:
+        return None if self._cycle is None else self._cycle.try_read_body()
 
-    def body_is_read(self) -> None:
+    def on_body_read(self) -> None:
         """Resume reading: a large body paused the socket, and a paused socket hides a disconnect."""
         self.resume_body()
 
@@ -91,11 +91,11 @@ class Http1Protocol(ClientConnection):
         """
         try:
             async with asyncio.timeout(self._limits.stall_s):
-                await self.wait_accepted()
+                await self.wait_all_accepted()
         except TimeoutError:
             self.abort()
 
-    def response_completed(self) -> None:
+    def on_response_completed(self) -> None:
         self._server.total_requests += 1
         if self._transport.is_closing():
             return
@@ -114,31 +114,31 @@ class Http1Protocol(ClientConnection):
         super().connection_lost(exc)
         self._stop_head_timer()
         self._body_rate.stop()
-        self.alarm.close()
+        self.deadline_timer.close()
         if self._cycle is not None:
             self._cycle.mark_disconnected()
-        self._client_left(is_answered=self._is_answered())
+        self._notify_disconnect(is_answered=self._is_answered())
 
     def data_received(self, data: bytes) -> None:
-        if self._ignoring:
+        if self._is_ignoring_input:
             return
         self._idle_since_s = None
-        if self._in_head:
-            if not self._head_read:
-                self._may_begin, self._request_line = True, data
+        if self._is_in_head:
+            if not self._head_bytes:
+                self._may_message_begin, self._request_line = True, data
             elif b"\n" not in self._request_line[2:]:
                 self._request_line += data
-            self._head_read += len(data)
+            self._head_bytes += len(data)
         else:
             self._body_rate.record_raw_bytes(len(data))
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if not self._ignoring:
+            if not self._is_ignoring_input:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse_malformed(MALFORMED)
-        if self._head_read or not self._in_head:  # skip the check if this read completed the request
+        if self._head_bytes or not self._is_in_head:  # skip the check if this read completed the request
             self._check_read()
 
     def _parse_without_upgrade(self, behind_head: bytes) -> None:
@@ -148,7 +148,7 @@ class Http1Protocol(ClientConnection):
         kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(kept))
-        self._parser, self._may_begin = self._new_parser(), True
+        self._parser, self._may_message_begin = self._new_parser(), True
         try:
             self._parser.feed_data(head + behind_head)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -166,15 +166,15 @@ class Http1Protocol(ClientConnection):
 
     def _check_read(self) -> None:
         """Check the parsed part: the size of the head, or the framing and pace of the body."""
-        if self._ignoring or self._transport.is_closing():
+        if self._is_ignoring_input or self._transport.is_closing():
             return
-        if self._in_head:
-            if self._busy() is not None:
-                self._head_read = 0
+        if self._is_in_head:
+            if self._running_cycle() is not None:
+                self._head_bytes = 0
                 return  # Only empty lines came. Anything else would be a pipelined request, which is ignored.
-            if self._head_read > self._limits.head_bytes:
+            if self._head_bytes > self._limits.head_bytes:
                 self._refuse(head_too_large_response(self._request_id()), 431)
-            elif self._head_read and self._head_timer is None:
+            elif self._head_bytes and self._head_timer is None:
                 self._start_head_timer()
             return
         self._body_rate.record_body_bytes(self._body_bytes)
@@ -190,7 +190,7 @@ class Http1Protocol(ClientConnection):
         A lame duck keeps an idle connection open for a while, since a request may be on its way. If the current
         response has begun, the next response carries the announcement.
         """
-        busy = self._busy()
+        busy = self._running_cycle()
         if self._listener_state.is_replaced:
             if busy is not None:
                 busy.keep_alive = busy.keep_alive and busy.response_started
@@ -203,40 +203,40 @@ class Http1Protocol(ClientConnection):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if (busy := self._busy()) is not None:
+        if (busy := self._running_cycle()) is not None:
             # Pipelining: answer the first request, then close (RFC 9112, 9.3.2). Otherwise the second request would
             # hide a disconnect from the first.
-            self._ignoring = True
+            self._is_ignoring_input = True
             busy.keep_alive = False
-        elif not self._may_begin:
+        elif not self._may_message_begin:
             # Pipelined after a body whose request was already answered.
-            self._ignoring = True
+            self._is_ignoring_input = True
             self._transport.close()
         else:
-            self._may_begin = False
+            self._may_message_begin = False
             self._url, self._headers, self._codings = b"", [], []
 
     def on_url(self, url: bytes) -> None:
-        if not self._ignoring:
+        if not self._is_ignoring_input:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._ignoring:  # trailer fields are ignored (RFC 9110, 6.5.1)
+        if self._is_in_head and not self._is_ignoring_input:  # trailer fields are ignored (RFC 9110, 6.5.1)
             name = name.lower()
             if name == b"transfer-encoding":
                 self._codings.append(value)  # not stripped: the parser does not recognise "chunked" before a tab
             self._headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        if self._ignoring:
+        if self._is_ignoring_input:
             return
         # The head has to be unambiguous: every parser finds the same request and the same end of its body.
         if _REQUEST_LINE.match(self._request_line) is None or (self._codings and not self._is_chunked()):
-            self._refuse(malformed(MALFORMED, self._request_id()), 400)
+            self._refuse(malformed_response(MALFORMED, self._request_id()), 400)
             return
         if self._parser.should_upgrade():  # `_parse_without_upgrade` comes next
             return
-        self._in_head, self._head_read = False, 0
+        self._is_in_head, self._head_bytes = False, 0
         if self._head_timer is not None:
             self._stop_head_timer()
         url = self._url
@@ -250,7 +250,7 @@ class Http1Protocol(ClientConnection):
             self._refuse(head_too_large_response(self._request_id()), 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
-            self._ignoring = True
+            self._is_ignoring_input = True
             self._refuse_malformed(b"The target names another host.")
             return
         self._begin()
@@ -271,7 +271,7 @@ class Http1Protocol(ClientConnection):
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
         request_id, own = new_request_id(), self._own_address
-        scope = scope_of(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
+        scope = build_scope(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
         is_old = version < "1.1"  # HTTP/1.0: no keep-alive, and no `100 Continue` (RFC 9110, 10.1.1)
         expected: list[bytes] = []
         if not is_old and b"expect" in dict(headers):  # rare, and faster than a loop over all headers
@@ -284,45 +284,45 @@ class Http1Protocol(ClientConnection):
         self._serve(self._cycle)
 
     def on_body(self, body: bytes) -> None:
-        if not self._ignoring and self._cycle is not None:
+        if not self._is_ignoring_input and self._cycle is not None:
             self._cycle.add_body(body)
             self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if not self._ignoring and not self._in_head and self._cycle is not None:
-            self._in_head = True
+        if not self._is_ignoring_input and not self._is_in_head and self._cycle is not None:
+            self._is_in_head = True
             self._body_bytes = 0
             self._body_rate.stop()
-            self._cycle.body_ended()
+            self._cycle.mark_body_complete()
             if not self._parser.should_keep_alive():  # a trailer may say so, too; the parser ignores data after it
                 self._cycle.keep_alive = False
                 if self._cycle.response_complete:
                     self._transport.close()
 
-    def _busy(self) -> RequestResponseCycle | None:
+    def _running_cycle(self) -> RequestResponseCycle | None:
         """Return the request whose response is not complete yet."""
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle
 
     def _request_id(self) -> str:
         """Return the id of the running request, or a new id for a request that is refused here."""
-        busy = self._busy()
+        busy = self._running_cycle()
         named: str = new_request_id() if busy is None else busy.scope[REQUEST_ID_KEY]
         return named
 
     def _is_answered(self) -> bool:
-        return self._busy() is None
+        return self._running_cycle() is None
 
     def _refuse_malformed(self, why: bytes) -> None:
         """Refuse data that the parser rejects. After a complete request it counts as pipelined and gets no response."""
-        busy = self._busy()
+        busy = self._running_cycle()
         if busy is not None and not busy.more_body:
-            self._ignoring = True
+            self._is_ignoring_input = True
             busy.keep_alive = False
         elif busy is not None and busy.response_started:
             self.raw.abort()
         else:
-            self._refuse(malformed(why, self._request_id()), 400)
+            self._refuse(malformed_response(why, self._request_id()), 400)
 
     def _names_another_host(self) -> bool:
         """Return whether a target in absolute-form differs from Host, which it would replace (RFC 9112, 3.2.2)."""
@@ -331,15 +331,15 @@ class Http1Protocol(ClientConnection):
         hosts = [value for name, value in self._headers if name == b"host"]
         return hosts != [authority] or scheme.lower() not in (b"http", b"https")
 
-    def _refuse(self, answer: bytes, malformed: int | None) -> None:
-        self._ignoring = True
-        if malformed is not None:
-            self._listener_state.metrics.malformed(malformed)
-        self._transport.write(answer)
+    def _refuse(self, response: bytes, malformed_status: int | None) -> None:
+        self._is_ignoring_input = True
+        if malformed_status is not None:
+            self._listener_state.metrics.malformed(malformed_status)
+        self._transport.write(response)
         self._transport.close()
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self._loop.call_later(self._limits.head_s, self._head_is_late)
+        self._head_timer = self._loop.call_later(self._limits.head_s, self._on_head_timeout)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -349,7 +349,7 @@ class Http1Protocol(ClientConnection):
     def _on_idle(self) -> None:
         self._transport.close()
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         self.raw.abort()
 
@@ -357,7 +357,7 @@ class Http1Protocol(ClientConnection):
         """Return whether we hold up the body: reading is paused, or `100 Continue` was not sent yet."""
         return self._is_paused or (self._cycle is not None and self._cycle.expects_continue)
 
-    def _body_is_late(self) -> None:
+    def _on_body_too_slow(self) -> None:
         if self._transport.is_closing():
             return
         if self._cycle is not None and self._cycle.response_started:

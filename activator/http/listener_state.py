@@ -64,9 +64,9 @@ class RequestStarter:
     The queue is round-robin over client addresses, then over credentials of one address, then first come, first served.
     """
 
-    def __init__(self, most: int = STARTS_PER_TICK) -> None:
-        self._most = most
-        self._left = most  # left in this iteration
+    def __init__(self, starts_per_tick: int = STARTS_PER_TICK) -> None:
+        self._starts_per_tick = starts_per_tick
+        self._starts_left = starts_per_tick  # left in this iteration
         self._queues: OrderedDict[str | None, OrderedDict[bytes, deque[PendingRequest]]] = OrderedDict()
         self._count = 0
         self._is_closed = False
@@ -79,10 +79,10 @@ class RequestStarter:
         if self._is_closed:
             pending_request.refuse()
             return
-        if self._left == self._most:
-            asyncio.get_running_loop().call_soon(self._next_tick)
-        if self._left:
-            self._left -= 1
+        if self._starts_left == self._starts_per_tick:
+            asyncio.get_running_loop().call_soon(self._begin_tick)
+        if self._starts_left:
+            self._starts_left -= 1
             pending_request.try_begin()
         else:
             lines = self._queues.setdefault(pending_request.source, OrderedDict())
@@ -93,16 +93,16 @@ class RequestStarter:
         """Refuse all waiting requests and all later ones, because the drain is over."""
         self._is_closed = True
         while self._count:
-            self._next().refuse()
+            self._pop_next().refuse()
 
-    def _next_tick(self) -> None:
-        self._left = self._most
+    def _begin_tick(self) -> None:
+        self._starts_left = self._starts_per_tick
         if self._count:
-            asyncio.get_running_loop().call_soon(self._next_tick)
-        while self._left and self._count:
-            self._left -= self._next().try_begin()
+            asyncio.get_running_loop().call_soon(self._begin_tick)
+        while self._starts_left and self._count:
+            self._starts_left -= self._pop_next().try_begin()
 
-    def _next(self) -> PendingRequest:
+    def _pop_next(self) -> PendingRequest:
         source, lines = next(iter(self._queues.items()))
         credential, line = next(iter(lines.items()))
         pending_request = line.popleft()
@@ -119,51 +119,51 @@ class ListenerState:
     context: ssl.SSLContext
     limits: ConnectionLimits
     metrics: RequestMetrics
-    addresses: AddressLimiter = field(init=False)
+    address_limiter: AddressLimiter = field(init=False)
     request_starter: RequestStarter = field(default_factory=RequestStarter)
-    open: int = 0
-    handshakes: int = 0  # of `open`, those still in their handshake
+    open_connections: int = 0
+    open_handshakes: int = 0  # of `open_connections`, those still in their handshake
     is_replaced: bool = False  # another process has taken over: drain as a lame duck
 
     def __post_init__(self) -> None:
-        self.addresses = AddressLimiter(self.limits.address)
+        self.address_limiter = AddressLimiter(self.limits.address)
 
-    def try_enter(self, address: str, now_s: float) -> tuple[bool, str | None]:
+    def try_admit_connection(self, address: str, now_s: float) -> tuple[bool, str | None]:
         """Return whether a new connection is accepted, and its source. The source of a trusted address is None."""
-        source = self.addresses.source(address)
-        if self.open >= self.limits.connections:
+        source = self.address_limiter.source(address)
+        if self.open_connections >= self.limits.connections:
             self.metrics.cut("all")
             return False, None
-        if source is not None and not self.addresses.try_open(source, now_s):
+        if source is not None and not self.address_limiter.try_open(source, now_s):
             self.metrics.cut("address")
             return False, None
-        self.open += 1
-        self.handshakes += 1
+        self.open_connections += 1
+        self.open_handshakes += 1
         return True, source
 
     def check_request_rate(self, source: str, now_s: float) -> AddressBusy | None:
         """Count a request of a source. Return a failure, also counted in the metrics, if it is above its rate."""
-        wait_s = self.addresses.check_request_rate(source, now_s)
+        wait_s = self.address_limiter.check_request_rate(source, now_s)
         if wait_s is None:
             return None
         busy = AddressBusy(wait_s)
         self.metrics.refused(busy)
         return busy
 
-    def handshake_ended(self) -> None:
+    def record_handshake_ended(self) -> None:
         """Record the end of a handshake, successful or not."""
-        self.handshakes -= 1
+        self.open_handshakes -= 1
 
-    def connection_closed(self, source: str | None) -> None:
+    def record_connection_closed(self, source: str | None) -> None:
         """Release the place of an accepted connection."""
-        self.open -= 1
+        self.open_connections -= 1
         if source is not None:
-            self.addresses.closed(source)
+            self.address_limiter.record_closed(source)
 
 
-def _rotate(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
+def _rotate(lines: OrderedDict[K, V], group: K, *, is_empty: bool) -> None:
     """Move the group that was just served to the end, or remove it if it is empty."""
     if is_empty:
-        del lines[whose]
+        del lines[group]
     else:
-        lines.move_to_end(whose)
+        lines.move_to_end(group)

@@ -14,7 +14,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Scope
 
 from activator.http.error_response import render_error
-from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, arrival
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, read_clocks_us
 from kelvin.contracts.errors import Failure
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ConnectionWriter(Protocol):
     """The connection, as seen by the request that it currently serves."""
 
     @property
-    def is_full(self) -> bool:
+    def is_writing_paused(self) -> bool:
         """Whether written data still waits for the socket."""
         ...
 
@@ -50,7 +50,7 @@ class ConnectionWriter(Protocol):
         """Wait until the connection is not full, or the client has left."""
         ...
 
-    def task_ended(self) -> None:
+    def on_task_ended(self) -> None:
         """Called by the task that served the request, as its last step."""
         ...
 
@@ -66,7 +66,7 @@ class ConnectionWriter(Protocol):
         """Close now. Unsent data is lost."""
         ...
 
-    def response_completed(self) -> None:
+    def on_response_completed(self) -> None:
         """Record that the response is complete."""
         ...
 
@@ -77,9 +77,9 @@ class RequestResponseCycle:
     """
 
     __slots__ = (
-        "_bodiless", "_chunked", "_head", "_is_end_news", "_is_unframed", "_parts", "_size", "_unsent", "_waiter",
-        "_writer", "disconnected", "expects_continue", "keep_alive", "more_body", "response_complete",
-        "response_started", "scope",
+        "_body_bytes", "_body_parts", "_has_no_body", "_has_unread_end", "_is_chunked", "_is_unframed",
+        "_response_head", "_unsent_bytes", "_waiter", "_writer", "disconnected", "expects_continue", "keep_alive",
+        "more_body", "response_complete", "response_started", "scope",
     )  # fmt: skip
 
     def __init__(self, writer: ConnectionWriter, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -92,14 +92,14 @@ class RequestResponseCycle:
         self.response_started = False
         self.response_complete = False
         self._writer = writer
-        self._parts: list[bytes] = []
-        self._size = 0  # of `_parts`
-        self._is_end_news = False  # the end of the body has arrived, and `receive` has not returned it yet
+        self._body_parts: list[bytes] = []
+        self._body_bytes = 0  # of `_body_parts`
+        self._has_unread_end = False  # the end of the body has arrived, and `receive` has not returned it yet
         self._waiter: asyncio.Future[None] | None = None
-        self._head: bytes | None = None  # waits for the first bytes of the body
-        self._chunked = False
-        self._unsent = 0  # bytes left of the announced Content-Length
-        self._bodiless = False
+        self._response_head: bytes | None = None  # waits for the first bytes of the body
+        self._is_chunked = False
+        self._unsent_bytes = 0  # bytes left of the announced Content-Length
+        self._has_no_body = False
         self._is_unframed = False
 
     async def run(self, app: ASGIApp) -> None:
@@ -110,14 +110,14 @@ class RequestResponseCycle:
             log.error("the application failed", exc_info=error)
         if not self.response_complete and not self.disconnected:
             self._fail()
-        self._writer.task_ended()
+        self._writer.on_task_ended()
 
     def refuse(self, failure: Failure) -> None:
         """Answer with a failure instead of calling `run`. The connection closes afterwards."""
         request_id: str = self.scope[REQUEST_ID_KEY]
         status, kind, body, more = render_error(failure, self.scope["raw_path"], request_id)
         named, length = (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))
-        self._begin(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
+        self._build_head(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
         self.response_started, self.expects_continue = True, False
         self._send_body(body, more_body=False)
 
@@ -127,16 +127,16 @@ class RequestResponseCycle:
         """Add a part of the request body."""
         if self.response_complete:
             return
-        self._parts.append(body)
-        self._size += len(body)
-        if self._size > READ_AHEAD:
+        self._body_parts.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > READ_AHEAD:
             self._writer.pause_body()
         if self._waiter is not None:
             self._wake()
 
-    def body_ended(self) -> None:
+    def mark_body_complete(self) -> None:
         """Record that the request body is complete."""
-        self.more_body, self._is_end_news = False, True
+        self.more_body, self._has_unread_end = False, True
         if self._waiter is not None:
             self._wake()
 
@@ -148,11 +148,11 @@ class RequestResponseCycle:
 
     # Called by the application.
 
-    def try_body(self) -> bytes | None:
+    def try_read_body(self) -> bytes | None:
         """Return the rest of the body, or None if it has not all arrived or `100 Continue` must be sent first."""
         if (
             self.more_body
-            or not self._is_end_news
+            or not self._has_unread_end
             or self.expects_continue
             or self.disconnected
             or self.response_complete
@@ -165,7 +165,7 @@ class RequestResponseCycle:
         if self.expects_continue:
             self.expects_continue = False
             self._writer.write(_CONTINUE)
-        while not (self._parts or self._is_end_news or self.disconnected or self.response_complete):
+        while not (self._body_parts or self._has_unread_end or self.disconnected or self.response_complete):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -177,13 +177,13 @@ class RequestResponseCycle:
 
     async def send(self, message: Message) -> None:
         """Send the head or a piece of the body. Does nothing if the client has left."""
-        if self._writer.is_full and not self.disconnected:
+        if self._writer.is_writing_paused and not self.disconnected:
             await self._writer.wait_until_drained()
         if self.disconnected:
             return
         if message["type"] == "http.response.start":
             assert not self.response_started
-            self._begin(message["status"], message["headers"])
+            self._build_head(message["status"], message["headers"])
             self.response_started, self.expects_continue = True, False
         else:
             assert self.response_started
@@ -192,7 +192,7 @@ class RequestResponseCycle:
 
     def _fail(self) -> None:
         """End a response that the application left incomplete: a 500, or a cut if some of it was sent."""
-        if not self.response_started or self._head is not None:  # nothing was sent
+        if not self.response_started or self._response_head is not None:  # nothing was sent
             self.response_started = True
             self._writer.write(_FAILED % self.scope[REQUEST_ID_KEY].encode())
         elif self._is_unframed:
@@ -200,43 +200,43 @@ class RequestResponseCycle:
             return
         self._writer.end()
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _build_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Build the head and keep it for the first write. Raises ValueError if a header contains a line break."""
         named = dict(headers)  # last value of each name
         length, says_closing = named.get(b"content-length"), named.get(b"connection") == b"close"
-        self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
-        self._chunked = b"transfer-encoding" in named
+        self._has_no_body = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        self._is_chunked = b"transfer-encoding" in named
         if length is not None:
-            self._unsent = int(length)
+            self._unsent_bytes = int(length)
         lines = [_STATUS.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
         if says_closing:
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close")
-        if length is None and not self._chunked and not self._bodiless:
+        if length is None and not self._is_chunked and not self._has_no_body:
             self._is_unframed = self.scope["http_version"] < "1.1"  # HTTP/1.0 has no chunks (RFC 9112, 6.1)
-            self._chunked = not self._is_unframed
-            if self._chunked:
+            self._is_chunked = not self._is_unframed
+            if self._is_chunked:
                 lines.append(b"transfer-encoding: chunked")
         head = b"\r\n".join(lines)
         if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise ValueError("a header holds the end of a line")
-        self._head = head + b"\r\n\r\n"
+        self._response_head = head + b"\r\n\r\n"
 
     def _send_body(self, body: bytes, more_body: bool) -> None:
         """Write a piece of the body. Raises ValueError if the body differs from its announced length."""
-        head, self._head = self._head or b"", None
-        if self._bodiless:
+        head, self._response_head = self._response_head or b"", None
+        if self._has_no_body:
             data = head
-        elif self._chunked:
+        elif self._is_chunked:
             data = head + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
             if not more_body:
                 data += b"0\r\n\r\n"
         elif self._is_unframed:
             data = head + body
         else:
-            self._unsent -= len(body)
-            if self._unsent < 0 or (self._unsent and not more_body):
+            self._unsent_bytes -= len(body)
+            if self._unsent_bytes < 0 or (self._unsent_bytes and not more_body):
                 raise ValueError("the body is not as long as was promised")
             data = head + body
         if data:
@@ -247,12 +247,12 @@ class RequestResponseCycle:
                 self._wake()
             if not self.keep_alive:
                 self._writer.end()
-            self._writer.response_completed()
+            self._writer.on_response_completed()
 
     def _take_body(self) -> bytes:
         """Return and remove the buffered part of the body."""
-        parts, self._parts, self._size = self._parts, [], 0
-        self._is_end_news = False
+        parts, self._body_parts, self._body_bytes = self._body_parts, [], 0
+        self._has_unread_end = False
         self._writer.resume_body()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -262,7 +262,7 @@ class RequestResponseCycle:
             self._waiter.set_result(None)
 
 
-def scope_of(
+def build_scope(
     version: str,
     method: str,
     target: bytes,
@@ -291,6 +291,6 @@ def scope_of(
         "query_string": parsed.query or b"",
         "headers": headers,
         "extensions": extensions,
-        ARRIVAL_KEY: arrival(),
+        ARRIVAL_KEY: read_clocks_us(),
         REQUEST_ID_KEY: request_id,
     }

@@ -20,7 +20,7 @@ from kelvin.ipc.tcp_listener import listen
 from kelvin.process.service_lifecycle import Stop
 
 ABORT_S: Final = 5.0
-SHAKING_S: Final = 0.02  # polling interval for handshakes
+HANDSHAKE_POLL_S: Final = 0.02  # polling interval for handshakes
 ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
@@ -64,8 +64,8 @@ class _Server(uvicorn.Server):
 
     async def _wait_tasks_to_complete(self) -> None:
         try:
-            while self._listener_state.handshakes:  # noqa: ASYNC110 -- uvicorn does not know these connections yet
-                await asyncio.sleep(SHAKING_S)
+            while self._listener_state.open_handshakes:  # noqa: ASYNC110 -- uvicorn does not know these connections yet
+                await asyncio.sleep(HANDSHAKE_POLL_S)
             await super()._wait_tasks_to_complete()
         # the drain is over: tasks are cancelled next, none may start
         except asyncio.CancelledError:

@@ -43,7 +43,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
         peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
-        may, self._source = self._listener_state.try_enter(peer[0], self._loop.time())
+        may, self._source = self._listener_state.try_admit_connection(peer[0], self._loop.time())
         if not may:
             raw.abort()
             return
@@ -78,7 +78,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
 
     def _finish(self, _: object) -> None:
         """Hand the connection to HTTP after the handshake. Runs before the first request is decrypted."""
-        self._listener_state.handshake_ended()
+        self._listener_state.record_handshake_ended()
         try:
             self._handshake.send(None)
         except StopIteration as end:
@@ -97,7 +97,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         tls.set_write_buffer_limits(high=1, low=0)
 
     def _on_closed(self) -> None:
-        self._listener_state.connection_closed(self._source)
+        self._listener_state.record_connection_closed(self._source)
 
 
 class _DrainObserver(asyncio.BufferedProtocol):
@@ -116,7 +116,7 @@ class _DrainObserver(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
-        self._http.raw_drained()
+        self._http.on_raw_drained()
 
 
 def plain_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
@@ -134,19 +134,19 @@ class PlainHttp1Protocol(Http1Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
         peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
-        self._may_enter, self.source = self._listener_state.try_enter(peer[0], self._loop.time())
+        self._may_enter, self.source = self._listener_state.try_admit_connection(peer[0], self._loop.time())
         if not self._may_enter:
             raw.abort()
             return
-        self._listener_state.handshake_ended()  # without TLS there is no handshake
+        self._listener_state.record_handshake_ended()  # without TLS there is no handshake
         self.raw = raw
         super().connection_made(raw)
         raw.set_write_buffer_limits(high=1, low=0)  # as behind TLS
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._may_enter:
-            self._listener_state.connection_closed(self.source)
+            self._listener_state.record_connection_closed(self.source)
         super().connection_lost(exc)
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         return self.raw.get_write_buffer_size()

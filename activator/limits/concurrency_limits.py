@@ -13,7 +13,7 @@ RETRY_AFTER_S: Final = 1.0
 class ConcurrencyLimiter(Protocol):
     """Counts concurrent requests per tenant, in this process or together with other activators."""
 
-    async def enter(self, tenant: str, limit: int | None) -> "Permit":
+    async def acquire_permit(self, tenant: str, limit: int | None) -> "Permit":
         """Return a block that counts one more request. Raises Refused(TenantBusy), here or in the block's entry."""
         ...
 
@@ -22,34 +22,34 @@ class LocalConcurrencyLimiter:
     """A `ConcurrencyLimiter` for a single activator. Tenants without requests use no memory."""
 
     def __init__(self) -> None:
-        self._inside: dict[str, int] = {}
+        self._running: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<LocalConcurrencyLimiter tenants={len(self._inside)} inside={sum(self._inside.values())}>"
+        return f"<LocalConcurrencyLimiter tenants={len(self._running)} running={sum(self._running.values())}>"
 
-    async def enter(self, tenant: str, limit: int | None) -> "Permit":
+    async def acquire_permit(self, tenant: str, limit: int | None) -> "Permit":
         """Return a block that counts one more request. Does not wait."""
-        return Permit(self._inside, tenant, limit)
+        return Permit(self._running, tenant, limit)
 
 
 class Permit:
     """One concurrent request of a tenant, as a block."""
 
-    __slots__ = ("_inside", "_limit", "_tenant")
+    __slots__ = ("_limit", "_running", "_tenant")
 
-    def __init__(self, inside: dict[str, int], tenant: str, limit: int | None) -> None:
-        self._inside, self._tenant, self._limit = inside, tenant, limit
+    def __init__(self, running: dict[str, int], tenant: str, limit: int | None) -> None:
+        self._running, self._tenant, self._limit = running, tenant, limit
 
     def __enter__(self) -> None:
-        inside = self._inside.get(self._tenant, 0)
-        if self._limit is not None and inside >= self._limit:
+        running = self._running.get(self._tenant, 0)
+        if self._limit is not None and running >= self._limit:
             raise Refused(TenantBusy(self._limit, RETRY_AFTER_S))
-        self._inside[self._tenant] = inside + 1
+        self._running[self._tenant] = running + 1
 
     def __exit__(self, *_: object) -> None:
-        inside = self._inside.pop(self._tenant) - 1
-        if inside:
-            self._inside[self._tenant] = inside
+        running = self._running.pop(self._tenant) - 1
+        if running:
+            self._running[self._tenant] = running
 
 
 class SharedCapacity:
@@ -60,57 +60,57 @@ class SharedCapacity:
     it might need, do not shut out other tenants.
     """
 
-    def __init__(self, limit: int, what: str, unit: str = "") -> None:
-        """`what` and `unit` name the resource in a refusal."""
+    def __init__(self, limit: int, resource: str, unit: str = "") -> None:
+        """`resource` and `unit` name the resource in a refusal."""
         self._limit = limit
-        self._what = what
+        self._resource = resource
         self._unit = unit
-        self._taken = 0
-        self._of_tenants: dict[str, int] = {}
+        self._held = 0
+        self._held_by_tenant: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<SharedCapacity taken={self._taken}/{self._limit} of {self._what}>"
+        return f"<SharedCapacity held={self._held}/{self._limit} of {self._resource}>"
 
-    def take(self, tenant: str, amount: int) -> "CapacityPermit":
+    def hold(self, tenant: str, amount: int) -> "CapacityPermit":
         """Return a context manager that holds `amount`. Entering raises Refused(Overloaded). `CapacityPermit.shrink`
         gives back what the request turns out not to need.
         """
         return CapacityPermit(self, tenant, amount)
 
-    def add(self, tenant: str, amount: int) -> None:
+    def adjust(self, tenant: str, amount: int) -> None:
         """Take `amount` more, or give it back if it is negative. Raises Refused(Overloaded) if it does not fit."""
-        before = self._of_tenants.get(tenant, 0)
-        taken = self._taken + amount
+        before = self._held_by_tenant.get(tenant, 0)
+        taken = self._held + amount
         if amount > 0:
             if taken > self._limit:
-                raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S, self._unit))
+                raise Refused(Overloaded(self._resource, self._limit, RETRY_AFTER_S, self._unit))
             if before and before + taken > self._limit:
-                left = self._limit - self._taken
-                raise Refused(Overloaded(f"{self._what} of your tenant", left, RETRY_AFTER_S, self._unit))
-        self._taken = taken
+                left = self._limit - self._held
+                raise Refused(Overloaded(f"{self._resource} of your tenant", left, RETRY_AFTER_S, self._unit))
+        self._held = taken
         if after := before + amount:
-            self._of_tenants[tenant] = after
+            self._held_by_tenant[tenant] = after
         elif before:
-            del self._of_tenants[tenant]
+            del self._held_by_tenant[tenant]
 
 
 class CapacityPermit:
     """A block that holds one request's part of a `SharedCapacity`."""
 
-    __slots__ = ("_amount", "_room", "_tenant")
+    __slots__ = ("_amount", "_capacity", "_tenant")
 
-    def __init__(self, room: SharedCapacity, tenant: str, amount: int) -> None:
-        self._room, self._tenant, self._amount = room, tenant, amount
+    def __init__(self, capacity: SharedCapacity, tenant: str, amount: int) -> None:
+        self._capacity, self._tenant, self._amount = capacity, tenant, amount
 
     def __enter__(self) -> "CapacityPermit":
-        self._room.add(self._tenant, self._amount)
+        self._capacity.adjust(self._tenant, self._amount)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.add(self._tenant, -self._amount)
+        self._capacity.adjust(self._tenant, -self._amount)
 
     def shrink(self, amount: int) -> None:
         """Hold only `amount` once the body is read. A body of unknown length held the maximum before."""
         if amount != self._amount:
-            self._room.add(self._tenant, amount - self._amount)
+            self._capacity.adjust(self._tenant, amount - self._amount)
             self._amount = amount

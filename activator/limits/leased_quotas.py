@@ -31,8 +31,6 @@ from kelvin.contracts.traffic_errors import BudgetSpent, BudgetUnavailable, Tena
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
 
-AFTER_S: Final = 1.0
-
 # KEYS[1] maps each activator to its lease and the lease's end, and '' to the largest known use. An expired lease is
 # deleted. A lease that seems to last longer than a new one was granted before Redis's clock stepped back, and is cut.
 # Input: our name, the known use, what stays leased whatever the limit, what is wanted, the limit, a lease's seconds.
@@ -80,7 +78,7 @@ class Coverage(Enum):
 
 
 @dataclass(slots=True)
-class _Kept(Generic[A]):
+class _TenantQuota(Generic[A]):
     """A tenant's held quota, with the account and limit of the last request."""
 
     account: A
@@ -96,14 +94,14 @@ class LeasedQuotas(ABC, Generic[A]):
         self._kind = kind
         self._terms = terms
         self._clock = clock
-        self._kept: dict[str, _Kept[A]] = {}
-        self._asking = SingleFlight()
+        self._quotas: dict[str, _TenantQuota[A]] = {}
+        self._queries = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} tenants={len(self._kept)} asking={len(self._asking)} {self._store!r}>"
+        return f"<{type(self).__name__} tenants={len(self._quotas)} querying={len(self._queries)} {self._store!r}>"
 
     @abstractmethod
-    def _use(self, tenant: str, account: A) -> QuotaUsage:
+    def _usage(self, tenant: str, account: A) -> QuotaUsage:
         """Return what the tenant uses of its quota."""
 
     async def _cover(self, tenant: str, account: A, limit: int, units: int) -> Coverage:
@@ -112,79 +110,82 @@ class LeasedQuotas(ABC, Generic[A]):
         """
         has_waited = False
 
-        def decide(is_asking: bool) -> Coverage | None:
+        def decide(is_querying: bool) -> Coverage | None:
             nonlocal has_waited
-            kept = self._kept.get(tenant)
-            if has_waited and (kept is None or kept.account is not account):
+            tenant_quota = self._quotas.get(tenant)
+            if has_waited and (tenant_quota is None or tenant_quota.account is not account):
                 # The tenant was removed, and may exist again with another account. This account gets no more updates of
                 # its use, and two accounts that take turns would query for ever.
                 return Coverage.AWAY
             has_waited = True
-            return self._decide(tenant, account, limit, units, is_asking)
+            return self._decide(tenant, account, limit, units, is_querying)
 
-        def ask(waiting: int) -> Coroutine[Any, Any, None]:
-            kept = self._of(tenant, account, limit)
-            return self._ask(tenant, kept, kept.quota.ask(self._use(tenant, account), limit, waiting, self._clock()))
+        def build_query(waiting: int) -> Coroutine[Any, Any, None]:
+            tenant_quota, usage = self._ensure_quota(tenant, account, limit), self._usage(tenant, account)
+            lease_request = tenant_quota.quota.build_lease_request(usage, limit, waiting, self._clock())
+            return self._query_store(tenant, tenant_quota, lease_request)
 
-        return await self._asking.ask_until_decided(tenant, units, decide, ask)
+        return await self._queries.query_until_decided(tenant, units, decide, build_query)
 
     async def run(self) -> None:
         """Renew used quotas and give back unused ones, until cancelled."""
-        await run_every(RENEW_S, self.tend)
+        await run_every(RENEW_S, self.maintain)
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Renew or give back the quotas of all tenants once."""
-        await self._asking.tend(self._kept, self._renew)
+        await self._queries.maintain(self._quotas, self._renew)
 
     async def close(self) -> None:
         """Give back unused quotas within CLOSE_S, then wait for running queries, which end by themselves."""
-        for kept in self._kept.values():
-            kept.quota.most = 0
-        await self._asking.close(self.tend())
+        for tenant_quota in self._quotas.values():
+            tenant_quota.quota.peak = 0
+        await self._queries.close(self.maintain())
 
-    def _decide(self, tenant: str, account: A, limit: int, units: int, is_asking: bool) -> Coverage | None:
+    def _decide(self, tenant: str, account: A, limit: int, units: int, is_querying: bool) -> Coverage | None:
         """Return the coverage, or None if the store must be queried or is being queried."""
-        use, now_s = self._use(tenant, account), self._clock()
-        if use.known + use.own + units > limit:
+        usage, now_s = self._usage(tenant, account), self._clock()
+        if usage.settled + usage.local + units > limit:
             return Coverage.SPENT
-        quota = self._of(tenant, account, limit).quota
-        if quota.try_use(use, units, now_s):
+        quota = self._ensure_quota(tenant, account, limit).quota
+        if quota.try_use(usage, units, now_s):
             return Coverage.COVERED
-        if is_asking:
+        if is_querying:
             return None
         if not self._store.is_up:
-            has_share = self._terms.shares_alone and use.own + units <= equal_share(limit, self._store.members)
-            return Coverage.COVERED if has_share and now_s >= quota.ends_s else Coverage.AWAY
+            may_use_share = self._terms.uses_share_without_store and now_s >= quota.ends_s
+            fits = usage.local + units <= equal_share(limit, self._store.member_count)
+            return Coverage.COVERED if may_use_share and fits else Coverage.AWAY
         return Coverage.SPENT if now_s < quota.quiet_until_s else None
 
     def _renew(self, tenant: str) -> Coroutine[Any, Any, None] | None:
-        kept = self._kept.get(tenant)  # None: dropped while another tenant's lease was renewed
-        if kept is None or not self._store.is_up:
+        tenant_quota = self._quotas.get(tenant)  # None: dropped while another tenant's lease was renewed
+        if tenant_quota is None or not self._store.is_up:
             return None
-        use = self._use(tenant, kept.account)
-        if kept.quota.is_idle(use):
-            del self._kept[tenant]
+        usage = self._usage(tenant, tenant_quota.account)
+        if tenant_quota.quota.is_idle(usage):
+            del self._quotas[tenant]
             return None
-        return self._ask(tenant, kept, kept.quota.renewal(use, kept.limit, self._clock()))
+        renewal = tenant_quota.quota.build_renewal_request(usage, tenant_quota.limit, self._clock())
+        return self._query_store(tenant, tenant_quota, renewal)
 
-    async def _ask(self, tenant: str, kept: _Kept[A], question: LeaseRequest) -> None:
-        use, terms = question.use, self._terms
-        key = f"kelvin:{{{tenant}}}:{self._kind}" + (f":{use.period}" if use.period else "")
+    async def _query_store(self, tenant: str, tenant_quota: _TenantQuota[A], lease_request: LeaseRequest) -> None:
+        usage = lease_request.usage
+        key = f"kelvin:{{{tenant}}}:{self._kind}" + (f":{usage.period}" if usage.period else "")
         try:
-            granted = await self._store.ask(
-                LEASE, (key,), self._store.name, use.known, question.must_keep, question.want, kept.limit,
-                str(terms.leased_s),
+            granted = await self._store.run_script(
+                LEASE, (key,), self._store.name, usage.settled, lease_request.must_keep, lease_request.want,
+                tenant_quota.limit, str(self._terms.leased_s),
             )  # fmt: skip
-            kept.quota.record_grant(question, int(granted), self._clock())
+            tenant_quota.quota.record_grant(lease_request, int(granted), self._clock())
         except StoreUnavailable:
             pass  # the lease stays valid until it expires
 
-    def _of(self, tenant: str, account: A, limit: int) -> _Kept[A]:
-        kept = self._kept.get(tenant)
-        if kept is None or kept.account is not account:
-            kept = self._kept[tenant] = _Kept(account, limit, HeldQuota(self._terms))
-        kept.limit = limit
-        return kept
+    def _ensure_quota(self, tenant: str, account: A, limit: int) -> _TenantQuota[A]:
+        tenant_quota = self._quotas.get(tenant)
+        if tenant_quota is None or tenant_quota.account is not account:
+            tenant_quota = self._quotas[tenant] = _TenantQuota(account, limit, HeldQuota(self._terms))
+        tenant_quota.limit = limit
+        return tenant_quota
 
 
 class SharedConcurrencyLimiter(LeasedQuotas[None]):
@@ -194,19 +195,19 @@ class SharedConcurrencyLimiter(LeasedQuotas[None]):
         self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: LeaseTerms = PERMITS
     ) -> None:
         super().__init__(store, "places", terms, clock)
-        self._inside: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<SharedConcurrencyLimiter tenants={len(self._kept)} inside={self._inside.total()} {self._store!r}>"
+        return f"<SharedConcurrencyLimiter tenants={len(self._quotas)} running={self._running.total()} {self._store!r}>"
 
-    async def enter(self, tenant: str, limit: int | None) -> Permit:
+    async def acquire_permit(self, tenant: str, limit: int | None) -> Permit:
         """Return a block that counts one more request. Raises Refused(TenantBusy). May wait for the store."""
         if limit is not None and await self._cover(tenant, None, limit, 1) is not Coverage.COVERED:
             raise Refused(TenantBusy(limit, RETRY_AFTER_S))
-        return Permit(self._inside, tenant, None)
+        return Permit(self._running, tenant, None)
 
-    def _use(self, tenant: str, _: None) -> QuotaUsage:
-        return QuotaUsage(self._inside[tenant])
+    def _usage(self, tenant: str, _: None) -> QuotaUsage:
+        return QuotaUsage(self._running[tenant])
 
 
 class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
@@ -223,21 +224,21 @@ class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
         super().__init__(store, "budget", BUDGETS, clock)
         self._wall_s = wall_s
 
-    async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
+    async def cover(self, tenant: str, spending: TenantSpending, budget_micros: int, micros: int) -> None:
         """Wait until the leased budget covers a request that may cost `micros`. Raises Refused(BudgetUnavailable |
         BudgetSpent). A budget that is used up admits no request, not even a free one.
         """
-        cover = await self._cover(tenant, spent, budget_micros, max(1, micros))
-        if cover is Coverage.AWAY:
-            raise Refused(BudgetUnavailable(AFTER_S))
-        if cover is Coverage.SPENT:
+        coverage = await self._cover(tenant, spending, budget_micros, max(1, micros))
+        if coverage is Coverage.AWAY:
+            raise Refused(BudgetUnavailable(RETRY_AFTER_S))
+        if coverage is Coverage.SPENT:
             raise Refused(BudgetSpent(budget_micros, micros))
 
-    def forget(self, tenant: str) -> None:
+    def stop_renewing(self, tenant: str) -> None:
         """Stop renewing the tenant's lease."""
-        self._kept.pop(tenant, None)
+        self._quotas.pop(tenant, None)
 
-    def _use(self, _: str, spent: TenantSpending) -> QuotaUsage:
+    def _usage(self, _: str, spending: TenantSpending) -> QuotaUsage:
         now_us = int(self._wall_s() * 1e6)
-        own, known = spent.own_micros(now_us), spent.known_micros(now_us)
-        return QuotaUsage(own, known, spent.handed_over_micros, spent.month_at(now_us))
+        local, settled = spending.local_micros(now_us), spending.ledger_micros(now_us)
+        return QuotaUsage(local, settled, spending.handed_over_micros, spending.month_at(now_us))

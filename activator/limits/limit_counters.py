@@ -27,13 +27,13 @@ class LimitCounters:
     budgets: SharedBudgetLeases | None = None
     loops: Mapping[str, Body] = field(default_factory=dict)
 
-    def names(self) -> tuple[str, ...]:
+    def activator_names(self) -> tuple[str, ...]:
         """Return the names of the activators that share the store, as far as is known; () without a store."""
-        return () if self.store is None else self.store.names
+        return () if self.store is None else self.store.member_names
 
     def activator_count(self) -> int | None:
         """Return how many activators share the store, this one included, or None if that is unknown now."""
-        return self.store.members if self.store is not None and self.store.is_up else None
+        return self.store.member_count if self.store is not None and self.store.is_up else None
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> 
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
         page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
-        page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.members)
+        page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.member_count)
         requests, tokens, places = (
             RedisRateCounter(store, REQUESTS),
             RedisRateCounter(store, TOKENS),

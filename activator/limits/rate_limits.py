@@ -46,26 +46,26 @@ class LocalRateCounter:
     async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
         """Hold `units` if there is room. Does not wait."""
         now_s = self._clock()
-        return self._buckets.of(tenant, now_s).hold(limit, units, now_s)
+        return self._buckets.ensure_bucket(tenant, now_s).hold(limit, units, now_s)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
         """Charge `used` in place of `held`."""
         now_s = self._clock()
-        self._buckets.of(tenant, now_s).settle(limit, held, used, now_s)
+        self._buckets.ensure_bucket(tenant, now_s).settle(limit, held, used, now_s)
 
     def rate_status(self, tenant: str, limit: int) -> RateStatus:
         """Return the state of the tenant's bucket."""
         now_s = self._clock()
-        return self._buckets.of(tenant, now_s).rate_status(limit, now_s)
+        return self._buckets.ensure_bucket(tenant, now_s).rate_status(limit, now_s)
 
 
 class TokenReservation:
     """Tokens that a request holds until it is settled."""
 
-    __slots__ = ("_counting", "_held", "_limit", "_tenant")
+    __slots__ = ("_held", "_limit", "_rate_counter", "_tenant")
 
-    def __init__(self, counting: RateCounter, tenant: str, limit: int, held: int) -> None:
-        self._counting = counting
+    def __init__(self, rate_counter: RateCounter, tenant: str, limit: int, held: int) -> None:
+        self._rate_counter = rate_counter
         self._tenant = tenant
         self._limit = limit
         self._held: int | None = held
@@ -74,7 +74,7 @@ class TokenReservation:
         """Charge `used` tokens; 0 gives all back. A second call does nothing."""
         held, self._held = self._held, None
         if held is not None:
-            self._counting.settle(self._tenant, self._limit, held, used)
+            self._rate_counter.settle(self._tenant, self._limit, held, used)
 
 
 class RateLimits:
@@ -87,7 +87,7 @@ class RateLimits:
     def __repr__(self) -> str:
         return f"<RateLimits requests={self._requests!r} tokens={self._tokens!r}>"
 
-    async def enter(self, headers: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
+    async def count_request(self, headers: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
         """Count a request, and put its tenant's limits into `headers`. Raises Refused(RateLimited)."""
         if tenant_limits.tpm is not None:
             headers[:] = _rate_headers(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))

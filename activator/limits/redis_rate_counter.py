@@ -18,7 +18,7 @@ from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_e
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore
 
-TEND_S: Final = 0.5  # interval between checks for expired blocks
+MAINTAIN_S: Final = 0.5  # interval between checks for expired blocks
 
 
 # A bucket (GCRA) stores how many seconds it needs to be full, and the time of that value. A full bucket has no key. If
@@ -54,51 +54,57 @@ class RedisRateCounter:
         self._clock = clock
         self._blocks: dict[str, TokenBlock] = {}
         self._limits: dict[str, int] = {}  # each tenant's limit at its last request
-        self._asking = SingleFlight()
+        self._queries = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<RedisRateCounter {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
+        return (
+            f"<RedisRateCounter {self._kind} tenants={len(self._blocks)} querying={len(self._queries)} {self._store!r}>"
+        )
 
     async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
         """Hold `units`, unless the returned status says how long to wait. Safe to cancel. Waits for Redis at most for
         its time limit, and not while it is away.
         """
 
-        def ask(waiting: int) -> Coroutine[Any, Any, None]:
-            block = self._of(tenant, limit)
-            return self._ask(tenant, block, limit, block.ask(limit, units, waiting, self._clock()))
+        def build_query(waiting: int) -> Coroutine[Any, Any, None]:
+            block = self._ensure_block(tenant, limit)
+            return self._query_store(
+                tenant, block, limit, block.build_refill_request(limit, units, waiting, self._clock())
+            )
 
-        return await self._asking.ask_until_decided(tenant, units, partial(self._decide, tenant, limit, units), ask)
+        return await self._queries.query_until_decided(
+            tenant, units, partial(self._decide, tenant, limit, units), build_query
+        )
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
         """Charge `used` in place of `held`."""
-        self._of(tenant, limit).settle(held, used, self._clock())
+        self._ensure_block(tenant, limit).settle(held, used, self._clock())
 
     def rate_status(self, tenant: str, limit: int) -> RateStatus:
         """Return the state as Redis last reported it, plus the block here."""
-        return self._of(tenant, limit).rate_status(limit, self._clock())
+        return self._ensure_block(tenant, limit).rate_status(limit, self._clock())
 
     async def run(self) -> None:
         """Give back expired blocks and pay debts, until cancelled."""
-        await run_every(TEND_S, self.tend)
+        await run_every(MAINTAIN_S, self.maintain)
 
-    async def tend(self, ahead_s: float = 0.0) -> None:
+    async def maintain(self, ahead_s: float = 0.0) -> None:
         """Give back blocks that expire within `ahead_s`, and drop idle tenants."""
-        await self._asking.tend(self._blocks, partial(self._give_back, ahead_s))
+        await self._queries.maintain(self._blocks, partial(self._give_back, ahead_s))
 
     async def close(self) -> None:
         """Give back all blocks within CLOSE_S, then wait for running queries, which end by themselves."""
-        await self._asking.close(self.tend(inf))
+        await self._queries.close(self.maintain(inf))
 
-    def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> RateStatus | None:
+    def _decide(self, tenant: str, limit: int, units: int, is_querying: bool) -> RateStatus | None:
         """Return the status, or None if Redis must be queried or is being queried."""
-        block, now_s = self._of(tenant, limit), self._clock()
+        block, now_s = self._ensure_block(tenant, limit), self._clock()
         if block.try_hold(units, now_s):
             return block.rate_status(limit, now_s)
-        if is_asking:
+        if is_querying:
             return None
         if not self._store.is_up:
-            return block.hold_locally(equal_share(limit, self._store.members), units, now_s)
+            return block.hold_locally(equal_share(limit, self._store.member_count), units, now_s)
         if (refill_pause_s := block.refill_pause_s(units, now_s)) is not None:
             lacks = units - block.rate_status(limit, now_s).remaining
             return block.rate_status(limit, now_s, max(refill_pause_s, lacks * 60 / limit))
@@ -111,22 +117,24 @@ class RedisRateCounter:
             return None
         if not self._store.is_up:
             return None
-        asked = block.give_back(limit, now_s, ahead_s)
-        return None if asked is None else self._ask(tenant, block, limit, asked)
+        refill_request = block.build_return_request(limit, now_s, ahead_s)
+        return None if refill_request is None else self._query_store(tenant, block, limit, refill_request)
 
-    async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: RefillRequest) -> None:
+    async def _query_store(self, tenant: str, block: TokenBlock, limit: int, refill_request: RefillRequest) -> None:
         try:
             key = f"kelvin:{{{tenant}}}:{self._kind}"
-            granted, full_in_s = await self._store.ask(TAKE, (key,), limit, asked.give, asked.need, asked.want)
+            granted, full_in_s = await self._store.run_script(
+                TAKE, (key,), limit, refill_request.give, refill_request.need, refill_request.want
+            )
         except StoreUnavailable:
-            block.record_unanswered(asked)
+            block.record_unanswered(refill_request)
         except BaseException:
-            block.record_unanswered(asked)
+            block.record_unanswered(refill_request)
             raise
         else:
-            block.record_refill(asked, int(granted), float(full_in_s), self._clock())
+            block.record_refill(refill_request, int(granted), float(full_in_s), self._clock())
 
-    def _of(self, tenant: str, limit: int) -> TokenBlock:
+    def _ensure_block(self, tenant: str, limit: int) -> TokenBlock:
         self._limits[tenant] = limit
         found = self._blocks.get(tenant)
         if found is None:

@@ -25,8 +25,8 @@ from kelvin.contracts.setting_parser import BadSetting
 
 log = logging.getLogger(__name__)
 
-ANSWER_S: Final = dependencies.REDIS.timeout_s
-BEAT_S: Final = 1.0
+RESPONSE_TIMEOUT_S: Final = dependencies.REDIS.timeout_s
+HEARTBEAT_S: Final = 1.0
 SILENT_S: Final = 5.0  # a member that is silent for so long no longer counts
 CONNECTIONS: Final = 16
 BULK_PART: Final = 0.75  # part of Redis's `maxmemory` for kept answers; the rest is for limits
@@ -34,11 +34,11 @@ MEMBERS: Final = "kelvin:members"
 REFUSED_WRITE: Final = re.compile(r"\b(OOM|MISCONF|READONLY)\b")
 
 # Control scripts must work in a full Redis. Redis refuses a script only if its first write may need memory, so their
-# first write needs none (DEL, HDEL, PEXPIRE). For scripts that store much, see `keep`.
+# first write needs none (DEL, HDEL, PEXPIRE). For scripts that store much, see `run_storing_script`.
 
 # Input: our name, SILENT_S. Output: the members' names. A beat in the future is from before Redis's clock stepped back,
 # and is moved to now.
-BEAT: Final = """
+HEARTBEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -51,44 +51,44 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 
 
 class RedisStore:
-    """A connection to one Redis. `name` is this activator's name as a member. An answer takes at most `answer_s`."""
+    """A connection to one Redis. `name` is this activator's name as a member. `response_timeout_s` bounds a command."""
 
-    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, redis: Redis, name: str, response_timeout_s: float = RESPONSE_TIMEOUT_S) -> None:
         self._redis = redis
         self.name = name
-        self._answer_s = answer_s
+        self._response_timeout_s = response_timeout_s
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self._is_outage_logged = False
         self.write_refusal: str | None = None  # why Redis refuses writes although it answers
-        self.members = 1
-        self.names: tuple[str, ...] = (name,)
+        self.member_count = 1
+        self.member_names: tuple[str, ...] = (name,)
         self.commands = 0
         self._is_memory_unknown = False
         self._bulk_room = 0.0  # bytes of answers that this activator may write until the next beat
 
     def __repr__(self) -> str:
-        return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
+        return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.member_count} commands={self.commands}>"
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Record that this activator is alive, and find out whether Redis answers."""
         try:
-            told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
-            free_bytes: float = await self._answer(self._bulk_bytes())
+            names: list[bytes] = await self.run_script(HEARTBEAT, (MEMBERS,), self.name, int(SILENT_S))
+            free_bytes: float = await self._wait_result(self._bulk_bytes())
         except StoreUnavailable:
             return
-        self._bulk_room = free_bytes / max(1, len(told))
-        self.names = tuple(sorted(name.decode() for name in told))
-        self.members = max(1, len(told))
+        self._bulk_room = free_bytes / max(1, len(names))
+        self.member_names = tuple(sorted(name.decode() for name in names))
+        self.member_count = max(1, len(names))
         if not self.is_up:
-            log.info("redis answers", extra={"members": self.members})
+            log.info("redis answers", extra={"members": self.member_count})
         self.is_up, self._is_outage_logged, self.write_refusal = True, False, None
 
     async def run(self) -> None:
-        """Beat every BEAT_S until cancelled."""
+        """Send a heartbeat every HEARTBEAT_S until cancelled."""
         while True:
-            await self.beat()
-            await asyncio.sleep(BEAT_S)
+            await self.send_heartbeat()
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def close(self) -> None:
         """Wait for running commands, which end by themselves, then close the connections."""
@@ -96,26 +96,28 @@ class RedisStore:
             await asyncio.wait(self._running)
         await self._redis.aclose(close_connection_pool=True)
 
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+    async def run_script(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
         """Return the script's result. Cancelling ends the wait, not the command. Raises StoreUnavailable."""
-        return await self._answer(self._command(script, keys, *arguments))
+        return await self._wait_result(self._command(script, keys, *arguments))
 
-    async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
-        """Run a script that stores `nbytes`. Raises as `ask`. Raises StoreFull if that would leave too little memory
-        for limits, leases and budgets in the same Redis.
+    async def run_storing_script(
+        self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int
+    ) -> Any:
+        """Run a script that stores `nbytes`. Raises as `run_script`. Raises StoreFull if that would leave too little
+        memory for limits, leases and budgets in the same Redis.
         """
         if nbytes > self._bulk_room:
             raise StoreFull
         self._bulk_room -= nbytes
-        return await self.ask(script, keys, *arguments)
+        return await self.run_script(script, keys, *arguments)
 
-    async def _answer(self, command: Awaitable[Any]) -> Any:
+    async def _wait_result(self, command: Awaitable[Any]) -> Any:
         self.commands += 1
         task = asyncio.ensure_future(command)
         self._running.add(task)
-        task.add_done_callback(self._ended)
-        done, _ = await asyncio.wait((task,), timeout=self._answer_s)
-        error = task.exception() if done else TimeoutError(f"no answer in {self._answer_s:g} s")
+        task.add_done_callback(self._on_task_done)
+        done, _ = await asyncio.wait((task,), timeout=self._response_timeout_s)
+        error = task.exception() if done else TimeoutError(f"no answer in {self._response_timeout_s:g} s")
         if error is None:
             return task.result()
         refusal = _write_refusal(error)
@@ -143,33 +145,33 @@ class RedisStore:
             self._is_memory_unknown = True
             return 0.0
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: the caller has already been notified
 
 
 @asynccontextmanager
-async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
-    """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command. Raises BadSetting for an
-    invalid URL. The message shows only the scheme, since a URL may contain a password.
+async def open_store(url: str, name: str, response_timeout_s: float = RESPONSE_TIMEOUT_S) -> AsyncIterator[RedisStore]:
+    """Open the Redis at `url`, which may be away. `response_timeout_s` bounds each step of a command. Raises BadSetting
+    for an invalid URL. The message shows only the scheme, since a URL may contain a password.
     """
     try:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
-            timeout=answer_s,  # for a free connection
-            socket_connect_timeout=answer_s,
-            socket_timeout=answer_s,
+            timeout=response_timeout_s,  # for a free connection
+            socket_connect_timeout=response_timeout_s,
+            socket_timeout=response_timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
         pool.connection_class(**pool.connection_kwargs)  # refuse an unknown option here instead of at each attempt
     except (TypeError, ValueError):
         shown = url.partition("://")[0] + "://..."
         raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
-    store = RedisStore(Redis(connection_pool=pool), name, answer_s)
+    store = RedisStore(Redis(connection_pool=pool), name, response_timeout_s)
     try:
-        await store.beat()
+        await store.send_heartbeat()
         yield store
     finally:
         await store.close()

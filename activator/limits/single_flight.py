@@ -13,7 +13,7 @@ StoreQuery = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
 # concurrent renewals: fast enough for all leases, and others need connections, too
-AT_ONCE: Final = 8
+MAX_CONCURRENT_QUERIES: Final = 8
 
 
 class StoreUnavailable(Exception):
@@ -40,16 +40,16 @@ class SingleFlight:
     def __contains__(self, name: object) -> bool:
         return name in self._tasks
 
-    async def ask_until_decided(
-        self, name: str, units: int, decide: Callable[[bool], T | None], ask: Callable[[int], StoreQuery]
+    async def query_until_decided(
+        self, name: str, units: int, decide: Callable[[bool], T | None], build_query: Callable[[int], StoreQuery]
     ) -> T:
         """Return the first result of `decide` that is not None, and query the store before each further call.
 
-        `decide` gets whether a query for that name is running. All callers wait for that query. If there is none, `ask`
-        makes one for the units of all waiting callers. Cancelling ends the wait, not the query.
+        `decide` gets whether a query for that name is running. All callers wait for that query. If there is none,
+        `build_query` makes one for the units of all waiting callers. Cancelling ends the wait, not the query.
         """
         while (found := decide(name in self._tasks)) is None:
-            task = self._tasks.get(name) or self._start(name, ask(self.waiting[name] + units))
+            task = self._tasks.get(name) or self._start(name, build_query(self.waiting[name] + units))
             self.waiting[name] += units
             try:
                 await asyncio.wait((task,))
@@ -59,13 +59,13 @@ class SingleFlight:
                     del self.waiting[name]
         return found
 
-    async def tend(self, names: Iterable[str], due: Callable[[str], StoreQuery | None]) -> None:
-        """Run the due query of each name, AT_ONCE at a time. Names with a running query are skipped."""
+    async def maintain(self, names: Iterable[str], due_query: Callable[[str], StoreQuery | None]) -> None:
+        """Run the due query of each name, MAX_CONCURRENT_QUERIES at a time. Names with a running query are skipped."""
         left = list(names)
         while left:
-            some, left = left[:AT_ONCE], left[AT_ONCE:]
-            asked = [(name, due(name)) for name in some if name not in self._tasks]
-            if tasks := [self._start(name, question) for name, question in asked if question is not None]:
+            some, left = left[:MAX_CONCURRENT_QUERIES], left[MAX_CONCURRENT_QUERIES:]
+            asked = [(name, due_query(name)) for name in some if name not in self._tasks]
+            if tasks := [self._start(name, query) for name, query in asked if query is not None]:
                 await asyncio.wait(tasks)
 
     async def close(self, give_back: Awaitable[None]) -> None:
@@ -76,19 +76,19 @@ class SingleFlight:
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    def _start(self, name: str, question: StoreQuery) -> "asyncio.Task[None]":
-        task = self._tasks[name] = asyncio.ensure_future(self._run_query(name, question))
+    def _start(self, name: str, query: StoreQuery) -> "asyncio.Task[None]":
+        task = self._tasks[name] = asyncio.ensure_future(self._run_query(name, query))
         return task
 
-    async def _run_query(self, name: str, question: StoreQuery) -> None:
+    async def _run_query(self, name: str, query: StoreQuery) -> None:
         try:
-            await question
+            await query
         finally:
             del self._tasks[name]
 
 
-async def run_every(every_s: float, tend: Callable[[], Awaitable[None]]) -> None:
-    """Call `tend` every `every_s` seconds until cancelled."""
+async def run_every(interval_s: float, maintain: Callable[[], Awaitable[None]]) -> None:
+    """Call `maintain` every `interval_s` seconds until cancelled."""
     while True:
-        await asyncio.sleep(every_s)
-        await tend()
+        await asyncio.sleep(interval_s)
+        await maintain()

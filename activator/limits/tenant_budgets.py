@@ -22,13 +22,13 @@ def is_charged(outcome: str | None, completion_tokens: int) -> bool:
 class BudgetLeases(Protocol):
     """Leases this activator's part of budgets that several activators share."""
 
-    async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
+    async def cover(self, tenant: str, spending: TenantSpending, budget_micros: int, micros: int) -> None:
         """Wait until the leased budget covers a request that may cost `micros`. The caller must hold it without
         awaiting first. Raises Refused(BudgetSpent | BudgetUnavailable). Safe to cancel.
         """
         ...
 
-    def forget(self, tenant: str) -> None:
+    def stop_renewing(self, tenant: str) -> None:
         """Stop renewing the tenant's lease: without feed rows, nothing tells which records the ledger has."""
         ...
 
@@ -36,10 +36,10 @@ class BudgetLeases(Protocol):
 class BudgetReservation:
     """The most that a request may cost. End it once: by `settle` with its record, or by `release` without one."""
 
-    __slots__ = ("_held_micros", "_prices", "_spent")
+    __slots__ = ("_held_micros", "_prices", "_spending")
 
-    def __init__(self, spent: TenantSpending, prices: TokenPrices, held_micros: int) -> None:
-        self._spent = spent
+    def __init__(self, spending: TenantSpending, prices: TokenPrices, held_micros: int) -> None:
+        self._spending = spending
         self._prices = prices
         self._held_micros: int | None = held_micros
 
@@ -51,13 +51,13 @@ class BudgetReservation:
         micros = 0
         if is_charged(record.outcome, record.completion_tokens):
             micros = self._prices.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
-        self._spent.settle(held, micros, sequence, record.ended_at_us)
+        self._spending.settle(held, micros, sequence, record.ended_at_us)
 
     def release(self) -> None:
         """Give the reservation back. Does nothing after `settle`."""
         held, self._held_micros = self._held_micros, None
         if held is not None:
-            self._spent.release(held)
+            self._spending.release(held)
 
 
 class TenantBudgets:
@@ -71,47 +71,49 @@ class TenantBudgets:
         self._source = source
         self._leases = leases
         self._wall_s = wall_s
-        self._spent: dict[str, TenantSpending] = {}
+        self._spending_by_tenant: dict[str, TenantSpending] = {}
 
     def __repr__(self) -> str:
-        return f"<TenantBudgets tenants={len(self._spent)}>"
+        return f"<TenantBudgets tenants={len(self._spending_by_tenant)}>"
 
-    def apply(self, line: Feed) -> None:
+    def apply(self, feed: Feed) -> None:
         """Apply the ledger's sums from a feed message. Reservations of running requests stay."""
-        before = set(self._spent) if line.full else set(line.removed_tenants)
-        if line.full:
-            reported = {row.tenant for row in line.spending}
-            self._spent = {name: each for name, each in self._spent.items() if name in reported or each.held_micros}
-        for row in line.spending:
-            self._of(row.tenant).apply_ledger_row(row)
-        for tenant in line.removed_tenants:
-            self._spent.pop(tenant, None)
+        before = set(self._spending_by_tenant) if feed.full else set(feed.removed_tenants)
+        if feed.full:
+            reported = {row.tenant for row in feed.spending}
+            self._spending_by_tenant = {
+                name: each for name, each in self._spending_by_tenant.items() if name in reported or each.held_micros
+            }
+        for row in feed.spending:
+            self._ensure_spending(row.tenant).apply_ledger_row(row)
+        for tenant in feed.removed_tenants:
+            self._spending_by_tenant.pop(tenant, None)
         if self._leases is not None:
-            for tenant in before - self._spent.keys():
-                self._leases.forget(tenant)
+            for tenant in before - self._spending_by_tenant.keys():
+                self._leases.stop_renewing(tenant)
 
     def check(self, tenant: str, budget_micros: int) -> None:
         """Refuse if the budget is used up. Raises Refused(BudgetSpent)."""
-        if not self._of(tenant).try_hold(budget_micros, 0, self._now_us()):
+        if not self._ensure_spending(tenant).try_hold(budget_micros, 0, self._now_us()):
             raise Refused(BudgetSpent(budget_micros))
 
     async def hold(
         self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int
     ) -> BudgetReservation:
         """Hold the most that a request may cost. Raises as `check`, and Refused(BudgetUnavailable). Safe to cancel."""
-        spent = self._of(tenant)
-        prices = _FREE if spent.row is None else spent.row.prices
+        spending = self._ensure_spending(tenant)
+        prices = _FREE if spending.row is None else spending.row.prices
         micros = prices.cost_micros(prompt_tokens, 0, completion_tokens)
-        if self._leases is not None and spent.row is not None:
-            await self._leases.cover(tenant, spent, budget_micros, micros)
-        if not spent.try_hold(budget_micros, micros, self._now_us()):
+        if self._leases is not None and spending.row is not None:
+            await self._leases.cover(tenant, spending, budget_micros, micros)
+        if not spending.try_hold(budget_micros, micros, self._now_us()):
             raise Refused(BudgetSpent(budget_micros, micros))
-        return BudgetReservation(spent, prices, micros)
+        return BudgetReservation(spending, prices, micros)
 
-    def _of(self, tenant: str) -> TenantSpending:
-        found = self._spent.get(tenant)
+    def _ensure_spending(self, tenant: str) -> TenantSpending:
+        found = self._spending_by_tenant.get(tenant)
         if found is None:
-            found = self._spent[tenant] = TenantSpending(self._source)
+            found = self._spending_by_tenant[tenant] = TenantSpending(self._source)
         return found
 
     def _now_us(self) -> int:

@@ -105,10 +105,10 @@ class ClientResponse:
             await exchange.write(late[:-1])
             late = late[-1:]
         else:
-            await exchange.delivered()  # nothing was sent yet, so this only checks that the client is connected
+            await exchange.wait_delivered()  # nothing was sent yet, so this only checks that the client is connected
         account.delivered_tokens = account.seen.completion_tokens
         await self._settle()
-        if not exchange.started:
+        if not exchange.has_started:
             await exchange.start(200, head)
         await exchange.finish(late)
 
@@ -142,10 +142,10 @@ class ClientResponse:
             )
             self._exchange.connection.abort()
             return
-        await self._settle_failed(failure, None if not self._exchange.started else 200)
-        if self._exchange.connection.unaccepted():  # the client reads nothing, so a failure would not reach it
+        await self._settle_failed(failure, None if not self._exchange.has_started else 200)
+        if self._exchange.connection.unaccepted_bytes():  # the client reads nothing, so a failure would not reach it
             self._exchange.connection.abort()
-        elif not self._exchange.started:
+        elif not self._exchange.has_started:
             headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
             headers.append((b"server-timing", self._account.timeline.server_timing().encode()))
             body = self._form(failure, self._account.request_id)
@@ -179,7 +179,7 @@ class ClientResponse:
         """Stop the heartbeats, and send the head if it is still held back."""
         self._account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
         await self.stop_heartbeats()
-        if not self._exchange.started:
+        if not self._exchange.has_started:
             await self._exchange.start(200, self._head(_SSE))
 
     def _head(self, content_type: bytes) -> Headers:

@@ -95,7 +95,7 @@ def parse_inference_request(
         stream=body.stream,
         started_at_us=exchange.arrived_at_us,
         timeline=Timeline(exchange.arrived_us),
-        caller=exchange.caller,
+        caller=exchange.caller_trace,
     )
     return InferenceRequest(
         exchange,

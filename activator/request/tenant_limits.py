@@ -26,14 +26,14 @@ class TenantLimiter:
 
     def acquire_permit(self, tenant: str, tenant_limits: TenantLimits) -> Awaitable[Permit]:
         """Return a block that counts one more concurrent request of the tenant. Entering raises Refused(TenantBusy)."""
-        return self._concurrency_limiter.enter(tenant, tenant_limits.requests)
+        return self._concurrency_limiter.acquire_permit(tenant, tenant_limits.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
         """Check limits before the body is read. Raises Refused(BudgetSpent | RateLimited)."""
         if tenant_limits.budget_micros is not None:
             self._budgets.check(tenant, tenant_limits.budget_micros)
         if tenant_limits.rpm is not None or tenant_limits.tpm is not None:
-            await self._rates.enter(exchange.rates, tenant, tenant_limits)
+            await self._rates.count_request(exchange.rate_headers, tenant, tenant_limits)
 
     async def reserve(self, inference_request: InferenceRequest, most: Estimate) -> None:
         """Reserve what the request may use, replacing its earlier reservation. Call `settle` at its end.
@@ -52,7 +52,7 @@ class TenantLimiter:
             if inference_request.token_reservation is not None:
                 inference_request.token_reservation.settle(0)
             inference_request.token_reservation = await self._rates.reserve(
-                inference_request.exchange.rates, tenant, tenant_limits.tpm, most.tokens
+                inference_request.exchange.rate_headers, tenant, tenant_limits.tpm, most.tokens
             )
 
     def settle(self, inference_request: InferenceRequest) -> None:

@@ -5,32 +5,32 @@ from collections.abc import Callable, Iterable
 from starlette.types import Message
 
 from activator.http.deadline_timer import DeadlineTimer
-from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, arrival
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, read_clocks_us
 
 
 class FakeConnection:
     """A connection whose client has read everything that was sent."""
 
     def __init__(self) -> None:
-        self.alarm = DeadlineTimer()
+        self.deadline_timer = DeadlineTimer()
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         return 0
 
-    def is_accepted(self) -> bool:
+    def is_all_accepted(self) -> bool:
         return True
 
-    async def wait_accepted(self) -> bool:
+    async def wait_all_accepted(self) -> bool:
         return True
 
-    def watch(self, gone: Callable[[], None]) -> None: ...
+    def watch(self, on_disconnect: Callable[[], None]) -> None: ...
 
-    def try_body(self) -> bytes | None:
+    def try_read_body(self) -> bytes | None:
         return None
 
-    def body_is_read(self) -> None: ...
+    def on_body_read(self) -> None: ...
 
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None: ...
+    def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -55,6 +55,6 @@ def exchange(
 
     scope = {
         "method": "POST", "raw_path": b"/", "query_string": b"", "headers": [*headers], "client": (address, 1),
-        ARRIVAL_KEY: arrival(), REQUEST_ID_KEY: "req_1",
+        ARRIVAL_KEY: read_clocks_us(), REQUEST_ID_KEY: "req_1",
     }  # fmt: skip
     return Exchange(scope, receive, send, connection or FakeConnection(), 60.0)

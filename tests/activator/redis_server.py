@@ -109,4 +109,4 @@ async def wait_until_up(store: RedisStore) -> None:
     """Send commands until the store answers."""
     async with asyncio.timeout(60):
         while not store.is_up:
-            await store.beat()
+            await store.send_heartbeat()

@@ -30,13 +30,13 @@ class Bucket(TokenBucket):
 
     held: int = 0  # held by running requests
 
-    def room(self, limit: int, now_s: float) -> float:
+    def free_units(self, limit: int, now_s: float) -> float:
         """Return the free units; negative if charges exceeded what was held."""
         return limit - self.missing(MINUTE_S / limit, now_s) - self.held
 
     def rate_status(self, limit: int, now_s: float, wait_s: float | None = None) -> RateStatus:
         """Return the current state of the limit."""
-        remaining = max(0, floor(self.room(limit, now_s) + ROUNDING))
+        remaining = max(0, floor(self.free_units(limit, now_s) + ROUNDING))
         return RateStatus(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
     def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> RateStatus:
@@ -63,15 +63,15 @@ class Bucket(TokenBucket):
 class Buckets:
     """The buckets of one kind of limit for all tenants. Full buckets are dropped from time to time."""
 
-    def __init__(self, least: int = 1024) -> None:
+    def __init__(self, min_sweep_size: int = 1024) -> None:
         self._buckets: dict[str, Bucket] = {}
-        self._sweep_at = self._least = least
+        self._sweep_at = self._least = min_sweep_size
 
     def __repr__(self) -> str:
         held = sum(bucket.held for bucket in self._buckets.values())
         return f"<Buckets tenants={len(self._buckets)} held={held}>"
 
-    def of(self, tenant: str, now_s: float) -> Bucket:
+    def ensure_bucket(self, tenant: str, now_s: float) -> Bucket:
         """Return the tenant's bucket. A new one is full."""
         found = self._buckets.get(tenant)
         if found is None:

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 from kelvin.contracts.accounting.spending import SpendingRow
 
 _SHORTEST_US: Final = 28 * 86_400_000_000  # the shortest month
-UNSEEN: Final = 4096  # bound on separate records; above it the newest are merged
+MAX_UNREPORTED: Final = 4096  # bound on separate records; above it the newest are merged
 
 
-class _Unseen(NamedTuple):
+class _UnreportedRecords(NamedTuple):
     """Records of this activator that the ledger's sum lacks."""
 
     sequence: int  # of the last record
@@ -33,56 +33,60 @@ class TenantSpending:
     row: SpendingRow | None = None
     held_micros: int = 0
     handed_over_micros: int = 0  # total of our records that are now in the ledger's sum
-    _unseen: deque[_Unseen] = field(default_factory=deque)
-    _unseen_sum_micros: int = 0  # sum of `_unseen`, kept because each request needs it
-    _before_micros: int | None = None  # spent in the month before the row's month; None: unknown
+    _unreported: deque[_UnreportedRecords] = field(default_factory=deque)
+    _unreported_sum_micros: int = 0  # sum of `_unseen`, kept because each request needs it
+    _previous_month_micros: int | None = None  # spent in the month before the row's month; None: unknown
 
     def apply_ledger_row(self, row: SpendingRow) -> None:
         """Apply the ledger's sum. Records that it contains are no longer counted here. The row may be of a month that
         has not begun by our clock. Until then records count in the month before it.
         """
-        before = _month_beside(row.month, -1)
+        before = _adjacent_month(row.month, -1)
         is_reported = before in row.beside
         if is_reported:
-            self._before_micros = row.beside[before]
+            self._previous_month_micros = row.beside[before]
         elif self.row is not None and self.row.month == before:
-            self._before_micros = self.row.spent_micros
+            self._previous_month_micros = self.row.spent_micros
         elif self.row is None or self.row.month != row.month:
-            self._before_micros = None
+            self._previous_month_micros = None
         self.row = row
         seen = row.seen.get(self.source, 0)
-        while self._unseen and self._unseen[0].sequence <= seen:
-            record = self._unseen.popleft()
-            self._unseen_sum_micros -= record.micros
+        while self._unreported and self._unreported[0].sequence <= seen:
+            record = self._unreported.popleft()
+            self._unreported_sum_micros -= record.micros
             self.handed_over_micros += record.micros
-            if self._before_micros is not None and not is_reported and record.ended_at_us < _begins_us(row.month):
-                self._before_micros += record.micros
+            if (
+                self._previous_month_micros is not None
+                and not is_reported
+                and record.ended_at_us < _begins_us(row.month)
+            ):
+                self._previous_month_micros += record.micros
 
     def spent_micros(self, now_us: int) -> int:
         """Return what was spent in the current month; 0 before the first row."""
-        return self.known_micros(now_us) + self._unseen_micros(now_us)
+        return self.ledger_micros(now_us) + self._unreported_micros(now_us)
 
-    def known_micros(self, now_us: int) -> int:
+    def ledger_micros(self, now_us: int) -> int:
         """Return the ledger's sum for the current month."""
         if self.row is None:
             return 0
-        if self._is_before(now_us):
-            assert self._before_micros is not None
-            return self._before_micros
+        if self._is_previous_month(now_us):
+            assert self._previous_month_micros is not None
+            return self._previous_month_micros
         if now_us >= self.row.ends_at_us:
-            return self.row.beside.get(_month_beside(self.row.month, 1), 0)
+            return self.row.beside.get(_adjacent_month(self.row.month, 1), 0)
         return self.row.spent_micros
 
     def month_at(self, now_us: int) -> str:
-        """Return the month, YYYY-MM in UTC, that `known_micros` is about. Call it after `apply_ledger_row`."""
+        """Return the month, YYYY-MM in UTC, that `ledger_micros` is about. Call it after `apply_ledger_row`."""
         assert self.row is not None, "nothing costs anything yet"
-        if self._is_before(now_us):
-            return _month_beside(self.row.month, -1)
-        return self.row.month if now_us < self.row.ends_at_us else _month_beside(self.row.month, 1)
+        if self._is_previous_month(now_us):
+            return _adjacent_month(self.row.month, -1)
+        return self.row.month if now_us < self.row.ends_at_us else _adjacent_month(self.row.month, 1)
 
-    def own_micros(self, now_us: int) -> int:
+    def local_micros(self, now_us: int) -> int:
         """Return what the ledger lacks of the current month: running requests at their most, and records."""
-        return self.held_micros + self._unseen_micros(now_us)
+        return self.held_micros + self._unreported_micros(now_us)
 
     def covers(self, budget_micros: int, micros: int, now_us: int) -> bool:
         """Return whether the budget covers `micros` more. A used-up budget admits no request, whatever it costs."""
@@ -107,36 +111,36 @@ class TenantSpending:
         if self.row is not None and sequence <= self.row.seen.get(self.source, 0):
             self.handed_over_micros += micros
             return
-        self._unseen_sum_micros += micros
-        if len(self._unseen) < UNSEEN:
-            self._unseen.append(_Unseen(max(sequence, self._last()), ended_at_us, micros))
+        self._unreported_sum_micros += micros
+        if len(self._unreported) < MAX_UNREPORTED:
+            self._unreported.append(_UnreportedRecords(max(sequence, self._last_sequence()), ended_at_us, micros))
         else:
-            last = self._unseen.pop()
-            self._unseen.append(_Unseen(max(sequence, last.sequence), ended_at_us, last.micros + micros))
+            last = self._unreported.pop()
+            self._unreported.append(_UnreportedRecords(max(sequence, last.sequence), ended_at_us, last.micros + micros))
 
-    def _is_before(self, now_us: int) -> bool:
+    def _is_previous_month(self, now_us: int) -> bool:
         """Return whether the row's month has not begun by our clock, and the month before it is known."""
-        if self.row is None or self._before_micros is None or now_us >= self.row.ends_at_us - _SHORTEST_US:
+        if self.row is None or self._previous_month_micros is None or now_us >= self.row.ends_at_us - _SHORTEST_US:
             return False
         return now_us < _begins_us(self.row.month)
 
-    def _unseen_micros(self, now_us: int) -> int:
+    def _unreported_micros(self, now_us: int) -> int:
         if self.row is None:
             return 0
         if now_us >= self.row.ends_at_us:  # a new month has begun that the ledger has not reported
-            return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
-        return self._unseen_sum_micros
+            return sum(each.micros for each in self._unreported if each.ended_at_us >= self.row.ends_at_us)
+        return self._unreported_sum_micros
 
-    def _last(self) -> int:
-        return self._unseen[-1].sequence if self._unseen else 0
+    def _last_sequence(self) -> int:
+        return self._unreported[-1].sequence if self._unreported else 0
 
     @property
-    def unseen(self) -> int:
+    def unreported_count(self) -> int:
         """Number of separate records that the ledger lacks."""
-        return len(self._unseen)
+        return len(self._unreported)
 
 
-def _month_beside(month: str, step: int) -> str:
+def _adjacent_month(month: str, step: int) -> str:
     """Return the month after (`step` 1) or before (-1)."""
     count = int(month[:4]) * 12 + int(month[5:]) - 1 + step
     return f"{count // 12:04}-{count % 12 + 1:02}"

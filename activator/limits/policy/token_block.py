@@ -13,13 +13,13 @@ from typing import Final
 from activator.limits.policy.gcra import MINUTE_S, Bucket, RateStatus
 
 LEASE_S: Final = 2.0
-BLOCKS: Final = 20  # blocks per minute's worth
+BLOCKS_PER_MINUTE: Final = 20  # blocks per minute's worth
 QUIET_S: Final = 1.0  # interval between queries while little is available
 
 
-def block_of(limit: int) -> int:
+def block_size(limit: int) -> int:
     """Return how many units are taken ahead of what is needed at once."""
-    return max(1, limit // BLOCKS)
+    return max(1, limit // BLOCKS_PER_MINUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +69,40 @@ class TokenBlock:
         left_s = self.quiet_until_s - now_s
         return left_s if left_s > 0 and units >= self.quiet_need else None
 
-    def ask(self, limit: int, need: int, waiting: int, now_s: float) -> RefillRequest:
+    def build_refill_request(self, limit: int, need: int, waiting: int, now_s: float) -> RefillRequest:
         """Return the query for `waiting` waiting units. Call `record_refill` or `record_unanswered` afterwards."""
         left = self.stock - self.held
         self.stock -= left
         owed = self._owed(now_s)
-        asked = RefillRequest(left - owed, need, max(need, waiting) + block_of(limit), now_s, self.local_bucket, owed)
+        refill_request = RefillRequest(
+            left - owed, need, max(need, waiting) + block_size(limit), now_s, self.local_bucket, owed
+        )
         self.local_bucket = None
-        return asked
+        return refill_request
 
-    def give_back(self, limit: int, now_s: float, ahead_s: float = 0.0) -> RefillRequest | None:
+    def build_return_request(self, limit: int, now_s: float, ahead_s: float = 0.0) -> RefillRequest | None:
         """Return the query for a block that expires within `ahead_s`, or for a debt. None if there is neither."""
         left = self.stock - self.held
         if self.local_bucket is None and (left == 0 or (left > 0 and now_s + ahead_s < self.ends_s)):
             return None
-        asked = self.ask(limit, 0, 0, now_s)
-        return RefillRequest(asked.give, 0, 0, now_s, asked.local_bucket, asked.owed)
+        refill_request = self.build_refill_request(limit, 0, 0, now_s)
+        return RefillRequest(refill_request.give, 0, 0, now_s, refill_request.local_bucket, refill_request.owed)
 
-    def record_refill(self, asked: RefillRequest, granted: int, full_in_s: float, now_s: float) -> None:
+    def record_refill(self, refill_request: RefillRequest, granted: int, full_in_s: float, now_s: float) -> None:
         """Record the bucket's answer. It grants nothing if it has less than is needed."""
         self.full_at_s = now_s + full_in_s
-        if not asked.want:
+        if not refill_request.want:
             return
         self.stock += granted
-        self.ends_s = asked.sent_s + LEASE_S
-        if granted < asked.want:
+        self.ends_s = refill_request.sent_s + LEASE_S
+        if granted < refill_request.want:
             self.quiet_until_s = now_s + QUIET_S
-            self.quiet_need = 0 if granted else asked.need
+            self.quiet_need = 0 if granted else refill_request.need
 
-    def record_unanswered(self, asked: RefillRequest) -> None:
+    def record_unanswered(self, refill_request: RefillRequest) -> None:
         """Handle a query without an answer, which may have been executed. Returned units are lost, debts remain."""
-        self.local_bucket = asked.local_bucket
-        left = asked.give + asked.owed
+        self.local_bucket = refill_request.local_bucket
+        left = refill_request.give + refill_request.owed
         if left < 0:
             self.stock += left
 
@@ -110,7 +112,7 @@ class TokenBlock:
         """
         if self.local_bucket is None:
             self.local_limit = share
-            self.began_full_at_s = now_s + MINUTE_S * (1 - block_of(share) / share)
+            self.began_full_at_s = now_s + MINUTE_S * (1 - block_size(share) / share)
             self.local_bucket = Bucket(self.began_full_at_s)
         elif share != self.local_limit:
             self._change_local_limit(share, now_s)

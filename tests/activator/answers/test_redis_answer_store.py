@@ -49,7 +49,7 @@ async def _own(limits: AnswerStoreLimits) -> AsyncIterator[AnswerStore]:
 @asynccontextmanager
 async def _shared(limits: AnswerStoreLimits) -> AsyncIterator[AnswerStore]:
     with RedisServer() as server:
-        async with asyncio.timeout(120), open_store(server.url, "one", answer_s=30.0) as store:
+        async with asyncio.timeout(120), open_store(server.url, "one", response_timeout_s=30.0) as store:
             yield RedisAnswerStore(store, "cache", limits)
 
 
@@ -203,7 +203,7 @@ async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
     async with member(redis) as (one, _, store), member(redis, "two") as (two, _, _):
         mine = await one.claim(ask("k"))
         assert isinstance(mine, Claimed)
-        ask_store, is_late = store.ask, True
+        ask_store, is_late = store.run_script, True
 
         async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
             nonlocal is_late
@@ -212,7 +212,7 @@ async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
                 await one.release(ask("k"), mine)
             return await ask_store(script, keys, *arguments)
 
-        store.ask = late  # type: ignore[method-assign]
+        store.run_script = late  # type: ignore[method-assign]
         await one.maintain()
         assert not is_late
         assert isinstance(await two.claim(ask("k")), Claimed)
@@ -228,7 +228,7 @@ async def test_activators_claim_locally_without_redis(redis: RedisServer) -> Non
         await one.publish(ask("k"), Claimed(is_alone=True), b"sealed")
         await one.release(ask("other"), Claimed(b"token"))
         redis.start()
-        await store.beat()
+        await store.send_heartbeat()
         assert await one.claim(ask("k")) == KeptAnswer(ask("k").fingerprint, b"sealed")
         mine = await one.claim(ask("new"))
         assert isinstance(mine, Claimed)
@@ -329,10 +329,10 @@ async def test_answers_leave_room_for_limits(redis: RedisServer) -> None:
         for number in range(64):
             await _publish(answers, str(number), b"x" * (1 << 20))
             if number % 8 == 0:
-                await store.beat()
+                await store.send_heartbeat()
         assert store.is_up
         assert (await RedisRateCounter(store, "requests").hold("acme", 60, 1)).wait_s is None
-        with await SharedConcurrencyLimiter(store).enter("acme", 1):
+        with await SharedConcurrencyLimiter(store).acquire_permit("acme", 1):
             assert redis.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
         kept = [await answers.claim(ask(str(number))) for number in range(64)]
         assert all(isinstance(each, KeptAnswer) for each in kept)
@@ -343,9 +343,9 @@ async def test_redis_that_does_not_tell_its_memory_keeps_limits(redis: RedisServ
     """Some accounts and proxies refuse INFO. The free memory is unknown, so answers are stored locally only."""
     redis.ask("ACL", "SETUSER", "default", "-info")
     async with member(redis) as (answers, own, store):
-        await store.beat()
+        await store.send_heartbeat()
         assert store.is_up
-        with await SharedConcurrencyLimiter(store).enter("acme", 1):
+        with await SharedConcurrencyLimiter(store).acquire_permit("acme", 1):
             assert redis.ask("EXISTS", "kelvin:{acme}:places") == b":1"
         await _publish(answers, "1")
         assert own.cache.nbytes > 0

@@ -55,13 +55,13 @@ async def test_delivered_bytes_follow_the_fastest_client() -> None:
     with broadcast.listening(), broadcast.listening() as quick:
         await recorded.head()
         await recorded.say(b"12")
-        assert not broadcast.is_accepted()
-        accepted = asyncio.create_task(broadcast.wait_accepted())
+        assert not broadcast.is_all_accepted()
+        accepted = asyncio.create_task(broadcast.wait_all_accepted())
         await asyncio.sleep(0)
         assert not accepted.done()
         quick.record_taken(2)
         assert await accepted
-        assert broadcast.is_accepted()
+        assert broadcast.is_all_accepted()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_run_is_abandoned_when_the_last_client_leaves(watched: bool, ended
         assert recorded.said == []
         if ended:
             await recorded.say(b"", next_piece=False)
-    assert not await broadcast.wait_accepted()
+    assert not await broadcast.wait_all_accepted()
     assert recorded.said == want
 
 
@@ -119,7 +119,7 @@ async def test_a_broken_answer_ends_for_all() -> None:
         one.record_taken(2)
         with pytest.raises(ClientGone):
             await one.next_piece()
-        assert not await recorded.broadcast.wait_accepted()
+        assert not await recorded.broadcast.wait_all_accepted()
     whole = RecordedBroadcast()
     with whole.broadcast.listening() as three:
         await whole.say(b"x", next_piece=False)

@@ -63,7 +63,7 @@ async def test_cached_answer_reports_its_age() -> None:
 @pytest.mark.parametrize("how", ["kill", "pause"])
 async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
     """An activator that knows Redis is down sends it no commands. A Redis that only hung still has its answers."""
-    async with asyncio.timeout(120), open_store(redis.url, "one", answer_s=2.0) as store:
+    async with asyncio.timeout(120), open_store(redis.url, "one", response_timeout_s=2.0) as store:
         kept = RedisAnswerStore(store, "cache", LIMITS)
         await kept.publish(ask("1"), None, b"sealed")
         await until(kept, ask("1"), b"sealed")

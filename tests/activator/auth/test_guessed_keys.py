@@ -93,7 +93,7 @@ async def test_guesses_from_few_addresses_are_held_back() -> None:
 
     async with limiter_world() as door:
         door.flood(GUESSES, addresses=100)
-        held = min(LIMITS.held, 100 * LIMITS.held_of_one)
+        held = min(LIMITS.max_held, 100 * LIMITS.max_held_per_source)
         assert len(door.held) == door.failed_auth_limiter.total_held == held
         ended = GUESSES - 100 * LIMITS.burst - held
         assert door.codes == {"Unauthenticated": 100 * LIMITS.burst, "TooManyFailures, and it ends": ended}
@@ -102,7 +102,7 @@ async def test_guesses_from_few_addresses_are_held_back() -> None:
 
 @pytest.mark.parametrize(("limits", "is_bounded"), [
     pytest.param(LIMITS, True, id="bounded"),
-    pytest.param(replace(LIMITS, sources=1 << 20), False, id="control: no bound"),
+    pytest.param(replace(LIMITS, max_sources=1 << 20), False, id="control: no bound"),
 ])  # fmt: skip
 async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuthLimits, is_bounded: bool) -> None:
     """Five guesses from each of 5,000 addresses are refused at once. LIMITS.sources addresses are remembered."""
@@ -110,7 +110,7 @@ async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuth
     async with limiter_world(limits) as door:
         door.flood(25_000, addresses=5000)
         assert door.codes == {"Unauthenticated": 25_000}
-        assert (door.known == LIMITS.sources) == is_bounded
+        assert (door.known == LIMITS.max_sources) == is_bounded
         assert not door.held
 
 

@@ -172,7 +172,7 @@ async def test_answer_without_capacity_counts_as_missing() -> None:
     unused: Any = None
     hits: list[bool] = []
     cached = CacheableRequest(answers, what, hits.append)
-    with answers.capacity.take("other", limits.nbytes):
+    with answers.capacity.hold("other", limits.nbytes):
         assert not await cached.try_old_answer(request, unused, 10)
         assert not await cached.try_answer(exchange, request, unused)
     assert (hits, recorded) == ([False], [b"miss"])

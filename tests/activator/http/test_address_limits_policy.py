@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.http.address_limits_policy import AddressLimiter, AddressLimits, is_padded, is_slow, networks
+from activator.http.address_limits_policy import AddressLimiter, AddressLimits, is_padded, is_slow, parse_networks
 
-LIMITS = AddressLimits(connections=2, rate=10.0, trusted=networks("10.0.0.0/8,::1"), burst_s=0.5, sources=4)
+LIMITS = AddressLimits(
+    max_connections=2, rate=10.0, trusted=parse_networks("10.0.0.0/8,::1"), burst_s=0.5, max_sources=4
+)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +52,16 @@ def test_connections_are_bounded_and_charged_as_requests() -> None:
     """A third connection is refused until one ends. Connections that open and close again meet the request rate."""
     addresses = AddressLimiter(LIMITS)
     assert [addresses.try_open("a", 0.0) for _ in range(3)] == [True, True, False]
-    addresses.closed("a")
+    addresses.record_closed("a")
     assert addresses.try_open("a", 0.0)
-    addresses.closed("a")
+    addresses.record_closed("a")
     opened = 0
     while addresses.try_open("a", 0.0):
-        addresses.closed("a")
+        addresses.record_closed("a")
         opened += 1
         addresses.check_integrity()
     assert opened == 2  # of the burst of five, three were used above
-    addresses.closed("a")
+    addresses.record_closed("a")
     assert repr(addresses) == "<AddressLimiter connected=0 known=1>"
 
 
@@ -94,11 +96,11 @@ def test_trusted_addresses_are_not_counted(address: str, want: str | None) -> No
 
 
 def test_networks_setting_is_parsed() -> None:
-    assert networks("none") == ()
-    assert networks("10.0.0.0/8, ::1") == (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1/128"))
+    assert parse_networks("none") == ()
+    assert parse_networks("10.0.0.0/8, ::1") == (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1/128"))
     for wrong in ("", "10.0.0.1/8", "loopback", "10.0.0.0/8,"):
         with pytest.raises(ValueError, match=r".*"):
-            networks(wrong)
+            parse_networks(wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from activator.accounting.metrics import RequestMetrics
 from activator.api.front_door import FrontDoorApp
 from activator.http.client_connection import EXTENSION
 from activator.http.error_response import closing_response
-from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, RequestLimits, arrival
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, Exchange, RequestLimits, read_clocks_us
 from activator.routing.request_routes import ListModels
 from kelvin.contracts.errors import Refused, Unauthenticated
 from kelvin.contracts.traffic_errors import AddressBusy
@@ -75,7 +75,7 @@ async def test_every_refusal_at_the_door_is_counted(error: BaseException, want: 
     scope = {
         "method": "GET", "raw_path": b"/v1/models", "query_string": b"", "headers": [(b"host", b"localhost")],
         "client": ("127.0.0.1", 1), "extensions": {EXTENSION: FakeConnection()},
-        ARRIVAL_KEY: arrival(), REQUEST_ID_KEY: "req_1",
+        ARRIVAL_KEY: read_clocks_us(), REQUEST_ID_KEY: "req_1",
     }  # fmt: skip
     await door(scope, none, send)
     assert said[0]["status"] == int(want[1])

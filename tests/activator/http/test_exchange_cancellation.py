@@ -14,8 +14,8 @@ class WatchedConnection(FakeConnection):
     """A connection that shows its watcher."""
 
     watch, unwatch = ClientConnection.watch, ClientConnection.unwatch
-    _client_left = ClientConnection._client_left
-    _on_gone: Callable[[], None] | None = None
+    _notify_disconnect = ClientConnection._notify_disconnect
+    _on_disconnect: Callable[[], None] | None = None
     _is_open = True
 
     @property
@@ -24,11 +24,11 @@ class WatchedConnection(FakeConnection):
 
     @property
     def gone(self) -> Callable[[], None] | None:
-        return self._on_gone
+        return self._on_disconnect
 
     def leave(self) -> None:
-        assert self._on_gone is not None
-        self._on_gone()
+        assert self._on_disconnect is not None
+        self._on_disconnect()
 
 
 async def _end_of(

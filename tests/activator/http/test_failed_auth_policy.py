@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from activator.http.failed_auth_policy import FailedAuthLimiter, FailedAuthLimits, Penalty, source_of
 
-LIMITS = FailedAuthLimits(burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, beyond=8, sources=4, held=3, held_of_one=2)
+LIMITS = FailedAuthLimits(
+    burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, max_excess=8, max_sources=4, max_held=3, max_held_per_source=2
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def test_repeated_failures_double_the_hold_time(gaps_s: list[float], want: Penal
     guesses, now_s, penalty = FailedAuthLimiter(LIMITS), 0.0, None
     for gap_s in gaps_s:
         now_s += gap_s
-        penalty = guesses.failed("a", now_s)
+        penalty = guesses.record_failure("a", now_s)
         guesses.check_integrity()
     assert penalty == want
 
@@ -36,19 +38,19 @@ def test_repeated_failures_double_the_hold_time(gaps_s: list[float], want: Penal
 def test_sources_are_penalized_independently() -> None:
     guesses = FailedAuthLimiter(LIMITS)
     for _ in range(10):
-        guesses.failed("a", 0.0)
-    assert guesses.failed("a", 0.0) is not None
-    assert guesses.failed("b", 0.0) is None
+        guesses.record_failure("a", 0.0)
+    assert guesses.record_failure("a", 0.0) is not None
+    assert guesses.record_failure("b", 0.0) is None
 
 
 def test_least_recent_source_is_forgotten() -> None:
     """Memory is bounded. A source that keeps failing is not forgotten."""
     guesses = FailedAuthLimiter(LIMITS)
     for _ in range(4):
-        guesses.failed("loud", 0.0)
+        guesses.record_failure("loud", 0.0)
     for number in range(20):
-        guesses.failed(f"other {number}", 0.0)
-        assert guesses.failed("loud", 0.0) is not None
+        guesses.record_failure(f"other {number}", 0.0)
+        assert guesses.record_failure("loud", 0.0) is not None
         guesses.check_integrity()
 
 
@@ -74,7 +76,7 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None
     for step, source, gap_s in steps:
         now_s += gap_s
         if step == "fail":
-            first, second = guesses.failed(source, now_s), guesses.failed(source, now_s)
+            first, second = guesses.record_failure(source, now_s), guesses.record_failure(source, now_s)
             assert (0.0 if first is None else first.hold_s) <= (0.0 if second is None else second.hold_s) <= 1.0
         elif step == "hold" and guesses.try_hold(source):
             held.append(source)

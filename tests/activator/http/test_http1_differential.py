@@ -178,7 +178,7 @@ def _bytes_until_error(raw: bytes) -> int:
 Rule = Callable[[bytes, bytes], bool]  # of the bytes from the request on, and of its head alone
 
 
-def _in_head(pattern: bytes) -> Rule:
+def _is_in_head(pattern: bytes) -> Rule:
     compiled = re.compile(pattern, re.IGNORECASE)
     return lambda rest, head: compiled.search(head) is not None
 
@@ -198,22 +198,22 @@ def _is_elsewhere(rest: bytes, head: bytes) -> bool:
 KNOWN_METHODS: Final = rb"GET|POST|HEAD|DELETE|OPTIONS|PUT"
 CLOSE_IN_TRAILER: Final = _in_body(rb"\nconnection:[^\r]*close")
 STRICTER: Final[dict[str, Rule]] = {
-    "a version other than HTTP/1.0 and HTTP/1.1": _in_head(rb"\A\S+ \S+ (?!HTTP/1\.[01]\r\n)"),
-    "CONNECT": _in_head(rb"\ACONNECT "),
+    "a version other than HTTP/1.0 and HTTP/1.1": _is_in_head(rb"\A\S+ \S+ (?!HTTP/1\.[01]\r\n)"),
+    "CONNECT": _is_in_head(rb"\ACONNECT "),
     "a method that the parser does not know": lambda rest, head: re.match(rb"(" + KNOWN_METHODS + rb") ", head) is None,
     "a target that is no path of this host": _is_elsewhere,
-    "a fragment": _in_head(rb"\A\S+ \S*#"),
-    "a line that ends with a line feed alone": _in_head(rb"(?<!\r)\n"),
-    "a folded header": _in_head(rb"\n[ \t]"),
-    "a control character or DEL in a header": _in_head(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]"),
+    "a fragment": _is_in_head(rb"\A\S+ \S*#"),
+    "a line that ends with a line feed alone": _is_in_head(rb"(?<!\r)\n"),
+    "a folded header": _is_in_head(rb"\n[ \t]"),
+    "a control character or DEL in a header": _is_in_head(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]"),
     "more than one length": lambda rest, head: len(re.findall(rb"\ncontent-length:", head, re.IGNORECASE)) > 1,
-    "a list of lengths": _in_head(rb"\ncontent-length:[^\r]*,"),
-    "a space inside or behind a length": _in_head(rb"\ncontent-length:[^\r]*\d[ \t]"),
+    "a list of lengths": _is_in_head(rb"\ncontent-length:[^\r]*,"),
+    "a space inside or behind a length": _is_in_head(rb"\ncontent-length:[^\r]*\d[ \t]"),
     "a length together with chunks": lambda rest, head: (
         b"\ncontent-length:" in head.lower() and b"\ntransfer-encoding:" in head.lower()
     ),
-    "a tab in a transfer coding": _in_head(rb"\ntransfer-encoding:[^\r]*\t"),
-    "a transfer coding in HTTP/1.0": _in_head(rb" HTTP/1\.0\r(?s:.*)\ntransfer-encoding:"),
+    "a tab in a transfer coding": _is_in_head(rb"\ntransfer-encoding:[^\r]*\t"),
+    "a transfer coding in HTTP/1.0": _is_in_head(rb" HTTP/1\.0\r(?s:.*)\ntransfer-encoding:"),
     "no host in HTTP/1.0": lambda rest, head: b" HTTP/1.0" in head and b"\nhost:" not in head.lower(),
     "space around a chunk's size": _in_body(rb"(\A|\n)[0-9a-f]*[ \t]"),
     "white space or a carriage return alone in a chunk's extension": _in_body(

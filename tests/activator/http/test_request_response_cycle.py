@@ -18,7 +18,7 @@ class FakeWire:
     """A wire that accepts everything and records the events."""
 
     def __init__(self) -> None:
-        self.is_full = False
+        self.is_writing_paused = False
         self.written: list[bytes] = []
         self.said: list[str] = []
 
@@ -40,12 +40,12 @@ class FakeWire:
 
     async def wait_until_drained(self) -> None:
         self.said.append("drained")
-        self.is_full = False
+        self.is_writing_paused = False
 
-    def response_completed(self) -> None:
+    def on_response_completed(self) -> None:
         self.said.append("answered")
 
-    def task_ended(self) -> None:
+    def on_task_ended(self) -> None:
         self.said.append("left")
 
 
@@ -160,7 +160,7 @@ async def test_a_body_is_received_as_it_comes() -> None:
     waiting = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
     assert not waiting.done()
-    cycle.body_ended()
+    cycle.mark_body_complete()
     assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
     waiting = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
@@ -188,7 +188,7 @@ async def test_100_continue_is_sent_once_when_the_body_is_wanted() -> None:
     cycle, wire = _posted(expects_continue=True)
     cycle.add_body(b"a")
     await cycle.receive()
-    cycle.body_ended()
+    cycle.mark_body_complete()
     await cycle.receive()
     assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
     cycle, wire = _posted(expects_continue=True)
@@ -203,7 +203,7 @@ async def test_full_connection_delays_the_next_write() -> None:
     cycle, wire = _posted()
     await cycle.send(_start())
     await cycle.send(_body(b"a", True))
-    wire.is_full = True
+    wire.is_writing_paused = True
     await cycle.send(_body(b"b"))
     assert wire.said == ["drained", "answered"]
 
@@ -224,9 +224,9 @@ def test_complete_body_is_returned_at_once(
     for part in parts:
         cycle.add_body(part)
     if ended:
-        cycle.body_ended()
+        cycle.mark_body_complete()
     if is_gone:
         cycle.mark_disconnected()
-    assert cycle.try_body() == want
-    assert want is None or cycle.try_body() is None
+    assert cycle.try_read_body() == want
+    assert want is None or cycle.try_read_body() is None
     assert wire.said == (["pause", "resume"] if len(parts) == 2 else [])

@@ -50,7 +50,7 @@ class StuckStarter(RequestStarter):
         if self.is_stuck:
             asyncio.get_running_loop().call_later(0.01, self._next_tick)
         else:
-            super()._next_tick()
+            super()._begin_tick()
 
 
 async def drain(first: int, *, frees: bool) -> tuple[list[bytes], int]:

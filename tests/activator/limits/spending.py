@@ -91,7 +91,7 @@ class BudgetActivator:
     async def tend(self) -> None:
         """Do what an activator does each second."""
         if self.shared is not None:
-            await self.shared.tend()
+            await self.shared.maintain()
 
     @property
     def committed(self) -> int:

@@ -44,7 +44,7 @@ Opened = Callable[[], AbstractAsyncContextManager[ConcurrencyLimiter]]
 async def refused(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> TenantBusy | None:
     """Return the refusal of one more request, or None if it would be admitted. It is not kept."""
     try:
-        with await concurrency_limiter.enter(tenant, limit):
+        with await concurrency_limiter.acquire_permit(tenant, limit):
             return None
     except Refused as error:
         return error.failure if isinstance(error.failure, TenantBusy) else None
@@ -54,17 +54,17 @@ async def refused(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: i
 async def test_concurrent_requests_are_limited_per_tenant(opened: Opened) -> None:
     """Each tenant has its own limit. A permit is released however its request ends."""
     async with opened() as concurrency_limiter:
-        with await concurrency_limiter.enter("a", 2):
-            with await concurrency_limiter.enter("a", 2), await concurrency_limiter.enter("b", 1):
+        with await concurrency_limiter.acquire_permit("a", 2):
+            with await concurrency_limiter.acquire_permit("a", 2), await concurrency_limiter.acquire_permit("b", 1):
                 assert await refused(concurrency_limiter, "a", 2) == TenantBusy(2, 1.0)
-                with await concurrency_limiter.enter("c", None):
-                    assert "inside=4" in repr(concurrency_limiter)
+                with await concurrency_limiter.acquire_permit("c", None):
+                    assert "running=4" in repr(concurrency_limiter)
             await settled(concurrency_limiter, "a", 2)
-            place = await concurrency_limiter.enter("a", 2)
+            place = await concurrency_limiter.acquire_permit("a", 2)
             with pytest.raises(KeyError), place:
                 raise KeyError
             assert await refused(concurrency_limiter, "a", 2) is None
-        assert "inside=0" in repr(concurrency_limiter)
+        assert "running=0" in repr(concurrency_limiter)
 
 
 async def settled(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> None:
@@ -78,9 +78,11 @@ async def settled(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: i
 async def test_lowered_limit_admits_nobody_until_free(opened: Opened) -> None:
     """Running requests continue. None is admitted until fewer run than the new limit."""
     async with opened() as concurrency_limiter:
-        with await concurrency_limiter.enter("a", 3), await concurrency_limiter.enter("a", 3):
+        with await concurrency_limiter.acquire_permit("a", 3), await concurrency_limiter.acquire_permit("a", 3):
             if isinstance(concurrency_limiter, SharedConcurrencyLimiter):
-                await concurrency_limiter.tend()  # unused permits of the old limit are returned with the next renewal
+                await (
+                    concurrency_limiter.maintain()
+                )  # unused permits of the old limit are returned with the next renewal
             assert await refused(concurrency_limiter, "a", 1) == TenantBusy(1, 1.0)
         await settled(concurrency_limiter, "a", 1)
 
@@ -89,15 +91,15 @@ async def test_lowered_limit_admits_nobody_until_free(opened: Opened) -> None:
 async def test_concurrent_arrivals_get_exactly_the_limit(opened: Opened) -> None:
     """Five of ten concurrent requests are admitted. A cancelled one leaves no permit behind."""
     async with opened() as concurrency_limiter:
-        got = await asyncio.gather(*(concurrency_limiter.enter("a", 5) for _ in range(5)))
+        got = await asyncio.gather(*(concurrency_limiter.acquire_permit("a", 5) for _ in range(5)))
         with ExitStack() as stack:
             for place in got:
                 stack.enter_context(place)
             refusals = await asyncio.gather(*(refused(concurrency_limiter, "a", 5) for _ in range(5)))
             assert refusals == [TenantBusy(5, 1.0)] * 5
-        leaving = asyncio.ensure_future(concurrency_limiter.enter("b", 1))
+        leaving = asyncio.ensure_future(concurrency_limiter.acquire_permit("b", 1))
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait((leaving,))
         await settled(concurrency_limiter, "b", 1)
-        assert "inside=0" in repr(concurrency_limiter)
+        assert "running=0" in repr(concurrency_limiter)

@@ -16,7 +16,7 @@ KEEP: Final = (b"", b"fingerprint", b"sealed", 60_000, "name", ENTRY_BYTES, 3, 1
 # script, keys, arguments; each creates its key
 CONTROL: Final = {
     "rate": (redis_rate_counter.TAKE, ("kelvin:{a}:requests",), (60, 0, 1, 1)),
-    "beat": (redis_store.BEAT, (redis_store.MEMBERS,), ("one", 5)),
+    "beat": (redis_store.HEARTBEAT, (redis_store.MEMBERS,), ("one", 5)),
     "places": (leased_quotas.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, 1, "5.0")),
     "budget": (leased_quotas.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 1, 0, 1, 1, "60.0")),
     "idempotency claim": (redis_answer_store.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
@@ -42,7 +42,7 @@ async def test_full_redis_runs_control_scripts(name: str, redis: RedisServer) ->
         _fill(redis)
         redis.ask("DEL", *keys)
         for _ in range(2):
-            await store.ask(script, keys, *arguments)
+            await store.run_script(script, keys, *arguments)
             assert redis.ask("EXISTS", keys[0]) == b":1"
         assert store.is_up
 
@@ -51,10 +51,10 @@ async def test_full_redis_stays_connected_and_keeps_no_answers(redis: RedisServe
     """Beats continue, so limits stay shared. An answer is refused as too large, which does not count as an outage."""
     async with open_store(redis.url, "one") as store:
         _fill(redis)
-        await store.beat()
+        await store.send_heartbeat()
         assert store.is_up
         with pytest.raises(StoreFull):
-            await store.keep(redis_answer_store.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
+            await store.run_storing_script(redis_answer_store.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
         assert store.is_up
         assert store.write_refusal is None
 
@@ -68,12 +68,12 @@ async def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCapt
     async with open_store(redis.url, "one") as store:
         redis.ask("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(StoreUnavailable):
-            await store.ask(redis_rate_counter.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
+            await store.run_script(redis_rate_counter.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
         assert _state(store) == (False, "READONLY")
         assert "redis refuses writes (READONLY)" in caplog.text
         redis.ask("REPLICAOF", "NO", "ONE")
-        await store.beat()
+        await store.send_heartbeat()
         assert _state(store) == (True, None)
         redis.kill()
-        await store.beat()
+        await store.send_heartbeat()
         assert _state(store) == (False, None)

@@ -36,7 +36,7 @@ async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shar
             async def come(concurrency_limiter: SharedConcurrencyLimiter) -> None:
                 nonlocal most
                 try:
-                    place = await concurrency_limiter.enter("a", LIMIT)
+                    place = await concurrency_limiter.acquire_permit("a", LIMIT)
                 except Refused:
                     return
                 place.__enter__()
@@ -45,7 +45,7 @@ async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shar
 
             for _ in range(60):
                 concurrency_limiter, many = draw.choice((one, two)), draw.randrange(1, 6)
-                tending = [concurrency_limiter.tend()] if draw.random() < 0.3 else []
+                tending = [concurrency_limiter.maintain()] if draw.random() < 0.3 else []
                 await asyncio.gather(*(come(concurrency_limiter) for _ in range(many)), *tending)
                 for _ in range(draw.randrange(0, 6) if inside else 0):
                     if inside:
@@ -56,12 +56,12 @@ async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shar
             assert (most <= LIMIT) == shared
             for _, place in inside:
                 place.__exit__()
-            await one.tend()
-            await one.tend()
+            await one.maintain()
+            await one.maintain()
             with ExitStack() as stack:
                 for _ in range(LIMIT):
                     await settled(two, "a", LIMIT)
-                    stack.enter_context(await two.enter("a", LIMIT))
+                    stack.enter_context(await two.acquire_permit("a", LIMIT))
                 assert await refused(two, "a", LIMIT) is not None
 
 
@@ -73,10 +73,10 @@ async def test_few_requests_query_the_concurrency_store(redis: RedisServer) -> N
         for _ in range(300):
             assert await refused(one, "a", LIMIT) is None
         assert redis.count_scripts() - before == 1
-        await one.tend()
+        await one.maintain()
         assert redis.count_scripts() - before == 3  # renewals of both tenants
         with ExitStack() as stack:
-            for place in await asyncio.gather(*(one.enter("b", LIMIT) for _ in range(LIMIT))):
+            for place in await asyncio.gather(*(one.acquire_permit("b", LIMIT) for _ in range(LIMIT))):
                 stack.enter_context(place)
             assert redis.count_scripts() - before <= 5
 
@@ -86,7 +86,7 @@ async def test_store_is_not_queried_per_refusal(holder: str, asks: int, redis: R
     """The clock stands still. No query is sent if this activator holds the permits itself."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store, over(redis, "two") as two:
         one = SharedConcurrencyLimiter(store, Clock())
-        with await {"one": one, "two": two}[holder].enter("a", 1):
+        with await {"one": one, "two": two}[holder].acquire_permit("a", 1):
             before = redis.count_scripts()
             for _ in range(100):
                 assert await refused(one, "a", 1) is not None
@@ -99,11 +99,11 @@ async def test_renewal_refuses_nobody_while_places_are_free(redis: RedisServer) 
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
         one = SharedConcurrencyLimiter(store, Clock())
         assert await refused(one, "a", LIMIT) is None
-        await one.tend()
-        assert (await asyncio.gather(one.tend(), refused(one, "a", LIMIT)))[1] is None
-        with await one.enter("a", LIMIT), await one.enter("a", LIMIT):
+        await one.maintain()
+        assert (await asyncio.gather(one.maintain(), refused(one, "a", LIMIT)))[1] is None
+        with await one.acquire_permit("a", LIMIT), await one.acquire_permit("a", LIMIT):
             for _ in range(2):
-                await one.tend()
+                await one.maintain()
                 assert await refused(one, "a", LIMIT) is None
         await one.close()
 
@@ -114,11 +114,11 @@ async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> Non
         with ExitStack() as stack:
             for concurrency_limiter in (one, two):
                 for _ in range(3):
-                    stack.enter_context(await concurrency_limiter.enter("a", 10))
+                    stack.enter_context(await concurrency_limiter.acquire_permit("a", 10))
                 assert await refused(concurrency_limiter, "a", 10) is None
             for concurrency_limiter in (one, two):
                 await refused(concurrency_limiter, "a", 5)
-                await concurrency_limiter.tend()
+                await concurrency_limiter.maintain()
             for concurrency_limiter in (one, two):
                 assert await refused(concurrency_limiter, "a", 5) is not None
 
@@ -127,12 +127,12 @@ async def test_silent_activator_loses_its_permits(redis: RedisServer) -> None:
     """Its permits are free after the lease's time, not before. An activator that shuts down returns them at once."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
         one = SharedConcurrencyLimiter(store, terms=replace(PERMITS, leased_s=0.5))
-        with await one.enter("a", 1):
+        with await one.acquire_permit("a", 1):
             async with over(redis, "two") as two:
                 assert int(redis.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
                 await settled(two, "a", 1)
             async with over(redis, "three") as three:
-                with await three.enter("a", 1):
+                with await three.acquire_permit("a", 1):
                     assert await refused(three, "a", 1) is not None
         await one.close()
         assert redis.ask("KEYS", "*places").startswith(b"*0")
@@ -147,24 +147,24 @@ async def test_concurrency_falls_back_to_a_share_without_redis(fault: str, redis
     clock = Clock()
     async with asyncio.timeout(60), open_store(redis.url, "one", 2.0) as store, over(redis, "two") as two:
         one = SharedConcurrencyLimiter(store, clock)
-        await store.beat()
-        assert store.members == 2
+        await store.send_heartbeat()
+        assert store.member_count == 2
         with ExitStack() as stack:
-            stack.enter_context(await one.enter("a", 6))  # leases two
+            stack.enter_context(await one.acquire_permit("a", 6))  # leases two
             redis.kill() if fault == "killed" else redis.pause()
-            stack.enter_context(await one.enter("a", 6))
+            stack.enter_context(await one.acquire_permit("a", 6))
             assert await refused(one, "a", 6) is not None
             assert not is_up(store)
-            clock.now_s += PERMITS.good_s
-            stack.enter_context(await one.enter("a", 6))
+            clock.now_s += PERMITS.usable_s
+            stack.enter_context(await one.acquire_permit("a", 6))
             commands = store.commands
             assert await refused(one, "a", 6) is not None
             assert store.commands == commands
             redis.start() if fault == "killed" else redis.resume()
             await wait_until_up(store)
             clock.now_s += 1
-            await one.tend()
-            places = await asyncio.gather(*(two.enter("a", 6) for _ in range(3)))
+            await one.maintain()
+            places = await asyncio.gather(*(two.acquire_permit("a", 6) for _ in range(3)))
             for place in places:
                 stack.enter_context(place)
             assert await refused(two, "a", 6) is not None
@@ -175,7 +175,7 @@ async def test_places_of_a_dead_member_come_back_after_a_clock_step(redis: Redis
     """A lease that seems to end in an hour is shortened to the usual time."""
     async with over(redis) as one:
         redis.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {redis.now_s() + 3600}'")
-        with await one.enter("a", 5), await one.enter("a", 5):
+        with await one.acquire_permit("a", 5), await one.acquire_permit("a", 5):
             assert await refused(one, "a", 5) is not None
         ends = redis.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
         assert float(ends) <= redis.now_s() + PERMITS.leased_s + 1
@@ -186,7 +186,7 @@ async def test_an_activator_leases_its_places(tmp_path: Path, redis: RedisServer
     async with world(tmp_path, redis=redis.url) as here, over(redis, "other") as other:
         await here.replica("a")
         await here.limit(requests=1)
-        with await other.enter("default", 1):
+        with await other.acquire_permit("default", 1):
             got = await here.post()
             assert (got.status, got.code) == (429, "tenant_busy")
         await other.close()

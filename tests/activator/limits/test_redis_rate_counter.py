@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.limits.policy.token_block import LEASE_S, QUIET_S, block_of
+from activator.limits.policy.token_block import LEASE_S, QUIET_S, block_size
 from activator.limits.redis_rate_counter import RedisRateCounter
 from activator.limits.redis_store import RedisStore, open_store
 from tests.activator.clock import Clock
@@ -91,11 +91,11 @@ async def test_two_activators_never_exceed_the_rate_limit(redis: RedisServer, sh
             used += sum(await asyncio.gather(one.take_all(2 * LIMIT), two.take_all(2 * LIMIT)))
             flowed = (time.monotonic() - began_s) * LIMIT / 60
             assert (used <= LIMIT + flowed + 1) == shared
-            assert used >= LIMIT - 2 * block_of(LIMIT)
+            assert used >= LIMIT - 2 * block_size(LIMIT)
             one.clock.now_s += QUIET_S + 60
             await one.shared.hold("b", LIMIT, 1)
             one.clock.now_s += LEASE_S
-            await one.shared.tend()
+            await one.shared.maintain()
             assert repr(one.shared._blocks["b"]).startswith("TokenBlock(stock=1, held=1")
             assert float(redis.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
 
@@ -107,12 +107,12 @@ async def test_actual_token_use_is_reported_to_redis(redis: RedisServer) -> None
         assert (await two.shared.hold("a", LIMIT, 200)).wait_s is not None
         one.shared.settle("a", LIMIT, 500, 0)
         one.clock.now_s += LEASE_S
-        await one.shared.tend()
+        await one.shared.maintain()
         two.clock.now_s += QUIET_S
         assert (await two.shared.hold("a", LIMIT, 400)).wait_s is None
         two.shared.settle("a", LIMIT, 400, 1200)  # far more than was held: both wait for it
         two.clock.now_s += LEASE_S
-        await two.shared.tend()
+        await two.shared.maintain()
         one.clock.now_s += LEASE_S
         refused = await one.shared.hold("a", LIMIT, 1)
         assert refused.wait_s is not None
@@ -125,16 +125,16 @@ async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis:
     waits for Redis at most once. When Redis is back it learns what was used.
     """
     async with member(redis, answer_s=2.0) as one, member(redis, "two"):
-        await one.store.beat()
-        assert one.store.members == 2
+        await one.store.send_heartbeat()
+        assert one.store.member_count == 2
         assert await one.take() is None
         redis.kill() if fault == "killed" else redis.pause()
-        block = block_of(LIMIT)
+        block = block_size(LIMIT)
         assert [await one.take() for _ in range(block)] == [None] * block
         assert is_up(one.store)  # Redis was not queried
         alone = await one.take_all(LIMIT)
         assert not is_up(one.store)
-        assert alone == block_of(LIMIT // 2)
+        assert alone == block_size(LIMIT // 2)
         commands = one.store.commands
         assert await one.take() is not None
         assert one.store.commands == commands  # no request waits for Redis
@@ -156,12 +156,12 @@ async def test_rate_limit_works_if_redis_never_answers(caplog: pytest.LogCapture
     redis.kill()
     async with member(redis) as one:
         assert not is_up(one.store)
-        await one.store.beat()
+        await one.store.send_heartbeat()
         assert caplog.text.count("redis does not answer") == 1
-        assert await one.take_all(LIMIT) == block_of(LIMIT)
+        assert await one.take_all(LIMIT) == block_size(LIMIT)
         redis.start()
         await wait_until_up(one.store)
-        assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
+        assert await one.take_all(LIMIT) >= LIMIT - 2 * block_size(LIMIT)
 
 
 async def test_cancelled_request_leaves_nothing_held(redis: RedisServer) -> None:
@@ -186,7 +186,7 @@ async def test_idle_tenants_are_forgotten(redis: RedisServer) -> None:
         one.clock.now_s += LEASE_S
         known = []
         for _ in range(2):
-            await one.shared.tend()
+            await one.shared.maintain()
             known.append(repr(one.shared).split()[2])
             one.clock.now_s += 60.0
         assert known == ["tenants=2", "tenants=1"]
@@ -200,7 +200,7 @@ async def test_tenant_that_waits_is_not_forgotten(redis: RedisServer) -> None:
         while is_up(one.store):
             await asyncio.sleep(0)
         while not holding.done():
-            await one.shared.tend()
+            await one.shared.maintain()
             await asyncio.sleep(0)
         assert (await holding).wait_s is None
         one.shared.settle("a", LIMIT, 3, 3)
@@ -235,7 +235,7 @@ async def test_member_that_died_before_a_clock_step_counts_no_more(redis: RedisS
     """A member last seen an hour ahead of now is kept only as long as any silent one."""
     async with member(redis) as one:
         redis.ask("ZADD", "kelvin:members", str(redis.now_s() + 3600), "dead")
-        await one.store.beat()
+        await one.store.send_heartbeat()
         assert int(redis.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= redis.now_s()
 
 

@@ -15,7 +15,7 @@ from tests.activator.limits.spending import END_US, TENANT, BudgetActivator, Led
 from tests.activator.redis_server import RedisServer, wait_until_up
 
 BUDGET = 1000
-PARTS, QUIET_S = BUDGETS.parts, BUDGETS.quiet_s
+PARTS, QUIET_S = BUDGETS.parts, BUDGETS.query_pause_s
 KEY = f"kelvin:{{{TENANT}}}:budget:2026-11"
 
 EACH = pytest.mark.parametrize("opened", [alone, over_redis])
@@ -284,7 +284,7 @@ async def test_budget_ends_with_its_lease_without_redis(fault: str, redis: Redis
         assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
         assert await here.try_hold(BUDGET, 6) == BudgetUnavailable(1.0)
         assert await here.use(BUDGET, 5, 4) is None, "the last lease covers it"
-        here.clock.now_s += BUDGETS.good_s
+        here.clock.now_s += BUDGETS.usable_s
         commands = here.store.commands
         assert await here.try_hold(BUDGET, 1) == BudgetUnavailable(1.0)
         assert here.store.commands == commands

@@ -37,7 +37,7 @@ class Store:
     def take(self, units: int) -> Callable[[bool], int | None]:
         """Return a decision for so many units: None while they are not there."""
 
-        def decide(is_asking: bool) -> int | None:
+        def decide(is_querying: bool) -> int | None:
             if self.units < units:
                 return None
             self.units -= units
@@ -52,10 +52,10 @@ async def test_waiting_caller_may_be_cancelled() -> None:
     async with open_single_flight() as single_flight:
         store = Store()
         one, two, three = (
-            asyncio.create_task(single_flight.ask_until_decided("a", units, store.take(units), store.ask))
+            asyncio.create_task(single_flight.query_until_decided("a", units, store.take(units), store.ask))
             for units in (3, 6, 7)
         )
-        other = asyncio.create_task(single_flight.ask_until_decided("b", 20, lambda is_asking: 20, store.ask))
+        other = asyncio.create_task(single_flight.query_until_decided("b", 20, lambda is_querying: 20, store.ask))
         await asyncio.sleep(0.5)
         assert ("a" in single_flight, "b" in single_flight, other.result()) == (True, False, 20)
         one.cancel()
@@ -70,7 +70,9 @@ async def test_waiting_callers_share_the_next_query() -> None:
     async with open_single_flight() as single_flight:
         store = Store()
         assert (
-            await asyncio.gather(*(single_flight.ask_until_decided("a", 4, store.take(4), store.ask) for _ in range(5)))
+            await asyncio.gather(
+                *(single_flight.query_until_decided("a", 4, store.take(4), store.ask) for _ in range(5))
+            )
             == [4] * 5
         )
         assert store.queries == [4, 12]
@@ -86,7 +88,7 @@ async def test_failed_query_frees_its_key() -> None:
         async def question(units: int) -> None:
             raise KeyError("a")
 
-        assert await single_flight.ask_until_decided("a", 1, lambda is_asking: next(found), question) == 5
+        assert await single_flight.query_until_decided("a", 1, lambda is_querying: next(found), question) == 5
     assert errors == [KeyError]
 
 
@@ -102,10 +104,10 @@ async def test_tending_asks_several_names_at_once() -> None:
         def due(name: str) -> Query | None:
             return None if name == "a" else question(name)
 
-        waiting = asyncio.create_task(single_flight.ask_until_decided("b", 1, store.take(1), store.ask))
+        waiting = asyncio.create_task(single_flight.query_until_decided("b", 1, store.take(1), store.ask))
         await asyncio.sleep(0.5)
         began_s = asyncio.get_running_loop().time()
-        await single_flight.tend("abcdefghijk", due)
+        await single_flight.maintain("abcdefghijk", due)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(2.0)
         assert [sorted(seen[:6]), sorted(seen[6:])] == [list("cdefgh"), list("ijk")]
         await waiting
@@ -117,7 +119,7 @@ async def test_close_is_bounded_and_waits_for_running_queries() -> None:
         loop = asyncio.get_running_loop()
         found = iter((None, 1))
         waiting = asyncio.create_task(
-            single_flight.ask_until_decided("a", 1, lambda is_asking: next(found), lambda _: asyncio.sleep(3.0))
+            single_flight.query_until_decided("a", 1, lambda is_querying: next(found), lambda _: asyncio.sleep(3.0))
         )
         await asyncio.sleep(0)
         began_s = loop.time()

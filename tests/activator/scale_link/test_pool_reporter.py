@@ -123,14 +123,14 @@ async def test_live_activators_are_counted_by_redis(monkeypatch: pytest.MonkeyPa
         assert one.store is not None
         assert one.activator_count() == 1
         async with open_store(redis.url, "two") as two:
-            await two.beat()
-            await one.store.beat()
+            await two.send_heartbeat()
+            await one.store.send_heartbeat()
             assert one.activator_count() == 2
         while one.activator_count() != 1:
-            await one.store.beat()
+            await one.store.send_heartbeat()
             await asyncio.sleep(0.01)
         redis.kill()
-        await one.store.beat()
+        await one.store.send_heartbeat()
         assert one.activator_count() is None
 
 

@@ -133,7 +133,7 @@ def nothing_is_left_of_requests(world: "ActivatorWorld") -> None:
     )  # fmt: skip
     for what, said in left:
         assert said in repr(what), f"{what!r} at rest"
-    for name, spent in door.budgets._spent.items():
+    for name, spent in door.budgets._spending_by_tenant.items():
         assert not spent.held_micros, f"{spent.held_micros} micro-units of {name} are held at rest"
 
 

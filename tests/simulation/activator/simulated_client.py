@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message
 
 from activator.http.client_connection import EXTENSION
 from activator.http.deadline_timer import DeadlineTimer
-from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, arrival, new_request_id
+from activator.http.exchange import ARRIVAL_KEY, REQUEST_ID_KEY, new_request_id, read_clocks_us
 from tests.simulation.activator.fake_control_plane import secret_of
 
 PATH: Final = "/v1/chat/completions"
@@ -34,7 +34,7 @@ class SimulatedClient:
     def __init__(self, wish: ClientRequest, note: Callable[[str], None]) -> None:
         self.wish = wish
         self._note = note
-        self.alarm = DeadlineTimer()
+        self.deadline_timer = DeadlineTimer()
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()
@@ -68,7 +68,7 @@ class SimulatedClient:
             "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "server": None,
             "client": ("127.0.0.1", 1), "root_path": "", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
             "headers": headers, "extensions": {EXTENSION: self},
-            ARRIVAL_KEY: arrival(), REQUEST_ID_KEY: new_request_id(),
+            ARRIVAL_KEY: read_clocks_us(), REQUEST_ID_KEY: new_request_id(),
         }  # fmt: skip
         self._body: bytes | None = body
         self.task = asyncio.get_running_loop().create_task(self._run(app, scope), name=f"caller-{wish.tag}")
@@ -135,29 +135,29 @@ class SimulatedClient:
 
     # Methods of `exchange.Connection`.
 
-    def unaccepted(self) -> int:
+    def unaccepted_bytes(self) -> int:
         return self._unaccepted
 
-    def is_accepted(self) -> bool:
+    def is_all_accepted(self) -> bool:
         return not self._unaccepted and not self.has_left and not self.is_aborted
 
-    async def wait_accepted(self) -> bool:
+    async def wait_all_accepted(self) -> bool:
         while self._unaccepted and not self.has_left and not self.is_aborted:
             await self._taken.wait()
         return not self.has_left and not self.is_aborted
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        self._gone = gone
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        self._gone = on_disconnect
 
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
-        if gone is None or gone == self._gone:
+    def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None:
+        if on_disconnect is None or on_disconnect == self._gone:
             self._gone = None
 
-    def try_body(self) -> bytes | None:
+    def try_read_body(self) -> bytes | None:
         body, self._body = self._body, None
         return body
 
-    def body_is_read(self) -> None:
+    def on_body_read(self) -> None:
         return
 
     def abort(self) -> None:

@@ -92,7 +92,7 @@ def test_no_window_has_more_than_flows_in_and_a_minutes_worth(
     for gap_s, estimate, truth, lasts_s in steps:
         now_s += gap_s
         end(now_s)
-        before = bucket.room(limit, now_s)
+        before = bucket.free_units(limit, now_s)
         found = bucket.hold(limit, estimate, now_s)
         if found.wait_s is None:
             ending.append((now_s + lasts_s, now_s, estimate, min(truth, estimate)))
@@ -112,14 +112,14 @@ def test_no_window_has_more_than_flows_in_and_a_minutes_worth(
 
 def test_idle_buckets_are_forgotten() -> None:
     """Each tenant has its own bucket. Full buckets are forgotten; buckets with held units are kept."""
-    buckets = Buckets(least=4)
-    assert buckets.of("busy", 0.0).hold(2, 2, 0.0).wait_s is None
+    buckets = Buckets(min_sweep_size=4)
+    assert buckets.ensure_bucket("busy", 0.0).hold(2, 2, 0.0).wait_s is None
     for number in range(100):
-        bucket = buckets.of(f"other {number}", float(number))
+        bucket = buckets.ensure_bucket(f"other {number}", float(number))
         assert bucket.hold(60, 1, float(number)).wait_s is None
         bucket.settle(60, 1, 1, float(number))
         buckets.check_integrity()
-    assert buckets.of("busy", 100.0).hold(2, 1, 100.0).wait_s is not None
+    assert buckets.ensure_bucket("busy", 100.0).hold(2, 1, 100.0).wait_s is not None
     assert repr(buckets).endswith("held=2>")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from activator.limits.policy.monthly_budget import UNSEEN, TenantSpending
+from activator.limits.policy.monthly_budget import MAX_UNREPORTED, TenantSpending
 from kelvin.contracts.accounting.spending import SpendingRow, TokenPrices
 
 PRICES = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=0)
@@ -160,10 +160,10 @@ def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], bud
 def test_ledger_outage_uses_bounded_memory() -> None:
     """Records beyond UNSEEN still count."""
     each = TenantSpending("here", row(0))
-    for sequence in range(1, UNSEEN + 101):
+    for sequence in range(1, MAX_UNREPORTED + 101):
         each.settle(0, 1, sequence, 0)
-    assert (each.unseen, each.spent_micros(0)) == (UNSEEN, UNSEEN + 100)
-    each.apply_ledger_row(row(UNSEEN, UNSEEN))
-    assert each.spent_micros(0) >= UNSEEN + 100
-    each.apply_ledger_row(row(UNSEEN + 100, UNSEEN + 100))
-    assert (each.unseen, each.spent_micros(0)) == (0, UNSEEN + 100)
+    assert (each.unreported_count, each.spent_micros(0)) == (MAX_UNREPORTED, MAX_UNREPORTED + 100)
+    each.apply_ledger_row(row(MAX_UNREPORTED, MAX_UNREPORTED))
+    assert each.spent_micros(0) >= MAX_UNREPORTED + 100
+    each.apply_ledger_row(row(MAX_UNREPORTED + 100, MAX_UNREPORTED + 100))
+    assert (each.unreported_count, each.spent_micros(0)) == (0, MAX_UNREPORTED + 100)

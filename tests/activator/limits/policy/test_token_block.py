@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.limits.policy.gcra import MINUTE_S
-from activator.limits.policy.token_block import LEASE_S, QUIET_S, RefillRequest, TokenBlock, block_of
+from activator.limits.policy.token_block import LEASE_S, QUIET_S, RefillRequest, TokenBlock, block_size
 
 LIMIT = 600
 
@@ -43,7 +43,7 @@ class Members:
         if not block.try_hold(units, self.now_s):
             if block.refill_pause_s(units, self.now_s) is not None:
                 return False
-            self.send(block, block.ask(LIMIT, units, units, self.now_s), fate)
+            self.send(block, block.build_refill_request(LIMIT, units, units, self.now_s), fate)
             if not block.try_hold(units, self.now_s):
                 return False
         self.running.append((block, units))
@@ -90,7 +90,7 @@ def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -
             members.hold(block, units, fate)
         elif what == "settle":
             members.settle(units)
-        elif (asked := block.give_back(LIMIT, members.now_s)) is not None:
+        elif (asked := block.build_return_request(LIMIT, members.now_s)) is not None:
             members.send(block, asked, fate)
         assert all(each.held >= 0 for each in members.blocks)
         assert block.stock - block.held <= LIMIT
@@ -104,19 +104,19 @@ def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -
 def test_a_block_is_used_until_its_time_is_over() -> None:
     """After its time, the rest of the block is returned with the next request to the bucket."""
     block = TokenBlock()
-    asked = block.ask(LIMIT, 1, 1, 0.0)
-    assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_of(LIMIT))
+    asked = block.build_refill_request(LIMIT, 1, 1, 0.0)
+    assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_size(LIMIT))
     block.record_refill(asked, 31, 3.1, 0.0)
     assert block.try_hold(31, LEASE_S - 0.1)
     assert not block.try_hold(1, LEASE_S - 0.1)
     block.settle(31, 10, LEASE_S - 0.1)
-    assert block.give_back(LIMIT, LEASE_S - 0.1) is None
+    assert block.build_return_request(LIMIT, LEASE_S - 0.1) is None
     assert not block.try_hold(1, LEASE_S)
-    back = block.give_back(LIMIT, LEASE_S)
+    back = block.build_return_request(LIMIT, LEASE_S)
     assert back is not None
     assert (back.give, back.want) == (21, 0)
     block.record_refill(back, 0, 1.0, LEASE_S)
-    assert block.give_back(LIMIT, LEASE_S) is None
+    assert block.build_return_request(LIMIT, LEASE_S) is None
     assert block.is_idle(LEASE_S + QUIET_S)
 
 
@@ -131,7 +131,7 @@ def test_a_block_is_used_until_its_time_is_over() -> None:
 def test_depleted_bucket_is_not_asked_often(granted: int, asks: int, want: float | None) -> None:
     """A tenant at its limit does not query the bucket with each request."""
     block = TokenBlock()
-    block.record_refill(block.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
+    block.record_refill(block.build_refill_request(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
     assert block.refill_pause_s(asks, 0.0) == want
     assert block.refill_pause_s(asks, QUIET_S) is None
 
@@ -139,7 +139,7 @@ def test_depleted_bucket_is_not_asked_often(granted: int, asks: int, want: float
 def test_smaller_request_may_ask_after_a_refusal() -> None:
     """A refusal says nothing about smaller requests."""
     block = TokenBlock()
-    block.record_refill(block.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
+    block.record_refill(block.build_refill_request(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
     assert block.refill_pause_s(100, 0.0) == QUIET_S
     assert block.refill_pause_s(99, 0.0) is None
 
@@ -152,31 +152,31 @@ def test_local_use_is_repaid_after_an_outage() -> None:
         assert block.hold_locally(share, 1, 0.0).wait_s is None
         block.settle(1, 1, 0.0)
     assert block.hold_locally(share, 1, 0.0).wait_s == pytest.approx(1.0)
-    asked = block.ask(LIMIT, 1, 1, 0.0)
+    asked = block.build_refill_request(LIMIT, 1, 1, 0.0)
     assert asked.give == -3
     block.record_unanswered(asked)
     assert block.hold_locally(share, 1, 0.5).wait_s == pytest.approx(0.5)  # as before
-    asked = block.ask(LIMIT, 1, 1, 0.5)
+    asked = block.build_refill_request(LIMIT, 1, 1, 0.5)
     assert asked.give == -3
     block.record_refill(asked, 10, 5.0, 0.5)
-    assert block.ask(LIMIT, 1, 1, 0.5).give == 10
+    assert block.build_refill_request(LIMIT, 1, 1, 0.5).give == 10
 
 
 def test_debt_is_reported_until_acknowledged() -> None:
     """Units used beyond the held ones are owed at once, and again if the bucket may not have heard."""
     block = TokenBlock()
-    block.record_refill(block.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
+    block.record_refill(block.build_refill_request(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
     assert block.try_hold(31, 0.0)
     block.settle(31, 100, 0.0)
     for _ in range(2):
-        asked = block.give_back(LIMIT, 0.0)
+        asked = block.build_return_request(LIMIT, 0.0)
         assert asked is not None
         assert asked.give == -69
         block.record_unanswered(asked)
-    asked = block.give_back(LIMIT, 0.0)
+    asked = block.build_return_request(LIMIT, 0.0)
     assert asked is not None
     block.record_refill(asked, 0, 10.0, 0.0)
-    assert block.give_back(LIMIT, 0.0) is None
+    assert block.build_return_request(LIMIT, 0.0) is None
 
 
 def test_request_larger_than_the_share_is_admitted_in_time() -> None:
