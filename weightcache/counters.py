@@ -18,7 +18,7 @@ class Counters:
     chunk_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
     manifest_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
     attestation_faults: defaultdict[str, Counter[str]] = field(default_factory=_by_tier_and_kind)
-    unverified: int = 0  # versions without a trusted signature, started or refused
+    unverified_versions: int = 0  # versions without a trusted signature, started or refused
     healed_chunks: Counter[str] = field(default_factory=Counter)  # by the tier that had a good copy
     healed_manifests: Counter[str] = field(default_factory=Counter)
     refused_chunks: Counter[str] = field(default_factory=Counter)  # by the failure's code
@@ -30,8 +30,8 @@ class Counters:
     prefetched: int = 0
     prefetches_gave_way: int = 0  # interrupted by a lease, to continue after it
     prefetches_failed: Counter[str] = field(default_factory=Counter)  # by the failure's code
-    examined: Counter[str] = field(default_factory=Counter)  # copies that were verified again, by tier
-    sweeps: int = 0  # complete passes of the scrubber
+    examined_chunks: Counter[str] = field(default_factory=Counter)  # copies that were verified again, by tier
+    scrub_passes: int = 0  # complete passes of the scrubber
     strangers: int = 0  # connections of other users, or of another PID namespace
     leases_granted: int = 0
     leases_hot: int = 0
@@ -42,7 +42,7 @@ class Counters:
     peer_cuts: int = 0  # responses that were aborted: the client was too slow or left
     peer_strangers: int = 0  # failed TLS handshakes: no certificate of a node, no TLS, a timeout
 
-    def read(self, tier: str, length: int) -> None:
+    def count_read(self, tier: str, length: int) -> None:
         """Count a read of `length` bytes from `tier`. A faulty copy counts with its full length. Callers leave out
         reads of sources that had no copy or did not answer.
         """

@@ -13,7 +13,7 @@ STORE: Final = Dependency(
     "versions in memory, on NVMe or at another node start; other starts fail with `unavailable`",
     "kelvin_restore_failures_total",
 )
-NEWS: Final = Dependency(
+ATTESTATIONS: Final = Dependency(
     "news",
     "the store's signatures of a version that is already here",
     1.0,
@@ -38,4 +38,4 @@ PEER_ANSWERS: Final = Dependency(
     "kelvin_peers",
 )
 
-DEPENDENCIES: Final = (STORE, NEWS, PEERS, PEER_ANSWERS)
+DEPENDENCIES: Final = (STORE, ATTESTATIONS, PEERS, PEER_ANSWERS)

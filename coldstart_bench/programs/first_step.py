@@ -18,7 +18,7 @@ from runtime.app import preload
 from runtime.drivers.interface import Generated, GenerationRequest, Sampling
 from runtime.drivers.native.engine import ModelEngine
 from runtime.lifecycle.weights import Weights, bind_verified, read_pinned_files
-from weightcache.client.device_copy import tensors
+from weightcache.client.device_copy import view_tensors
 from weightcache.client.lease import acquire
 
 TIMEOUT_S, KV_BYTES = 600.0, 512 << 20
@@ -28,7 +28,7 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
     """Return the seconds from the admitted request to its first token."""
     cpu = torch.device("cpu")
     lease = acquire(directory, tenant, version, TIMEOUT_S)
-    weights = Weights(lease, tensors(lease))
+    weights = Weights(lease, view_tensors(lease))
     proven = bind_verified(version, weights, read_pinned_files(lease), cpu)
     known = proven.probe if probe else None
     engine = ModelEngine(proven.bound, proven.facts, version=version, kv_bytes=KV_BYTES, device=cpu, probe=known)

@@ -12,7 +12,7 @@ import torch
 
 from coldstart_bench.programs import load_server
 from kelvin.ipc.socket_directory import SocketDirectory
-from weightcache.client.device_copy import CudaLane, checksum_in, copy_to_device, tensors
+from weightcache.client.device_copy import CudaLane, agreed_checksum, copy_to_device, view_tensors
 from weightcache.client.lease import acquire
 
 TIMEOUT_S = 600.0
@@ -28,7 +28,8 @@ def prepare(device: torch.device) -> None:
 def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
     """Load the version with the digest `path`. All of it is verified when this returns."""
     lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S, progressive=True))
-    there = copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors if lanes else tensors(lease)
+    checksum = agreed_checksum(lease.attestations)
+    there = copy_to_device(lease, lanes[0], checksum).tensors if lanes else view_tensors(lease)
     lease.wait_until_whole()
     tiers.update(lease.bytes_by_tier)
     return there

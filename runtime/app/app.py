@@ -43,7 +43,7 @@ from runtime.predictor.onnx_session import installed_fingerprint
 from runtime.surface.filter_pipeline import FilterClient
 from runtime.surface.serving import EngineCallbacks, ServedVersion
 from weightcache.client import lease as client
-from weightcache.client.device_copy import Lanes, checksum_in, copy_to_device, tensors
+from weightcache.client.device_copy import Lanes, agreed_checksum, copy_to_device, view_tensors
 
 log = logging.getLogger(__name__)
 
@@ -147,16 +147,16 @@ def build_operations(
         def on_device(lease: client.Lease, expected: str | None) -> Weights:
             there = copy_to_device(lease, lanes.lane_for(device), expected)
             checksum = there.checksum  # a local name, so that `recopy` does not keep the arena alive
-            on_host = partial(tensors, lease)
+            on_host = partial(view_tensors, lease)
             return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
 
         def acquire(tenant: str, version: str) -> Weights:
             engines = list_engines(device)
             lease = client.acquire(directory, tenant, version, timeout_s, engines, progressive=progressive)
             if device.type == "cpu":
-                return Weights(lease, tensors(lease))
+                return Weights(lease, view_tensors(lease))
             try:
-                return on_device(lease, checksum_in(lease.attestations))
+                return on_device(lease, agreed_checksum(lease.attestations))
             except BaseException:
                 lease.close()
                 raise

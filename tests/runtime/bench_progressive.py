@@ -35,8 +35,8 @@ from tests.weightcache.bench import agent, drop, put_packs
 from tests.weightcache.bench import make_cold as make_cold_files
 from tests.weightcache.kit import TENANT, Version, state_of, wait_for
 from weightcache.client import lease as client
-from weightcache.client.device_checksum import blocks_of
-from weightcache.client.device_copy import SLOT_BYTES, SLOTS, send_all
+from weightcache.client.device_checksum import block_count
+from weightcache.client.device_copy import SLOT_BYTES, SLOTS, copy_through_lane
 
 RATES = (2e9, 0.5e9)
 SPARE = 3  # slabs
@@ -76,7 +76,7 @@ class MemoryLane:
         self._last: dict[int, Future[Any]] = {}
 
     def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._arena[:nbytes], torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64)
+        return self._arena[:nbytes], torch.zeros((block_count(nbytes), 2), dtype=torch.int64)
 
     def wait(self, slot: int) -> None:
         if slot in self._last:
@@ -131,7 +131,7 @@ def copied(directory: SocketDirectory, version: Version, *, progressive: bool) -
     lane = MemoryLane()
     begin = time.perf_counter()
     lease = client.acquire(directory, TENANT, version.id, 300.0, progressive=progressive)
-    send_all(lane, lease.address, lease.total_bytes, lease.ready_parts())
+    copy_through_lane(lane, lease.address, lease.total_bytes, lease.ready_parts())
     return time.perf_counter() - begin
 
 

@@ -168,7 +168,7 @@ class CacheWorld(World):
         """Lease the version, check all its bytes, and hold it."""
         begun_s = self.loop.time()
         try:
-            async with self.cache.version_loader.pinned(tenant, version.id, timeout_s) as arrival:
+            async with self.cache.version_loader.pin_version(tenant, version.id, timeout_s) as arrival:
                 self._judge(tenant, version, begun_s, timeout_s)
                 data = _bytes_of(self.cache, arrival.resident)
                 wrong = [
@@ -295,7 +295,7 @@ class CacheWorld(World):
 
     async def _check_all(self) -> None:
         try:
-            report = await self.cache.examiner.check()
+            report = await self.cache.examiner.examine_all()
         except Refused as refused:
             self.note(f"a check is refused: {refused.failure.code}")
         else:
@@ -371,7 +371,7 @@ class CacheWorld(World):
 
     async def _lease_at_rest(self, tenant: str, version: Version) -> None:
         try:
-            async with self.cache.version_loader.pinned(tenant, version.id, 60.0) as arrival:
+            async with self.cache.version_loader.pin_version(tenant, version.id, 60.0) as arrival:
                 if _bytes_of(self.cache, arrival.resident) != version.linear:
                     self.bad.append(f"{version.id[:8]} has wrong bytes at rest")
         except Refused as refused:
@@ -386,7 +386,7 @@ class CacheWorld(World):
 
 def _bytes_of(cache: Cache, resident: Any) -> bytes:
     """Return the version's bytes as a lease would map them now."""
-    layout = json.loads(os.pread(resident.papers.fd, 1 << 20, resident.manifest_bytes))
+    layout = json.loads(os.pread(resident.documents.fd, 1 << 20, resident.manifest_bytes))
     slabs = [cache.arena.slab(number) for number in resident.slabs]
     return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in layout["extents"])
 

@@ -49,7 +49,7 @@ from tests.loop_thread import running_loop_thread
 from weightcache.app.api import State
 from weightcache.app.app import HTTP_SOCKET, serve
 from weightcache.app.cache import Cache, open_cache
-from weightcache.app.settings import DISK_READS, CacheSettings
+from weightcache.app.settings import LOCAL_READS, CacheSettings
 from weightcache.client.lease import Lease, acquire
 from weightcache.counters import Counters
 from weightcache.sources.policy.bdp_window import BdpWindow
@@ -218,7 +218,7 @@ def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_byte
 
 def tier_of(store: BlobStore) -> StoreTier:
     """Return a store tier over the store, without hedged reads."""
-    return StoreTier(store, StoreRanges(store, ReadHedging(HedgeRule(share=0.0)), BdpWindow(DISK_READS), Counters()))
+    return StoreTier(store, StoreRanges(store, ReadHedging(HedgeRule(share=0.0)), BdpWindow(LOCAL_READS), Counters()))
 
 
 class CountingStore:

@@ -21,7 +21,7 @@ from weightcache.counters import plain
 from weightcache.fetch.prefetcher import PrefetchRequest
 
 
-class Evict(Wire, frozen=True):
+class EvictBody(Wire, frozen=True):
     """Body of `POST /v1/evict`: evict the chunks of one version, one tenant, or all. See `Cache.evict`."""
 
     tier: Literal["host", "nvme"]
@@ -29,7 +29,7 @@ class Evict(Wire, frozen=True):
     version: Digest | None = None
 
 
-class Prefetch(Wire, frozen=True):
+class PrefetchBody(Wire, frozen=True):
     """Body of `POST /v1/prefetch`: load the version into the tier. `urgent`: a start waits for it."""
 
     tenant: str
@@ -56,7 +56,7 @@ class Damaged(Wire, frozen=True):
     pids: tuple[int, ...]
 
 
-class Damages(Wire, frozen=True):
+class DamageList(Wire, frozen=True):
     """Response of `GET /v1/damages`: a small part of the state, for clients that poll."""
 
     damaged: tuple[Damaged, ...]
@@ -154,7 +154,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        return Response(status_code=200) if leases.accepting else problem_response(Unavailable("the weight cache"))
+        return Response(status_code=200) if leases.is_accepting else problem_response(Unavailable("the weight cache"))
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -162,7 +162,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
     @app.get("/v1/damages")
     async def damages() -> Response:
-        return json_response(Damages(damaged=damages_of(cache, leases)))
+        return json_response(DamageList(damaged=list_damages(cache, leases)))
 
     @app.get("/v1/whereabouts")
     async def locate_chunks(request: Request) -> Response:
@@ -175,13 +175,13 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
             chunks_by_tier=tally.chunks,
             bytes_by_tier=tally.bytes,
             rates=rates_of(cache),
-            bytes_s=cache.version_loader.rates.load_time_s(tally.bytes),
+            bytes_s=cache.version_loader.tier_model.load_time_s(tally.bytes),
         )
         return json_response(found)
 
     @app.post("/v1/evict")
     async def evict(request: Request) -> Response:
-        wish = await read_json(request, Evict)
+        wish = await read_json(request, EvictBody)
         if wish.tenant is not None:
             require_dns_label(wish.tenant, "tenant")
         await cache.evict(wish.tier, wish.tenant, wish.version)
@@ -190,11 +190,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/check")
     async def check() -> Response:
         async with checking:
-            return json_response(await cache.examiner.check())
+            return json_response(await cache.examiner.examine_all())
 
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
-        wish = await read_json(request, Prefetch)
+        wish = await read_json(request, PrefetchBody)
         leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
         cache.prefetcher.start_prefetch(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)
@@ -206,20 +206,20 @@ def rates_of(cache: Cache) -> dict[str, TierRate]:
     """Return the speed of each tier below the host's, as learned from loads."""
     return {
         tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
-        for tier, rate in cache.version_loader.rates.by_tier.items()
+        for tier, rate in cache.version_loader.tier_model.by_tier.items()
     }
 
 
-def damages_of(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
+def list_damages(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
     """Return the chunks that were found damaged in memory, if living processes may have them mapped."""
-    found = ((each, leases.pids_with(each.digest, each.place)) for each in cache.examiner.damages())
+    found = ((each, leases.pids_mapping(each.digest, each.place)) for each in cache.examiner.damaged_chunks())
     return tuple(Damaged(tenant=each.tenant, chunk=each.digest, pids=pids) for each, pids in found if pids)
 
 
 def state_of(cache: Cache, leases: LeaseServer) -> State:
     """Return the agent's state for operators."""
     index, slabs, counters = cache.arena.index, cache.arena.pool.counts, cache.counters
-    chunks, in_use = index.ready
+    chunks, in_use = index.ready_totals
     return State(
         host=HostState(
             bytes=in_use,
@@ -233,7 +233,7 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             slabs_huge=slabs["huge"],
             slabs_quota=index.quota,
             slabs_by_tenant=dict(index.slabs_by_tenant),
-            loading=cache.loader.loading,
+            loading=cache.loader.loading_count,
         ),
         nvme=NvmeState(
             bytes=cache.nvme.index.total_bytes,
@@ -242,38 +242,38 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             bytes_by_tenant=cache.nvme.index.bytes_by_tenant,
             chunks=cache.nvme.index.file_count,
             recognised_bytes=cache.nvme.recognised_bytes,
-            bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_way.items()},
+            bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_read_path.items()},
         ),
         prefetches=PrefetchState(
-            running=cache.prefetcher.running,
-            waiting=cache.prefetcher.waiting,
+            running=cache.prefetcher.running_count,
+            waiting=cache.prefetcher.waiting_count,
             done=counters.prefetched,
             gave_way=counters.prefetches_gave_way,
             failed=dict(counters.prefetches_failed),
         ),
-        connections=leases.connections,
-        leases=leases.active,
+        connections=leases.connection_count,
+        leases=leases.lease_count,
         holders=leases.holder_count,
         leases_granted=counters.leases_granted,
         leases_hot=counters.leases_hot,
         leases_refused=dict(counters.leases_refused),
         strangers=counters.strangers,
-        examined_chunks=dict(counters.examined),
-        sweeps=counters.sweeps,
-        damaged=damages_of(cache, leases),
+        examined_chunks=dict(counters.examined_chunks),
+        sweeps=counters.scrub_passes,
+        damaged=list_damages(cache, leases),
         chunk_reads=dict(counters.chunk_reads),
         bytes_read=dict(counters.bytes_read),
         chunk_faults=plain(counters.chunk_faults),
         manifest_faults=plain(counters.manifest_faults),
         attestation_faults=plain(counters.attestation_faults),
-        unverified_versions=counters.unverified,
+        unverified_versions=counters.unverified_versions,
         healed_chunks=dict(counters.healed_chunks),
         healed_manifests=dict(counters.healed_manifests),
         refused_chunks=dict(counters.refused_chunks),
         admitted_chunks=counters.admitted_chunks,
         unadmitted_chunks=counters.unadmitted_chunks,
         unkept_chunks=counters.unkept_chunks,
-        chunks_to_admit=cache.admissions.waiting,
+        chunks_to_admit=cache.admissions.waiting_count,
         reads_running=cache.fetcher.scheduler.running,
         chunks_queued=cache.fetcher.scheduler.queued,
         hedges=counters.hedges,

@@ -12,7 +12,7 @@ from weightcache.app.api import make_app, state_of
 from weightcache.app.cache import open_cache
 from weightcache.app.lease_server import LeaseServer
 from weightcache.app.metrics import describe_cache
-from weightcache.app.peer_node import serving_peers
+from weightcache.app.peer_node import serve_peers
 from weightcache.app.settings import CacheSettings
 from weightcache.client.lease_protocol import SOCKET
 from weightcache.sources.source import Verify, is_digest_of
@@ -38,7 +38,7 @@ async def serve(
     try:
         async with (
             open_cache(settings, store, verify=verify) as cache,
-            serving_peers(settings.peers, cache.peer_node, cache.counters),
+            serve_peers(settings.peers, cache.peer_node, cache.counters),
         ):
             leases = LeaseServer(
                 directory.listen(SOCKET, socket.SOCK_SEQPACKET),

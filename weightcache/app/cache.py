@@ -23,7 +23,7 @@ from weightcache.fetch.fetcher import Fetcher
 from weightcache.fetch.manifest_loader import ManifestLoader
 from weightcache.fetch.nvme_admission import NvmeAdmission
 from weightcache.fetch.prefetcher import Prefetcher
-from weightcache.fetch.tier_model_policy import TierModel, file_reload, slab_reload
+from weightcache.fetch.tier_model_policy import TierModel, file_reload_estimator, slab_reload_estimator
 from weightcache.fetch.trust_policy import VerificationPolicy
 from weightcache.fetch.version_loader import LeasePriority, VersionLoader
 from weightcache.host.arena import Arena
@@ -41,7 +41,7 @@ from weightcache.sources.store_ranges import StoreRanges
 from weightcache.sources.store_tier import StoreTier
 from weightcache.sources.verifier import Recheck, Tags, Verifier
 
-SETTLE_S: Final = 20.0  # less than the control plane's timeout for the response
+EVICT_WAIT_S: Final = 20.0  # less than the control plane's timeout for the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class Cache:
 
     async def locate_chunks(self, tenant: str, version: str) -> TierTally:
         """Count the version's distinct chunks by the tier in which a lease would find them now. Reads no chunk. Peers
-        are not asked: their chunks count as the store's. Raises as `ManifestLoader.manifest`.
+        are not asked: their chunks count as the store's. Raises as `ManifestLoader.load_manifest`.
         """
-        if (hot := self.version_loader.try_hot(tenant, version)) is not None:
+        if (hot := self.version_loader.try_hot_tally(tenant, version)) is not None:
             return hot
-        _, manifest = await self.manifest_loader.manifest(tenant, version)
+        _, manifest = await self.manifest_loader.load_manifest(tenant, version)
         tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
         for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
             tier = "store"
             if self.arena.index.is_ready(tenant, digest):
                 tier = "host"
-            elif self.nvme.index.holds((tenant, digest)):
+            elif self.nvme.index.is_readable((tenant, digest)):
                 tier = "nvme"
             tally.chunks[tier] += 1
             tally.bytes[tier] += length
@@ -83,18 +83,18 @@ class Cache:
         """Evict chunks of the version (None: all) of the tenant (None: all) from the tier. In the host tier whole slabs
         end, with chunks of other versions. On NVMe the version's manifest and attestations are removed too.
 
-        First waits for running loads and writes, at most SETTLE_S. Chunks that a prefetch brings later stay. Raises
+        First waits for running loads and writes, at most EVICT_WAIT_S. Chunks that a prefetch brings later stay. Raises
         `Refused`: Conflict if slabs are in use (the others are evicted then), InvalidRequest for a version without a
-        tenant, Unavailable if the disk refuses, and as `ManifestLoader.manifest`.
+        tenant, Unavailable if the disk refuses, and as `ManifestLoader.load_manifest`.
         """
         digests = None
         if version is not None:
             if tenant is None:
                 raise Refused(InvalidRequest("tenant", "null", "must be given with a version"))
-            _, manifest = await self.manifest_loader.manifest(tenant, version)
+            _, manifest = await self.manifest_loader.load_manifest(tenant, version)
             digests = frozenset(chunk.digest for chunk in manifest.chunks)
         with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(EVICT_WAIT_S):
                 await self.loader.wait_until_idle()
         if tier == "nvme":
             await self.nvme.evict(tenant, version, digests)
@@ -112,7 +112,7 @@ async def open_cache(
     counters = Counters()
     tier_model = TierModel()
     nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100
-    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(tier_model))
+    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload_estimator(tier_model))
     trust = read_trust(settings.data, settings.roots)
     if settings.verify is VerificationPolicy.REQUIRE and not trust.roots:
         raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
@@ -122,14 +122,15 @@ async def open_cache(
         hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
         slab_threads = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
         verifier = Verifier(hashes, verify, counters, Tags() if settings.recheck is Recheck.TAG else None)
-        nvme = NvmeTier(settings.cache, disk, reads, time.time, verifier, threads.chunks)
+        nvme = NvmeTier(settings.cache, disk, reads, time.time, verifier, threads.loads_at_once)
         await nvme.open()
         stack.callback(nvme.close)
         limit = settings.host_bytes // settings.slab_bytes
         quota = max(1, limit * settings.host_quota // 100)
         spare = spare_slabs(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
         pool = SlabPool(settings.slab_bytes, limit, slab_threads, spare=spare, at_once=threads.make)
-        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(tier_model, disk.holds)), pool)
+        reload_s = slab_reload_estimator(tier_model, disk.is_readable)
+        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, reload_s), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
         hedging = ReadHedging(HedgeRule(settings.hedge_percent / 100))
@@ -140,7 +141,7 @@ async def open_cache(
         lower_sources: tuple[Source, ...] = (store_tier,) if peer_node is None else (peer_node.tier, peer_node.store)
         peers = None if peer_node is None else peer_node.tier
         fetcher = Fetcher((nvme, *lower_sources), verifier, counters, peers)
-        lower_fetcher = fetcher.without_first()
+        lower_fetcher = fetcher.below_first_source()
         admissions = NvmeAdmission(
             arena, nvme, lower_fetcher, store_tier, counters, lambda: fetcher.scheduler.running[nvme.tier] > 0
         )
@@ -153,10 +154,10 @@ async def open_cache(
         stack.push_async_callback(version_loader.close)
         prefetcher = Prefetcher(version_loader, manifest_loader, attestations, admissions, lease_priority, counters)
         stack.push_async_callback(prefetcher.close)
-        examiner = ChunkExaminer(arena, nvme, verifier, counters, version_loader.forget, admissions.rewrite)
+        examiner = ChunkExaminer(arena, nvme, verifier, counters, version_loader.forget_slab, admissions.rewrite)
         if settings.scrub_s:
             scrubber = Scrubber(
-                examiner, settings.scrub_s, lambda: bool(loader.loading) or lease_priority.is_busy(), counters
+                examiner, settings.scrub_s, lambda: bool(loader.loading_count) or lease_priority.is_busy(), counters
             )
             loops = await stack.enter_async_context(Loops())
             loops.start("scrub", scrubber.run)

@@ -26,7 +26,7 @@ from kelvin.contracts.wire import decode, encode
 from kelvin.process.race import first_completed
 from kelvin.process.request_context import set_request_context
 from weightcache.client.lease_protocol import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
-from weightcache.client.spans_policy import merged
+from weightcache.client.spans_policy import merge_spans
 from weightcache.counters import Counters
 from weightcache.fetch.version_loader import VersionLoader
 from weightcache.host.arena import Arena
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 1024
 REQUEST_TIMEOUT_S: Final = 5.0
 SEND_TIMEOUT_S: Final = 60.0
-PAUSE_S: Final = 0.1  # time for other code to close a descriptor
+ACCEPT_PAUSE_S: Final = 0.1  # time for other code to close a descriptor
 LOAD_TIMEOUT_S: Final = 900.0  # a client with a shorter timeout hangs up, which cancels the load
 
 
@@ -50,7 +50,7 @@ class _LeaseConnection:
     sock: socket.socket
     stack: ExitStack
     resident: ResidentVersion | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    process_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LeaseServer:
@@ -59,7 +59,7 @@ class LeaseServer:
     def __init__(
         self,
         listener: socket.socket,
-        residents: VersionLoader,
+        version_loader: VersionLoader,
         arena: Arena,
         counters: Counters,
         tenant: str | None = None,
@@ -67,48 +67,48 @@ class LeaseServer:
         """With a `tenant`, lend only versions of that tenant: a client states its tenant without proof."""
         self._tenant = tenant
         self._listener = listener
-        self._residents = residents
+        self._version_loader = version_loader
         self._arena = arena
         self._counters = counters
         self._mappings = MappingTracker(arena.drop_holder)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failures = 0  # consecutive failures of accept
-        self.active = 0
-        self.accepting = False
+        self._accept_failures = 0  # consecutive failures of accept
+        self.lease_count = 0
+        self.is_accepting = False
 
     def __repr__(self) -> str:
-        return f"<LeaseServer leases={self.active} connections={self.connections} {self._mappings!r}>"
+        return f"<LeaseServer leases={self.lease_count} connections={self.connection_count} {self._mappings!r}>"
 
     @property
-    def connections(self) -> int:
+    def connection_count(self) -> int:
         """Return the number of connected clients, with or without a lease."""
         return len(self._tasks)
 
     @property
     def holder_count(self) -> int:
         """Return the number of living processes that may have slabs mapped."""
-        return self._mappings.count
+        return self._mappings.holder_count
 
-    def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
+    def pids_mapping(self, digest: str, place: SlabRange) -> tuple[int, ...]:
         """Return the living processes that may have the chunk mapped from that place."""
-        return self._mappings.pids_with(digest, place)
+        return self._mappings.pids_mapping(digest, place)
 
     def open(self) -> None:
         """Start to accept connections on the listener."""
         self._listener.setblocking(False)
-        self.accepting = True
+        self.is_accepting = True
         self._listen()
 
     async def close(self) -> None:
         """End all leases. Processes keep their mappings."""
-        self.accepting = False
+        self.is_accepting = False
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
         await cancel_and_wait(tuple(self._tasks))
         await self._mappings.close()
 
     def _listen(self) -> None:
-        if self.accepting:
+        if self.is_accepting:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -117,15 +117,15 @@ class LeaseServer:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._failures += 1
-            if should_log(self._failures):
-                log.error("accept failed", extra={"error": str(error), "failures": self._failures})
+            self._accept_failures += 1
+            if should_log(self._accept_failures):
+                log.error("accept failed", extra={"error": str(error), "failures": self._accept_failures})
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener.fileno())  # otherwise the waiting client would trigger this again at once
-            loop.call_later(PAUSE_S, self._listen)
+            loop.call_later(ACCEPT_PAUSE_S, self._listen)
             return
-        self._failures = 0
-        if self.connections >= MAX_CONNECTIONS:
+        self._accept_failures = 0
+        if self.connection_count >= MAX_CONNECTIONS:
             sock.close()  # the client reads the end, and reports the cache as unavailable
             return
         sock.setblocking(False)
@@ -140,7 +140,7 @@ class LeaseServer:
                 raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
             if raw:
                 # No further message is expected: any bytes, or the end, end the lease.
-                await first_completed(self._lease(sock, raw), loop.sock_recv(sock, 1))
+                await first_completed(self._serve_lease(sock, raw), loop.sock_recv(sock, 1))
         except (TimeoutError, OSError) as error:
             log.info("a lease's client is gone", extra={"error": repr(error)})
         except Exception:
@@ -148,7 +148,7 @@ class LeaseServer:
         finally:
             sock.close()
 
-    async def _lease(self, sock: socket.socket, raw: bytes) -> None:
+    async def _serve_lease(self, sock: socket.socket, raw: bytes) -> None:
         """Serve one lease. Return if it was refused; otherwise last until cancelled or until the process dies."""
         with ExitStack() as stack:
             connection = _LeaseConnection(sock, stack)
@@ -162,7 +162,7 @@ class LeaseServer:
             except Refused as refused:
                 await self._refuse(sock, refused.failure)
                 return
-            await connection.ended.wait()
+            await connection.process_ended.wait()
 
     def _check_user(self, sock: socket.socket) -> None:
         """Refuse other users, in case the mode of the directory does not. Raises `Refused`."""
@@ -186,8 +186,8 @@ class LeaseServer:
     async def _grant(self, connection: _LeaseConnection, request: LeaseRequest) -> None:
         """Send the response, once the version is loaded. Raises OSError if the client is gone."""
         on_loading = partial(self._stream_progress, connection) if request.progressive else None
-        residents = self._residents
-        async with residents.pinned(
+        residents = self._version_loader
+        async with residents.pin_version(
             request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, on_loading
         ) as arrival:
             whole = LeaseReply(ok=True, chunks_by_tier=arrival.tally.chunks, bytes_by_tier=arrival.tally.bytes)
@@ -195,7 +195,7 @@ class LeaseServer:
                 await _send(connection.sock, whole)
             else:
                 if connection.resident is not None:  # the client may not have read all earlier messages
-                    await _until_writable(connection.sock)
+                    await _wait_until_writable(connection.sock)
                 self._send_slabs(connection, arrival.resident, whole)
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
@@ -204,7 +204,7 @@ class LeaseServer:
 
     def _note_lease_end(self, holder: Holder) -> None:
         """Start to check whether a living process has unmapped the slabs of its leases. If so, they are released."""
-        slabs = self._arena.index.held_by(holder.number)
+        slabs = self._arena.index.slabs_of_holder(holder.number)
         self._mappings.note_lease_end(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
 
     async def _stream_progress(self, connection: _LeaseConnection, progress: LoadProgress) -> None:
@@ -215,7 +215,7 @@ class LeaseServer:
         self._send_slabs(connection, resident, LeaseReply(ok=True, whole=False))
         sent_count = 0
         while spans := await progress.ready_since(resident, sent_count):
-            await _send(connection.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
+            await _send(connection.sock, LeaseReply(ok=True, whole=False, ready=merge_spans(spans)))
             sent_count += len(spans)
 
     def _send_slabs(self, connection: _LeaseConnection, resident: ResidentVersion, reply: LeaseReply) -> None:
@@ -232,25 +232,25 @@ class LeaseServer:
             layout_bytes=resident.layout_bytes,
             slabs=tuple(SlabFact(id=n, bytes=slab.length) for n, slab in zip(resident.slabs, slabs, strict=True)),
         )
-        descriptors = array("i", [resident.papers.fd, *(slab.fd for slab in slabs)])
+        descriptors = array("i", [resident.documents.fd, *(slab.fd for slab in slabs)])
         connection.sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        self._arena.index.hold(holder.number, resident.slabs, time.monotonic())
-        holder.lend(resident.places)
+        self._arena.index.add_holder(holder.number, resident.slabs, time.monotonic())
+        holder.record_lent(resident.places)
         if connection.resident is None:
-            connection.stack.enter_context(self._hold_lease(holder, connection.ended))
+            connection.stack.enter_context(self._hold_lease(holder, connection.process_ended))
         connection.resident = resident
 
     @contextmanager
     def _hold_lease(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
         """Hold a lease for the process while the block runs. The death of the process sets `ended`."""
-        self.active += 1
+        self.lease_count += 1
         holder.leases.add(ended)
         try:
             yield
         finally:
             holder.leases.discard(ended)
-            self.active -= 1
-            if self.accepting:
+            self.lease_count -= 1
+            if self.is_accepting:
                 self._note_lease_end(holder)
 
     async def _refuse(self, sock: socket.socket, failure: Failure) -> None:
@@ -263,7 +263,7 @@ def may_lease(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
-async def _until_writable(sock: socket.socket) -> None:
+async def _wait_until_writable(sock: socket.socket) -> None:
     """Wait until a message can be sent without blocking. Raises TimeoutError if the client does not read."""
     loop, writable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_writer(sock, writable.set)

@@ -27,7 +27,7 @@ from weightcache.sources.verifier import Verifier
 
 BACKLOG: Final = 256
 CONNECTIONS: Final = MAX_PEER_READS + MAX_OWNER_WAITS + 8  # per node: for chunks, waits, and lookups of many chunks
-KEPT_S: Final = 30.0  # less than the other end's keep-alive
+KEEPALIVE_S: Final = 30.0  # less than the other end's keep-alive
 
 
 class PeerFact(Wire, frozen=True):
@@ -74,12 +74,12 @@ async def open_peers(
     tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
     exports = PeerExports(arena, nvme, verifier, counters)
     connector = aiohttp.TCPConnector(
-        ssl=tls.client_context(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S
+        ssl=tls.client_context(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEEPALIVE_S
     )
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         peers = [Peer(url, session, clock) for url in settings.urls]
-        group = PeerGroup(secrets.token_hex(8), peers, exports.has, clock, serves=settings.listen is not None)
-        tier = PeerTier(group, lambda *key: nvme.index.holds(key))
+        group = PeerGroup(secrets.token_hex(8), peers, exports.has_chunk, clock, is_serving=settings.listen is not None)
+        tier = PeerTier(group, lambda *key: nvme.index.is_readable(key))
         try:
             yield PeerNode(tier, SharedStore(store, group), exports, tls)
         finally:
@@ -87,7 +87,7 @@ async def open_peers(
 
 
 @asynccontextmanager
-async def serving_peers(settings: PeerSettings, peer_node: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
+async def serve_peers(settings: PeerSettings, peer_node: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
     """Serve other nodes while the block runs, if configured. Raises BadSetting for an address that is not ours."""
     if peer_node is None or settings.listen is None:
         yield
@@ -106,7 +106,9 @@ def peer_state(peer_node: PeerNode | None, counters: Counters) -> PeerState:
     """Return the state of peers for operators."""
     peers = [] if peer_node is None else peer_node.tier.group.peers
     return PeerState(
-        nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),
+        nodes=tuple(
+            PeerFact(url=peer.url, answers=peer.is_available, bytes_per_s=peer.throughput.bytes_per_s) for peer in peers
+        ),
         sent_chunks=counters.peer_sent_chunks,
         sent_bytes=counters.peer_sent_bytes,
         refused=counters.peer_refusals,

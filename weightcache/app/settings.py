@@ -20,8 +20,8 @@ from weightcache.fetch.trust_policy import VerificationPolicy
 from weightcache.sources.verifier import Recheck
 
 SLAB_BYTES: Final = 256 << 20
-DISK_READS: Final = 12  # concurrent reads of a store in a directory, two per chunk: more would not make the disk faster
-LINE_READS: Final = 32  # concurrent reads of a remote store, where latency takes longer than the transfer
+LOCAL_READS: Final = 12  # concurrent reads of a store in a directory, two per chunk: more would not be faster
+REMOTE_READS: Final = 32  # concurrent reads of a remote store, where latency takes longer than the transfer
 SPARE_BYTES: Final = 1 << 30
 MAX_PEERS: Final = 256
 _LIMIT: Final = 1 << 50
@@ -55,7 +55,7 @@ class CacheSettings:
     nvme_bytes: int
     spare_bytes: int = 0
     lifeline_fd: int | None = None
-    store_reads: int = DISK_READS  # concurrent reads of the store
+    store_reads: int = LOCAL_READS  # concurrent reads of the store
     hedge_percent: float = 0.0  # percentage of these reads that may be repeated when they are late
     host_quota: int = 100
     nvme_quota: int = 100
@@ -113,7 +113,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         recheck=Recheck(setting_parser.choice(env, "KELVIN_RECHECK", Recheck.TAG, tuple(Recheck))),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=setting_parser.integer(
-            env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128
+            env, "KELVIN_STORE_READS", REMOTE_READS if far else LOCAL_READS, low=1, high=128
         ),
         hedge_percent=setting_parser.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),
         verify=VerificationPolicy(

@@ -20,13 +20,13 @@ _WORDS: Final = BLOCK_BYTES // 4
 _KEYS: Final = b"kelvin device checksum 1"
 
 
-def blocks_of(nbytes: int) -> int:
+def block_count(nbytes: int) -> int:
     """Return the number of blocks of `nbytes` bytes. The last block may be shorter."""
     return -(-nbytes // BLOCK_BYTES)
 
 
 @lru_cache(maxsize=8)
-def keys_on(device: torch.device) -> torch.Tensor:
+def block_keys(device: torch.device) -> torch.Tensor:
     """Return the keys on the device: int64, (2, words of a block). They take 4 MiB and are made once per device."""
     raw = bytearray(blake3(_KEYS).digest(length=2 * _WORDS * 8))
     # Odd, so that no change of a single word becomes a multiple of 2^64.
@@ -35,7 +35,7 @@ def keys_on(device: torch.device) -> torch.Tensor:
 
 def sum_blocks(data: torch.Tensor, sums: torch.Tensor) -> None:
     """Write the sums of `data` to `sums`: int64, (blocks, 2). `data` is uint8, whole words from a block's start."""
-    words, keys = data.view(torch.int32), keys_on(data.device)
+    words, keys = data.view(torch.int32), block_keys(data.device)
     whole = words.numel() // _WORDS
     body, tail = words[: whole * _WORDS].view(whole, _WORDS), words[whole * _WORDS :]
     for way in range(2):
@@ -45,15 +45,15 @@ def sum_blocks(data: torch.Tensor, sums: torch.Tensor) -> None:
             sums[whole, way] = torch.sum(tail * keys[way, : tail.numel()])
 
 
-def fold(sums: torch.Tensor, nbytes: int) -> str:
+def checksum_of_sums(sums: torch.Tensor, nbytes: int) -> str:
     """Return the checksum of `nbytes` bytes from all their sums: 32 hex digits."""
     raw = sums.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return blake3(nbytes.to_bytes(8, "little") + raw).hexdigest()[:32]
 
 
-def sums_of(data: memoryview) -> torch.Tensor:
+def block_sums(data: memoryview) -> torch.Tensor:
     """Return the sums of bytes in this process's memory, writable or not: int64, (blocks, 2)."""
-    sums = torch.zeros((blocks_of(data.nbytes), 2), dtype=torch.int64)
+    sums = torch.zeros((block_count(data.nbytes), 2), dtype=torch.int64)
     into = bytearray(BLOCK_BYTES)  # torch takes no read-only buffer
     scratch = torch.frombuffer(into, dtype=torch.uint8)
     for block in range(sums.shape[0]):
@@ -65,4 +65,4 @@ def sums_of(data: memoryview) -> torch.Tensor:
 
 def checksum_of(data: memoryview) -> str:
     """Return the checksum of `data`: 32 hex digits."""
-    return fold(sums_of(data), data.nbytes)
+    return checksum_of_sums(block_sums(data), data.nbytes)

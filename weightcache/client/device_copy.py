@@ -24,15 +24,23 @@ from kelvin.contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
 from kelvin.contracts.artifacts.manifest import Manifest, Tensor
 from kelvin.contracts.artifacts.runtime_control import SealAttestation
 from kelvin.contracts.errors import Failure, Refused
-from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, keys_on, sum_blocks, sums_of
+from weightcache.client.device_checksum import (
+    BLOCK_BYTES,
+    block_count,
+    block_keys,
+    block_sums,
+    checksum_of,
+    checksum_of_sums,
+    sum_blocks,
+)
 from weightcache.client.lease import Lease
-from weightcache.client.spans_policy import Span, Spans, completed
+from weightcache.client.spans_policy import Span, Spans, completed_pieces
 from weightcache.sources.source import is_digest_of
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2  # one bad copy does not prove bad memory
-STAGERS: Final = 4  # one core copies slower than a device's bus
+STAGING_THREADS: Final = 4  # one core copies slower than a device's bus
 
 SLOT_BYTES: Final = 32 << 20
 SLOTS: Final = 4
@@ -44,7 +52,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-def tensors(lease: Lease) -> dict[str, torch.Tensor]:
+def view_tensors(lease: Lease) -> dict[str, torch.Tensor]:
     """Return the tensors by name, in the manifest's order. They keep the lease alive, but not its mapping.
 
     The lease must be whole: bytes of a progressive lease that are not ready may be unmapped, and reading them is a
@@ -106,7 +114,7 @@ class Lane(Protocol):
         ...
 
 
-def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+def copy_through_lane(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
     """Copy `total` bytes at `address` to the device. Return the complete copy and its sums.
 
     `ready` yields the readable parts in any order, each once, until they are complete; it may block. A buffer's worth
@@ -117,11 +125,11 @@ def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tup
     there, step = Spans(total), 0
     try:
         for span in ready:
-            for begin, end in completed(span, there.add(*span), lane.slot_bytes, total):
+            for begin, end in completed_pieces(span, there.add(*span), lane.slot_bytes, total):
                 slot = step % lane.slots
                 lane.wait(slot)
                 lane.stage(slot, address + begin, end - begin)
-                lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
+                lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : block_count(end)])
                 step += 1
     finally:
         lane.finish()
@@ -141,8 +149,8 @@ class CudaLane:
         self._checks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(slots)]
         self._copied = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
-        self._stagers = ThreadPoolExecutor(min(STAGERS, len(os.sched_getaffinity(0))), "stage")
-        keys_on(device)
+        self._staging_threads = ThreadPoolExecutor(min(STAGING_THREADS, len(os.sched_getaffinity(0))), "stage")
+        block_keys(device)
         torch.cuda.synchronize(device)
 
     def __repr__(self) -> str:
@@ -150,7 +158,7 @@ class CudaLane:
 
     def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         arena = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        sums = torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64, device=self.device)
+        sums = torch.zeros((block_count(nbytes), 2), dtype=torch.int64, device=self.device)
         for stream in (self._copies, self._checks):  # until then, the current stream may use the memory
             stream.wait_stream(torch.cuda.current_stream(self.device))
         return arena, sums
@@ -159,7 +167,7 @@ class CudaLane:
         self._copied[slot].synchronize()  # returns at once if it was never recorded
 
     def stage(self, slot: int, address: int, nbytes: int) -> None:
-        copy_in_parts(self._stagers, self._buffers[slot].data_ptr(), address, nbytes)
+        copy_in_parts(self._staging_threads, self._buffers[slot].data_ptr(), address, nbytes)
 
     def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
         with torch.cuda.stream(self._copies):
@@ -174,11 +182,12 @@ class CudaLane:
         self._checks.synchronize()
 
 
-def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: int) -> None:
+def copy_in_parts(threads: ThreadPoolExecutor, target: int, source: int, nbytes: int) -> None:
     """Copy with several threads, one block or more each. Blocking."""
-    share = -(-nbytes // STAGERS // BLOCK_BYTES) * BLOCK_BYTES
+    share = -(-nbytes // STAGING_THREADS // BLOCK_BYTES) * BLOCK_BYTES
     parts = [
-        threads.submit(ctypes.memmove, to + at, address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)
+        threads.submit(ctypes.memmove, target + begin, source + begin, min(share, nbytes - begin))
+        for begin in range(0, nbytes, share)
     ]
     for part in parts:
         part.result()
@@ -226,7 +235,7 @@ class DeviceWeights:
     checksum: str
 
 
-def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
+def agreed_checksum(attestations: Iterable[SealAttestation]) -> str | None:
     """Return the seals' checksum of the version's bytes, or None if no seal has one or they contradict each other."""
     checksums = {seal.device_checksum for seal in attestations} - {None}
     return checksums.pop() if len(checksums) == 1 else None
@@ -242,23 +251,23 @@ def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeig
     total = lease.total_bytes
     want = expected
     for attempt in range(1, ATTEMPTS + 1):
-        arena, sums = send_all(lane, lease.address, total, lease.ready_parts())
-        want = want or _first_checksum(lease)
-        if fold(sums, total) == want:
-            return DeviceWeights(arena, _views(lease.manifest, arena), want)
+        arena, sums = copy_through_lane(lane, lease.address, total, lease.ready_parts())
+        want = want or _verified_checksum(lease)
+        if checksum_of_sums(sums, total) == want:
+            return DeviceWeights(arena, _device_tensors(lease.manifest, arena), want)
         log.error("wrong bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
         del arena  # free the memory before the next attempt
     raise Refused(_find_damage(lease, sums))
 
 
-def _first_checksum(lease: Lease) -> str:
+def _verified_checksum(lease: Lease) -> str:
     """Return the checksum of the lease's bytes, after checking their digests: the checksum will be signed."""
-    if (wrong := _wrong_chunk(lease)) is not None:
+    if (wrong := _find_wrong_chunk(lease)) is not None:
         raise Refused(ChunkCorrupt(wrong, "host"))
     return checksum_of(lease.view(0, lease.total_bytes))
 
 
-def _wrong_chunk(lease: Lease) -> str | None:
+def _find_wrong_chunk(lease: Lease) -> str | None:
     """Return the first chunk on the host that does not match its digest, or None."""
     begin = 0
     for chunk in lease.manifest.chunks:
@@ -268,7 +277,7 @@ def _wrong_chunk(lease: Lease) -> str | None:
     return None
 
 
-def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
+def _device_tensors(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
         tensor.name: arena[tensor.offset : tensor.offset + tensor.nbytes].view(DTYPES[tensor.dtype]).view(tensor.shape)
         for tensor in manifest.tensors
@@ -277,14 +286,14 @@ def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _find_damage(lease: Lease, sums: torch.Tensor) -> Failure:
     """Return which chunk is wrong: on the device, or on the host since its check. Slow, and rare."""
-    there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
+    there, here = sums.cpu(), block_sums(lease.view(0, lease.total_bytes))
     differing = (there != here).any(dim=1)
     begin = 0
     for chunk in lease.manifest.chunks:
         end = begin + chunk.length
-        if differing[begin // BLOCK_BYTES : blocks_of(end)].any():
+        if differing[begin // BLOCK_BYTES : block_count(end)].any():
             return ChunkCorrupt(chunk.digest, "device")
         begin = end
-    if (wrong := _wrong_chunk(lease)) is not None:
+    if (wrong := _find_wrong_chunk(lease)) is not None:
         return ChunkCorrupt(wrong, "host")
     return AttestationInvalid(lease.version, "its checksum is not that of the version's bytes")

@@ -24,7 +24,7 @@ from weightcache.client.lease_reply import ContradictoryReply, LeaseAnswer, rece
 from weightcache.client.spans_policy import Span, Spans
 
 RESTART_S: Final = 10.0  # time for an ended agent to listen again; a supervisor restarts it after 5 s at most
-_LOOK_S: Final = 0.05
+_CONNECT_POLL_S: Final = 0.05
 
 Engines = tuple[tuple[str, str], ...]
 
@@ -40,14 +40,14 @@ class Lease:
         answer: LeaseAnswer,
         reply: LeaseReply,
         timeout_s: float,
-        until_s: float,
+        deadline_s: float,
     ) -> None:
-        """Map the bytes. `timeout_s` ends at `until_s` (monotonic). Raises `Refused(Unavailable)`,
+        """Map the bytes. `timeout_s` ends at `deadline_s` (monotonic). Raises `Refused(Unavailable)`,
         `ContradictoryReply`.
         """
         self._sock = sock
         self._timeout_s = timeout_s
-        self._until_s = until_s
+        self._deadline_s = deadline_s
         self.tenant = tenant
         self.version = version
         self.manifest = answer.manifest
@@ -60,7 +60,7 @@ class Lease:
         self._ready_spans: list[Span] = []  # in order of readiness
         self._is_complete = False  # the agent reported it as whole
         self._buffers: list[weakref.ref[object]] = []
-        self.address = _reserved(self.total_bytes)
+        self.address = _reserve_address_space(self.total_bytes)
         try:
             self._map(answer)
             if self.total_bytes and not reply.whole:
@@ -151,19 +151,19 @@ class Lease:
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
         try:
-            self._sock.settimeout(_remaining_s(self._until_s))
+            self._sock.settimeout(_remaining_s(self._deadline_s))
             with receive_reply(self._sock) as (reply, descriptors):
                 if descriptors:
-                    self._move(reply, descriptors)
+                    self._remap(reply, descriptors)
                 self._apply(reply)
         except TimeoutError as error:
             raise Refused(DeadlineExceeded(self._timeout_s, "restoring weights")) from error
         except ContradictoryReply as error:
-            raise error.refused(self.version) from error
+            raise error.to_refusal(self.version) from error
         except OSError as error:
             raise Refused(Unavailable("address space for weights")) from error
 
-    def _move(self, reply: LeaseReply, descriptors: Sequence[int]) -> None:
+    def _remap(self, reply: LeaseReply, descriptors: Sequence[int]) -> None:
         """Map a replacement: a part was found damaged after it was reported as ready, so the bytes have moved."""
         if not reply.whole:
             raise ContradictoryReply("it moved before it was whole")
@@ -247,49 +247,49 @@ def acquire(
     return _request_lease(_connect(directory, until_s), request, timeout_s, until_s)
 
 
-def _connect(directory: SocketDirectory, until_s: float) -> socket.socket:
-    restarts_s = min(until_s, time.monotonic() + RESTART_S)
+def _connect(directory: SocketDirectory, deadline_s: float) -> socket.socket:
+    restarts_s = min(deadline_s, time.monotonic() + RESTART_S)
     while True:
         try:
-            return directory.connect(SOCKET, socket.SOCK_SEQPACKET, max(_LOOK_S, until_s - time.monotonic()))
+            return directory.connect(SOCKET, socket.SOCK_SEQPACKET, max(_CONNECT_POLL_S, deadline_s - time.monotonic()))
         except OSError as error:
             is_ended = isinstance(error, FileNotFoundError | ConnectionRefusedError)
             if not is_ended or time.monotonic() >= restarts_s:
                 raise Refused(Unavailable("the weight cache")) from error
-        time.sleep(_LOOK_S)
+        time.sleep(_CONNECT_POLL_S)
 
 
-def _request_lease(sock: socket.socket, request: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
+def _request_lease(sock: socket.socket, request: LeaseRequest, timeout_s: float, deadline_s: float) -> Lease:
     """Send the request and return the lease, which owns the socket. On failure the socket is closed."""
     try:
-        sock.settimeout(_remaining_s(until_s))
+        sock.settimeout(_remaining_s(deadline_s))
         sock.sendall(encode(request))
-        sock.settimeout(_remaining_s(until_s))
+        sock.settimeout(_remaining_s(deadline_s))
         with receive_reply(sock) as (reply, descriptors):
             if not (reply.whole or request.progressive):
                 raise ContradictoryReply("it is not whole")
             answer = validate_reply(reply, descriptors, request.version)
-            return Lease(sock, request.tenant, request.version, answer, reply, timeout_s, until_s)
+            return Lease(sock, request.tenant, request.version, answer, reply, timeout_s, deadline_s)
     except BaseException as error:
         sock.close()
         match error:
             case TimeoutError():
                 raise Refused(DeadlineExceeded(timeout_s, "restoring weights")) from error
             case ContradictoryReply():
-                raise error.refused(request.version) from error
+                raise error.to_refusal(request.version) from error
             case OSError():
                 raise Refused(Unavailable("the weight cache")) from error
         raise
 
 
-def _remaining_s(until_s: float) -> float:
+def _remaining_s(deadline_s: float) -> float:
     """Return the seconds left. Raises TimeoutError if there are none."""
-    if (left_s := until_s - time.monotonic()) <= 0:
+    if (left_s := deadline_s - time.monotonic()) <= 0:
         raise TimeoutError
     return left_s
 
 
-def _reserved(nbytes: int) -> int:
+def _reserve_address_space(nbytes: int) -> int:
     """Reserve address space for `nbytes` bytes; return 0 for none. Raises `Refused(Unavailable)`."""
     try:
         return libc.reserve(nbytes) if nbytes else 0

@@ -28,7 +28,7 @@ _ONE_FD: Final = array("i").itemsize
 class ContradictoryReply(Exception):
     """The agent's reply contradicts itself."""
 
-    def refused(self, version: str) -> Refused:
+    def to_refusal(self, version: str) -> Refused:
         """Return the exception for the caller that wants the version."""
         return Refused(ManifestCorrupt(version, f"its lease is wrong: {self}"))
 
@@ -63,9 +63,9 @@ def receive_reply(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[in
             raise Refused(Unavailable("the weight cache"))
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ContradictoryReply("the message was cut")
-        reply = _decoded(raw, LeaseReply)
+        reply = _decode(raw, LeaseReply)
         if not reply.ok:
-            raise _failure(reply)
+            raise _refusal_of(reply)
         yield reply, descriptors
     finally:
         for fd in descriptors:
@@ -76,8 +76,8 @@ def validate_reply(reply: LeaseReply, descriptors: Sequence[int], version: str) 
     """Return the checked reply. Raises ContradictoryReply, and `Refused` if the manifest is not the version's."""
     if len(descriptors) != 1 + len(reply.slabs):
         raise ContradictoryReply(f"{len(descriptors)} descriptors for {len(reply.slabs)} slabs")
-    papers, *slabs = descriptors
-    raw, layout = _read_documents(papers, reply)
+    documents, *slabs = descriptors
+    raw, layout = _read_documents(documents, reply)
     manifest = decode_manifest(raw, version)
     _check_slabs(slabs, reply)
     _check_layout(layout, manifest, reply)
@@ -86,7 +86,7 @@ def validate_reply(reply: LeaseReply, descriptors: Sequence[int], version: str) 
     return LeaseAnswer(manifest, layout, slabs)
 
 
-def _failure(reply: LeaseReply) -> Exception:
+def _refusal_of(reply: LeaseReply) -> Exception:
     if reply.failure is None:
         return ContradictoryReply("refused without a reason")
     return Refused(from_wire(reply.failure))
@@ -99,10 +99,10 @@ def _read_documents(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE:
         raise ContradictoryReply("its documents are not sealed")
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as both:
-        return both[: reply.manifest_bytes], _decoded(both[reply.manifest_bytes :], Layout)
+        return both[: reply.manifest_bytes], _decode(both[reply.manifest_bytes :], Layout)
 
 
-def _decoded(raw: bytes, kind: type[_T]) -> _T:
+def _decode(raw: bytes, kind: type[_T]) -> _T:
     try:
         return decoder(kind).decode(raw)
     except BadJson as error:

@@ -53,7 +53,7 @@ class Spans:
         return tuple((begin, end) for begin, end in edges if begin < end)
 
 
-def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Return disjoint spans in order, with adjacent ones joined."""
     found: list[Span] = []
     for begin, end in sorted(spans):
@@ -74,11 +74,11 @@ def spans_of(chunks: Iterable[tuple[str, int]]) -> dict[str, tuple[Span, ...]]:
     return found
 
 
-def completed(added: Span, around: Span, piece: int, total: int) -> Iterator[Span]:
-    """Yield the pieces that `added` completed. `around` is the merged part, as `Spans.add` returns
-    it. Pieces are `piece` bytes long and start at multiples of that; the last one ends at `total`.
+def completed_pieces(added_span: Span, merged_span: Span, piece_bytes: int, total: int) -> Iterator[Span]:
+    """Yield the pieces that `added_span` completed. `merged_span` contains it, as `Spans.add` returns it. Pieces are
+    `piece_bytes` long and start at multiples of that; the last one ends at `total`.
     """
-    for begin in range(added[0] // piece * piece, added[1], piece):
-        end = min(begin + piece, total)
-        if around[0] <= begin and end <= around[1]:
+    for begin in range(added_span[0] // piece_bytes * piece_bytes, added_span[1], piece_bytes):
+        end = min(begin + piece_bytes, total)
+        if merged_span[0] <= begin and end <= merged_span[1]:
             yield begin, end

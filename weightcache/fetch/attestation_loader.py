@@ -24,7 +24,7 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import decoder
 from kelvin.crypto.trust_roots import Trust
 from weightcache.counters import Counters
-from weightcache.dependencies import NEWS
+from weightcache.dependencies import ATTESTATIONS
 from weightcache.fetch.trust_policy import VerificationPolicy, find_distrust, usable_seals
 from weightcache.nvme.chunk_files import DocumentKind
 from weightcache.nvme.nvme_tier import NvmeTier
@@ -32,8 +32,8 @@ from weightcache.sources.policy.healing import ReadOutcome
 
 log = logging.getLogger(__name__)
 
-REFRESH_S: Final = NEWS.timeout_s  # how long a start with a kept copy waits for the store
-READS: Final = 2  # one bad read does not prove a bad object
+REFRESH_S: Final = ATTESTATIONS.timeout_s  # how long a start with a kept copy waits for the store
+MAX_READS: Final = 2  # one bad read does not prove a bad object
 _DIGEST_HEX: Final = 64
 
 _Objects = dict[str, bytes]  # content by name
@@ -75,7 +75,7 @@ class AttestationLoader:
         doubt = find_distrust(found.signers, self._trust.is_root)
         if doubt is None:
             return
-        self._counters.unverified += 1
+        self._counters.unverified_versions += 1
         if self._policy is VerificationPolicy.REQUIRE:
             raise Refused(VersionUnverified(version, doubt))
         log.warning("no trusted key signed a version", extra={"tenant": tenant, "version": version, "why": doubt})
@@ -120,13 +120,13 @@ class AttestationLoader:
         return objects, _parse_all(version, objects)
 
     async def _read(self, key: str, name: str, version: str) -> bytes:
-        for attempt in range(READS):
+        for attempt in range(MAX_READS):
             raw = await self._store.read(key)
             try:
                 _parse(name, raw, version)
             except Refused:
                 self._counters.attestation_faults["store"][ReadOutcome.DIGEST] += 1
-                if attempt == READS - 1:
+                if attempt == MAX_READS - 1:
                     raise
             else:
                 return raw

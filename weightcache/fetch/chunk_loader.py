@@ -19,7 +19,7 @@ from weightcache.fetch.nvme_admission import NvmeAdmission
 from weightcache.host.arena import Arena
 from weightcache.host.policy.extents import SlabRange
 from weightcache.host.policy.host_index import Reservation
-from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, Flow, by_position
+from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, Flow, positions_by_chunk
 
 log = logging.getLogger(__name__)
 
@@ -40,21 +40,21 @@ class ChunkLoader:
         self._fetcher = fetcher
         self._scheduler = fetcher.scheduler
         self._admissions = admissions
-        self._jobs: dict[tuple[str, str], _ChunkLoad] = {}
+        self._loads: dict[tuple[str, str], _ChunkLoad] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<ChunkLoader loading={len(self._jobs)}>"
+        return f"<ChunkLoader loading={len(self._loads)}>"
 
     @property
-    def loading(self) -> int:
+    def loading_count(self) -> int:
         """Return the number of chunks that are being loaded."""
-        return len(self._jobs)
+        return len(self._loads)
 
     @property
-    def busy_chunks(self) -> int:
+    def busy_count(self) -> int:
         """Return the number of chunks whose slabs are in use: loading, or waiting to be written to NVMe."""
-        return len(self._jobs) + self._admissions.waiting
+        return len(self._loads) + self._admissions.waiting_count
 
     async def load(
         self,
@@ -64,18 +64,18 @@ class ChunkLoader:
         on_ready: Callable[[str], None] = lambda _: None,
     ) -> dict[str, str]:
         """Load all chunks of the reservation and return their tiers. Raises `Refused` of the first failed chunk, in the
-        order of `reservation.load` and `wait`, once the chunks before it have ended.
+        order of `reservation.to_load` and `to_await`, once the chunks before it have ended.
 
         After a failure or a cancellation, chunks that are still queued are given up unless other loads wait for them.
         The call gets `weight` shares of each source. `flow` names this call for `set_weight`. `on_ready` is called for
         each chunk that becomes ready, until this returns or raises.
         """
         tenant = reservation.tenant
-        for digest in reservation.load:
+        for digest in reservation.to_load:
             self._start(tenant, digest, reservation.places[digest])
-        jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
+        jobs = {digest: self._loads[tenant, digest] for digest in (*reservation.to_load, *reservation.to_await)}
         flow = object() if flow is None else flow
-        wanted = by_position(reservation.places, tenant)
+        wanted = positions_by_chunk(reservation.places, tenant)
         self._scheduler.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
         callbacks = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
@@ -109,7 +109,7 @@ class ChunkLoader:
         await self._admissions.close()
 
     def _start(self, tenant: str, digest: str, place: SlabRange) -> None:
-        self._jobs[tenant, digest] = _ChunkLoad(place)
+        self._loads[tenant, digest] = _ChunkLoad(place)
         self._arena.index.pin((place.slab,))
         self._start_task(self._load(tenant, digest))
 
@@ -120,7 +120,7 @@ class ChunkLoader:
 
     async def _load(self, tenant: str, digest: str) -> None:
         """Run one load from start to end. On any exit, the index, the pin and the waiters are settled."""
-        job = self._jobs[tenant, digest]
+        job = self._loads[tenant, digest]
         outcome: str | Failure = Cancelled()
         try:
             outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
@@ -130,8 +130,8 @@ class ChunkLoader:
             log.exception("a load failed", extra={"chunk": digest})
             outcome = Internal()
         finally:
-            del self._jobs[tenant, digest]
-            self._arena.end_load(tenant, digest, is_ready=not isinstance(outcome, Failure))
+            del self._loads[tenant, digest]
+            self._arena.finish_load(tenant, digest, is_ready=not isinstance(outcome, Failure))
             if not isinstance(outcome, Failure) and outcome != "nvme":
                 self._admissions.offer(tenant, digest, job.place)
             self._arena.unpin((job.place.slab,))

@@ -36,25 +36,25 @@ log = logging.getLogger(__name__)
 MAX_OWNER_WAITS: Final = 16  # chunks waiting for one owner; chunks of other owners, or of none, don't queue behind them
 
 
-async def heal(
+async def read_healed(
     rules: Sequence[SourceRule],
-    ask: Callable[[int], Awaitable[ReadAttempt]],
+    read_source: Callable[[int], Awaitable[ReadAttempt]],
     what: str,
-    named: dict[str, str],
-    healed: Counter[str],
+    log_fields: dict[str, str],
+    healed_counts: Counter[str],
 ) -> Fetched | Unrecoverable:
     """Read from the sources of `rules`, by position, until one has a correct copy or none has. Each faulty copy of
-    `what`, with the fields `named`, is logged in one line. A healed load counts once in `healed`.
+    `what` is logged in one line with `log_fields`. A healed load counts once in `healed_counts`.
     """
     trials: list[ReadAttempt] = []
     while isinstance(step := choose_step(rules, trials), TrySource):
-        trials.append(await ask(step.position))
+        trials.append(await read_source(step.position))
     healed_from = step.tier if isinstance(step, Fetched) else None
     faults = [trial for trial in trials if trial.is_fault]
     if faults and healed_from is not None:
-        healed[healed_from] += 1
+        healed_counts[healed_from] += 1
     for fault in faults:
-        fields = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
+        fields = {**log_fields, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
         if healed_from is None:
             log.error(f"a faulty {what} was not healed", extra=fields)
         else:
@@ -77,19 +77,19 @@ class Fetcher:
         self._verifier = verifier
         self._counters = counters
         self._peers = peers
-        tiers = {source.tier: source.room for source in sources}
+        tiers = {source.tier: source.read_limit for source in sources}
         # A chunk may be needed in memory and on disk at once. Each of the two has its own lane to wait for the owner.
         owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
         self.scheduler = ReadScheduler(tiers, dict.fromkeys(owners, ChunkCountLimit(MAX_OWNER_WAITS)))
-        self._is_below = False
+        self._is_for_disk = False
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
 
-    def without_first(self) -> "Fetcher":
+    def below_first_source(self) -> "Fetcher":
         """Return a fetcher of the sources below the first one. The two fetchers share the scheduler."""
         below = copy(self)
-        below._sources, below._rules, below._is_below = self._sources[1:], self._rules[1:], True
+        below._sources, below._rules, below._is_for_disk = self._sources[1:], self._rules[1:], True
         return below
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> str:
@@ -102,23 +102,23 @@ class Fetcher:
         if self._peers is None:
             return await self._fetch(tenant, digest, into)
         key = tenant, digest
-        with self._peers.loading(key):
+        with self._peers.mark_wanted(key):
             while True:
-                await self._peers.ask(key)
+                await self._peers.query_peers(key)
                 # While another node will have the chunk, wait for it in that node's own queue.
-                while (owner := self._peers.owner(key)) is not None:
-                    async with self.scheduler.hold_slot((owner, self._is_below), key, into.nbytes):
-                        await self._peers.wait(key, owner)
+                while (owner := self._peers.find_owner(key)) is not None:
+                    async with self.scheduler.hold_slot((owner, self._is_for_disk), key, into.nbytes):
+                        await self._peers.wait_for_owner(key, owner)
                 with suppress(OwnerChanged):  # if it changed while the chunk waited for the store, choose again
                     return await self._fetch(tenant, digest, into)
 
     async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
-        named = {"tenant": tenant, "chunk": digest}
+        log_fields = {"tenant": tenant, "chunk": digest}
 
-        async def ask(position: int) -> ReadAttempt:
+        async def read_source(position: int) -> ReadAttempt:
             return await self._try_source(self._sources[position], tenant, digest, into)
 
-        match await heal(self._rules, ask, "chunk", named, self._counters.healed_chunks):
+        match await read_healed(self._rules, read_source, "chunk", log_fields, self._counters.healed_chunks):
             case Fetched(tier):
                 return tier
             case Unrecoverable(decisive):
@@ -130,23 +130,23 @@ class Fetcher:
         """Wait for a slot of the source and read. Returns at once if the source can't have the chunk."""
         if not source.may_have(tenant, digest):
             return ReadAttempt(source.tier, ReadOutcome.ABSENT)
-        async with self.scheduler.hold_slot(source.tier, (tenant, digest), into.nbytes) as turn:
-            return await self._read_once(source, tenant, digest, into, turn)
+        async with self.scheduler.hold_slot(source.tier, (tenant, digest), into.nbytes) as slot:
+            return await self._read_once(source, tenant, digest, into, slot)
 
     async def _read_once(
-        self, source: Source, tenant: str, digest: str, into: memoryview, turn: ReadSlot
+        self, source: Source, tenant: str, digest: str, into: memoryview, slot: ReadSlot
     ) -> ReadAttempt:
         """Read the chunk once and verify it. A faulty copy is quarantined."""
         try:
-            outcome = await source.fetch(tenant, digest, into, turn)
+            outcome = await source.fetch(tenant, digest, into, slot)
         except Refused as refused:
             if not refused.failure.retryable:
                 raise
             log.warning("a source is unavailable", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
             return ReadAttempt(source.tier, ReadOutcome.AWAY, refused.failure)
         if outcome not in ABSENT_OUTCOMES:
-            self._counters.read(source.tier, into.nbytes)
-        return ReadAttempt(source.tier, await self._verifier.check(source, outcome, tenant, digest, into))
+            self._counters.count_read(source.tier, into.nbytes)
+        return ReadAttempt(source.tier, await self._verifier.verify_read(source, outcome, tenant, digest, into))
 
 
 def _failure(digest: str, decisive: ReadAttempt) -> Failure:

@@ -8,7 +8,7 @@ from kelvin.contracts.artifacts.manifest import Manifest, decode_manifest
 from kelvin.contracts.artifacts.object_keys import draft_key, manifest_key
 from kelvin.contracts.errors import Refused
 from weightcache.counters import Counters
-from weightcache.fetch.fetcher import heal
+from weightcache.fetch.fetcher import read_healed
 from weightcache.nvme.chunk_files import DocumentKind
 from weightcache.nvme.nvme_tier import NvmeTier
 from weightcache.sources.policy.healing import Fetched, ReadAttempt, ReadOutcome, SourceRule, Unrecoverable
@@ -17,6 +17,7 @@ from weightcache.sources.store_tier import StoreTier
 NVME: Final = "nvme"
 STORE: Final = "store"
 RULES: Final = (SourceRule(NVME, 1), SourceRule(STORE, 2))
+_Found = tuple[bytes, Manifest]
 
 
 class ManifestLoader:
@@ -28,29 +29,29 @@ class ManifestLoader:
         self._store_tier = store_tier
         self._counters = counters
 
-    async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
+    async def load_manifest(self, tenant: str, version: str) -> _Found:
         """Return the canonical bytes and the manifest. Raises `Refused`: `ManifestMissing` (it was lost, or there never
         was such a version: the registry is not asked), `ManifestCorrupt`, or a retryable failure of the store.
         """
-        found: tuple[bytes, Manifest] | None = None
+        found: _Found | None = None
 
-        async def ask(position: int) -> ReadAttempt:
+        async def read_source(position: int) -> ReadAttempt:
             nonlocal found
-            trial, found = await self._try(RULES[position].tier, tenant, version)
-            return trial
+            attempt, found = await self._try_tier(RULES[position].tier, tenant, version)
+            return attempt
 
-        named = {"tenant": tenant, "version": version}
-        match await heal(RULES, ask, "manifest", named, self._counters.healed_manifests):
+        log_fields = {"tenant": tenant, "version": version}
+        match await read_healed(RULES, read_source, "manifest", log_fields, self._counters.healed_manifests):
             case Unrecoverable(decisive):
                 raise Refused(decisive.failure or ManifestMissing(version))
             case Fetched(tier):
                 assert found is not None
                 if tier != NVME:
                     await self._nvme.keep_document(tenant, version, found[0], DocumentKind.MANIFESTS)
-                self._store_tier.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
+                self._store_tier.expect_version(tenant, version, (chunk.digest for chunk in found[1].chunks))
                 return found
 
-    async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:
+    async def _try_tier(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, _Found | None]:
         """Read once and check. A failure says what is wrong with the copy, or that the tier is unavailable."""
         try:
             raw = await (
@@ -58,7 +59,7 @@ class ManifestLoader:
             )
             if raw is None:
                 return ReadAttempt(tier, ReadOutcome.ABSENT), None
-            return ReadAttempt(tier, ReadOutcome.WHOLE), (raw, _checked(raw, version))
+            return ReadAttempt(tier, ReadOutcome.WHOLE), (raw, _decode_checked(raw, version))
         except OSError:
             outcome, failure = ReadOutcome.UNREADABLE, None
         except Refused as refused:
@@ -85,7 +86,7 @@ class ManifestLoader:
         return None
 
 
-def _checked(raw: bytes, version: str) -> Manifest:
+def _decode_checked(raw: bytes, version: str) -> Manifest:
     manifest = decode_manifest(raw, version)
     lengths: dict[str, int] = {}
     for chunk in manifest.chunks:

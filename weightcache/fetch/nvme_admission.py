@@ -5,8 +5,8 @@ A chunk is written for one of three reasons:
 1. Write-behind (`offer`): a load brought the chunk from another tier. It is written from its slab, perhaps while other
    chunks of the version still load. An offer pins that slab until it is written, so the host tier bounds the offers. If
    a load needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
-2. Prefetch (`ensure`): no lease needs the chunk, so it takes no place in the host tier. If it is not in memory already,
-   it is fetched into a separate buffer, once for all callers.
+2. Prefetch (`ensure_written`): no lease needs the chunk, so it takes no place in the host tier. If it is not in memory
+   already, it is fetched into a separate buffer, once for all callers.
 3. Healing (`rewrite`): an examination found its file damaged while no lease needed it.
 """
 
@@ -44,7 +44,7 @@ class _QueuedWrite:
 
 class NvmeAdmission:
     """The writer of the NVMe tier. `lower_fetcher` fetches from the sources under that tier; `store_tier` is the last
-    of them. `loading` returns whether the disk is being read for a load.
+    of them. `is_disk_read` returns whether the disk is being read for a load.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class NvmeAdmission:
         lower_fetcher: Fetcher,
         store_tier: StoreTier,
         counters: Counters,
-        loading: Callable[[], bool],
+        is_disk_read: Callable[[], bool],
     ) -> None:
         self._arena = arena
         self._nvme = nvme
         self._lower_fetcher = lower_fetcher
         self._store_tier = store_tier
         self._counters = counters
-        self._loading = loading
+        self._is_disk_read = is_disk_read
         self._offers: deque[_QueuedWrite] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookups: set[asyncio.Task[int | None]] = set()  # lookups of chunk lengths, before the chunks are fetched
@@ -71,7 +71,7 @@ class NvmeAdmission:
         return f"<NvmeAdmission writing={len(self._tasks)} waiting={len(self._offers)}>"
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Return the number of chunks that are queued for writing or being written."""
         return len(self._offers) + len(self._tasks)
 
@@ -79,7 +79,7 @@ class NvmeAdmission:
         """Queue a ready chunk for writing, in order of offers. The caller must have its slab pinned."""
         self._arena.index.pin((place.slab,))
         self._offers.append(_QueuedWrite(tenant, digest, place))
-        self._begin()
+        self._start_writes()
 
     def drop_oldest(self) -> bool:
         """Drop the oldest offer and all others in its slab, unwritten. Return False if there is none."""
@@ -90,17 +90,17 @@ class NvmeAdmission:
         self._offers = deque(offer for offer in self._offers if offer.place.slab != slab)
         self._counters.unkept_chunks += len(dropped)
         for offer in dropped:
-            self._end(offer)
+            self._unpin(offer)
         return True
 
     def check_room(self, tenant: str, nbytes: int) -> None:
         """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once. In that case its chunks
         would only evict one another.
         """
-        if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
+        if nbytes > (most := self._nvme.index.max_bytes_of(tenant)):
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
 
-    async def ensure(self, tenant: str, digest: str, length: int | None) -> str | None:
+    async def ensure_written(self, tenant: str, digest: str, length: int | None) -> str | None:
         """Ensure that the chunk is on NVMe. Return its source tier, or None if it was there or another call wrote it.
 
         Waits for a running load or write of the chunk. Without a `length` (bytes), the length is looked up in the
@@ -117,13 +117,13 @@ class NvmeAdmission:
             tier, admitted = await self._fetch_and_write(tenant, digest, length)
             if admitted:
                 return tier
-            if not self._nvme.index.knows((tenant, digest)):  # otherwise another call was faster
+            if not self._nvme.index.is_known((tenant, digest)):  # otherwise another call was faster
                 raise Refused(Unavailable("the NVMe tier of the weight cache"))
         return None
 
     async def _find_length(self, tenant: str, digest: str) -> int:
         """Return the chunk's bytes by the store's tables. Loads of the chunk don't wait for this. Raises `Refused`."""
-        lookup = asyncio.create_task(self._store_tier.length_of(tenant, digest))
+        lookup = asyncio.create_task(self._store_tier.find_length(tenant, digest))
         self._lookups.add(lookup)
         lookup.add_done_callback(self._lookups.discard)
         if (length := await lookup) is None:
@@ -160,7 +160,7 @@ class NvmeAdmission:
         fields = {"tenant": tenant, "chunk": digest}
         try:
             async with asyncio.timeout(REWRITE_TIMEOUT_S):
-                tier = await self.ensure(tenant, digest, None)  # a faulty file does not tell the chunk's length
+                tier = await self.ensure_written(tenant, digest, None)  # a faulty file does not tell the chunk's length
         except TimeoutError:
             why = DeadlineExceeded(REWRITE_TIMEOUT_S, "healing").message
             log.warning("a kept chunk was not healed", extra={**fields, "why": why})
@@ -173,25 +173,25 @@ class NvmeAdmission:
 
     async def wait_until_idle(self) -> None:
         """Wait until no offer is left, and until prefetches and healing have written their current chunks."""
-        while under_way := self._tasks | self._lookups:
-            await asyncio.wait(under_way)
+        while running := self._tasks | self._lookups:
+            await asyncio.wait(running)
         await self._nvme.wait_until_idle()
 
     async def close(self) -> None:
         """Drop all offers and cancel their writes. On return nothing reads the slabs any more."""
         while self._offers:
-            self._end(self._offers.popleft())
+            self._unpin(self._offers.popleft())
         await cancel_and_wait(tuple(self._tasks))
 
-    def _begin(self) -> None:
-        while self._offers and may_begin_write(len(self._tasks), loading=self._loading()):
+    def _start_writes(self) -> None:
+        while self._offers and may_begin_write(len(self._tasks), is_disk_read=self._is_disk_read()):
             task = asyncio.create_task(self._write_offer(self._offers.popleft()))
             self._tasks.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(self._on_write_end)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_write_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._begin()
+        self._start_writes()
 
     async def _write_offer(self, offer: _QueuedWrite) -> None:
         try:
@@ -199,13 +199,13 @@ class NvmeAdmission:
             if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
                 await self._write(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:
-            self._end(offer)
+            self._unpin(offer)
 
-    def _end(self, offer: _QueuedWrite) -> None:
+    def _unpin(self, offer: _QueuedWrite) -> None:
         self._arena.unpin((offer.place.slab,))
 
     async def _write(self, tenant: str, digest: str, data: memoryview) -> bool:
         admitted = await self._nvme.admit(tenant, digest, data)
         self._counters.admitted_chunks += admitted
-        self._counters.unadmitted_chunks += not admitted and not self._nvme.index.knows((tenant, digest))
+        self._counters.unadmitted_chunks += not admitted and not self._nvme.index.is_known((tenant, digest))
         return admitted

@@ -23,7 +23,7 @@ from weightcache.fetch.version_loader import LeasePriority, VersionLoader
 
 log = logging.getLogger(__name__)
 
-MAX_UNDER_WAY: Final = 64
+MAX_PREFETCHES: Final = 64
 DEADLINE_S: Final = 900.0  # includes waiting
 RETRY_S: Final = 1.0
 
@@ -56,31 +56,31 @@ class Prefetcher:
         self._admissions = admissions
         self._lease_priority = lease_priority
         self._counters = counters
-        self._under_way: dict[PrefetchRequest, asyncio.Task[None]] = {}
-        self._turn = asyncio.Lock()
-        self.running = 0
+        self._tasks: dict[PrefetchRequest, asyncio.Task[None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self.running_count = 0
 
     def __repr__(self) -> str:
-        return f"<Prefetcher running={self.running} waiting={self.waiting}>"
+        return f"<Prefetcher running={self.running_count} waiting={self.waiting_count}>"
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Return the number of prefetches that wait for their turn or for leases."""
-        return len(self._under_way) - self.running
+        return len(self._tasks) - self.running_count
 
     def start_prefetch(self, request: PrefetchRequest) -> None:
         """Start a prefetch in the background, unless it exists. Raises `Refused(Overloaded)` if there are too many."""
-        if request in self._under_way:
+        if request in self._tasks:
             return
-        if len(self._under_way) >= MAX_UNDER_WAY:
-            raise Refused(Overloaded("the queue of prefetches", MAX_UNDER_WAY, RETRY_S))
+        if len(self._tasks) >= MAX_PREFETCHES:
+            raise Refused(Overloaded("the queue of prefetches", MAX_PREFETCHES, RETRY_S))
         task = asyncio.create_task(self._run_prefetch(request))
-        self._under_way[request] = task
-        task.add_done_callback(lambda _: self._under_way.pop(request))
+        self._tasks[request] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request))
 
     async def close(self) -> None:
         """Cancel all prefetches and wait for their ends."""
-        await cancel_and_wait(tuple(self._under_way.values()))
+        await cancel_and_wait(tuple(self._tasks.values()))
 
     async def _run_prefetch(self, request: PrefetchRequest) -> None:
         """Run one prefetch from start to end, and count its result."""
@@ -90,7 +90,7 @@ class Prefetcher:
                 if request.urgent:
                     await self._load(request)
                 else:
-                    async with self._turn:
+                    async with self._one_at_a_time:
                         await self._load_between_leases(request)
             self._counters.prefetched += 1
             return
@@ -114,14 +114,14 @@ class Prefetcher:
             self._counters.prefetches_gave_way += 1
 
     async def _load(self, request: PrefetchRequest) -> None:
-        self.running += 1
+        self.running_count += 1
         try:
-            if request.tier == "nvme" or not await self._try_host(request):
-                await self._to_nvme(request)
+            if request.tier == "nvme" or not await self._try_load_to_host(request):
+                await self._load_to_nvme(request)
         finally:
-            self.running -= 1
+            self.running_count -= 1
 
-    async def _try_host(self, request: PrefetchRequest) -> bool:
+    async def _try_load_to_host(self, request: PrefetchRequest) -> bool:
         """Load the version into the host tier. Return False if there is no room for it."""
         try:
             await self._version_loader.load(request.tenant, request.version, DEADLINE_S, urgent=request.urgent)
@@ -131,10 +131,10 @@ class Prefetcher:
             raise
         return True
 
-    async def _to_nvme(self, request: PrefetchRequest) -> None:
-        _, manifest = await self._manifest_loader.manifest(request.tenant, request.version)
+    async def _load_to_nvme(self, request: PrefetchRequest) -> None:
+        _, manifest = await self._manifest_loader.load_manifest(request.tenant, request.version)
         await self._attestations.load_seals(request.tenant, request.version)
         chunks = {chunk.digest: chunk.length for chunk in manifest.chunks}
         self._admissions.check_room(request.tenant, sum(chunks.values()))
         for digest, length in chunks.items():
-            await self._admissions.ensure(request.tenant, digest, length)
+            await self._admissions.ensure_written(request.tenant, digest, length)

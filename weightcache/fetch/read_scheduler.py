@@ -15,7 +15,14 @@ from typing import Final
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Cancelled
 from weightcache.peers.peer_client import Peer
-from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, FairReadQueue, Flow, Key, ReadLimit, WaiterIndex
+from weightcache.sources.policy.fair_read_queue import (
+    FULL_WEIGHT,
+    ChunkKey,
+    FairReadQueue,
+    Flow,
+    ReadLimit,
+    WaiterIndex,
+)
 
 OWNER: Final = "owner"
 OwnerKey = tuple[Peer, bool]  # the owner, and whether the chunk is only for the disk
@@ -24,92 +31,93 @@ OwnerKey = tuple[Peer, bool]  # the owner, and whether the chunk is only for the
 class _SourceQueue:
     """The fair queue and the running reads of one source."""
 
-    def __init__(self, room: ReadLimit, wants: WaiterIndex) -> None:
-        self.room = room
-        self.wants = wants
-        self.fair_queue = FairReadQueue(wants)
-        self.waiting: dict[Key, asyncio.Future[int | None]] = {}
-        self.parts = 0
-        self.nbytes = 0
+    def __init__(self, limit: ReadLimit, waiters: WaiterIndex) -> None:
+        self.limit = limit
+        self.waiters = waiters
+        self.fair_queue = FairReadQueue(waiters)
+        self.grants: dict[ChunkKey, asyncio.Future[int | None]] = {}
+        self.running_parts = 0
+        self.running_bytes = 0
 
-    def queue(self, key: Key, nbytes: int) -> "asyncio.Future[int | None]":
+    def add(self, key: ChunkKey, nbytes: int) -> "asyncio.Future[int | None]":
         """Queue the chunk. The future gets the number of bytes that may begin, or None once no flow wants the chunk."""
-        turn: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        grant: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.fair_queue.add(key, nbytes)
-        self.waiting[key] = turn
-        self.begin()
-        return turn
+        self.grants[key] = grant
+        self.start_reads()
+        return grant
 
-    def begin(self) -> None:
+    def start_reads(self) -> None:
         """Start the next reads that fit."""
-        while (following := self.fair_queue.next()) is not None:
-            key, left = following
-            turn = self.waiting[key]
-            if turn.cancelled():  # its task has not handled the cancellation yet
+        while (following := self.fair_queue.peek()) is not None:
+            key, remaining_bytes = following
+            grant = self.grants[key]
+            if grant.cancelled():  # its task has not handled the cancellation yet
                 self.withdraw(key)
                 continue
-            part = self.room.part(self.parts, self.nbytes, left)
+            part = self.limit.next_part_bytes(self.running_parts, self.running_bytes, remaining_bytes)
             if part is None:
                 return
-            self.fair_queue.take(part)
-            del self.waiting[key]
-            self.parts += 1
-            self.nbytes += part
-            turn.set_result(part)
+            self.fair_queue.start_next(part)
+            del self.grants[key]
+            self.running_parts += 1
+            self.running_bytes += part
+            grant.set_result(part)
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: ChunkKey) -> None:
         self.fair_queue.remove(key)
-        del self.waiting[key]
+        del self.grants[key]
 
     def leave(self, flow: Flow) -> None:
         for key in self.fair_queue.leave(flow):
-            turn = self.waiting.pop(key)
-            if not turn.done():
-                turn.set_result(None)
-        self.begin()  # the next chunk may be smaller
+            grant = self.grants.pop(key)
+            if not grant.done():
+                grant.set_result(None)
+        self.start_reads()  # the next chunk may be smaller
 
-    def end(self, key: Key, part: int) -> None:
-        self.fair_queue.end(key)
-        self.parts -= 1
-        self.nbytes -= part
-        self.begin()
+    def end_part(self, key: ChunkKey, part: int) -> None:
+        self.fair_queue.end_part(key)
+        self.running_parts -= 1
+        self.running_bytes -= part
+        self.start_reads()
 
 
 @dataclass(slots=True, eq=False)
 class _ReadSlot:
-    """A `ReadSlot`. `counted` has the sizes of its running parts; each ends when as many bytes have arrived."""
+    """A `ReadSlot`. `part_sizes` are those of its running parts; each ends when as many bytes have arrived."""
 
     source_queue: _SourceQueue
-    key: Key
-    first: int | None  # bytes allowed for the first part, until they are used
-    counted: deque[int] = field(default_factory=deque)
-    came_bytes: int = 0
+    key: ChunkKey
+    first_part_bytes: int | None  # bytes allowed for the first part, until they are used
+    part_sizes: deque[int] = field(default_factory=deque)
+    arrived_bytes: int = 0
 
-    async def part(self, nbytes: int) -> int:
+    async def request_part(self, nbytes: int) -> int:
         """Return how many of the next `nbytes` may be read now."""
-        if self.first is not None:
-            begun, self.first = min(self.first, nbytes), None
-            self.source_queue.nbytes -= self.counted[0] - begun  # more was allowed than there is to read
-            self.counted[0] = begun
-            self.source_queue.begin()
-            return begun
-        part = await _wait(self.source_queue, self.key, nbytes) if self.source_queue.wants.flows_of(self.key) else None
+        if self.first_part_bytes is not None:
+            part_bytes, self.first_part_bytes = min(self.first_part_bytes, nbytes), None
+            self.source_queue.running_bytes -= self.part_sizes[0] - part_bytes  # the slot allowed more than is left
+            self.part_sizes[0] = part_bytes
+            self.source_queue.start_reads()
+            return part_bytes
+        queue = self.source_queue
+        part = await _wait(queue, self.key, nbytes) if queue.waiters.flows_of(self.key) else None
         if part is None:  # no flow wants the chunk any more; a read that has begun still runs to its end
-            return self.source_queue.room.part(0, 0, nbytes) or nbytes
-        self.counted.append(part)
+            return queue.limit.next_part_bytes(0, 0, nbytes) or nbytes
+        self.part_sizes.append(part)
         return part
 
     def record_arrival(self, nbytes: int) -> None:
         """Count arrived bytes, and end the parts that are complete."""
-        self.came_bytes += nbytes
-        while self.counted and self.came_bytes >= self.counted[0]:
-            self.came_bytes -= self.counted[0]
-            self.source_queue.end(self.key, self.counted.popleft())
+        self.arrived_bytes += nbytes
+        while self.part_sizes and self.arrived_bytes >= self.part_sizes[0]:
+            self.arrived_bytes -= self.part_sizes[0]
+            self.source_queue.end_part(self.key, self.part_sizes.popleft())
 
     def end(self) -> None:
         """End all running parts."""
-        while self.counted:
-            self.source_queue.end(self.key, self.counted.popleft())
+        while self.part_sizes:
+            self.source_queue.end_part(self.key, self.part_sizes.popleft())
 
 
 class ReadScheduler:
@@ -120,13 +128,13 @@ class ReadScheduler:
     """
 
     def __init__(
-        self, rooms: Mapping[str, ReadLimit], owner_limits: Mapping[OwnerKey, ReadLimit] = MappingProxyType({})
+        self, read_limits: Mapping[str, ReadLimit], owner_limits: Mapping[OwnerKey, ReadLimit] = MappingProxyType({})
     ) -> None:
         """Make a queue for each tier. `owner_limits`: how many chunks may wait at once for each owner."""
-        self._wants = WaiterIndex()
+        self._waiters = WaiterIndex()
         self._queues: dict[str | OwnerKey, _SourceQueue] = {}
-        for places in (rooms, owner_limits):
-            self._queues |= {place: _SourceQueue(room, self._wants) for place, room in places.items()}
+        for limits in (read_limits, owner_limits):
+            self._queues |= {queue_key: _SourceQueue(limit, self._waiters) for queue_key, limit in limits.items()}
 
     def __repr__(self) -> str:
         return f"<ReadScheduler running={self.running} queued={self.queued}>"
@@ -134,69 +142,69 @@ class ReadScheduler:
     @property
     def running(self) -> dict[str, int]:
         """Return the running parts of chunks by tier. Waits for an owner count as `owner`."""
-        return self._count(lambda source_queue: source_queue.parts)
+        return self._count(lambda source_queue: source_queue.running_parts)
 
     @property
     def queued(self) -> dict[str, int]:
         """Return the queued chunks by tier. Chunks queued for an owner count as `owner`."""
         return self._count(lambda source_queue: len(source_queue.fair_queue))
 
-    def is_wanted(self, key: Key) -> bool:
+    def is_wanted(self, key: ChunkKey) -> bool:
         """Return whether any flow waits for the chunk."""
-        return bool(self._wants.flows_of(key))
+        return bool(self._waiters.flows_of(key))
 
-    def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
+    def enter(self, flow: Flow, position_by_chunk: Mapping[ChunkKey, int], weight: float = FULL_WEIGHT) -> None:
         """Let `flow` wait for these chunks, in the order of their positions, until `leave`."""
-        self._wants.enter(flow, wanted)
+        self._waiters.enter(flow, position_by_chunk)
         for source_queue in self._queues.values():
             source_queue.fair_queue.enter(flow, weight)
 
     def set_weight(self, flow: Flow, weight: float) -> None:
         """Change the weight of a flow. Does nothing if the flow has left or has not entered yet."""
-        if flow in self._wants:
+        if flow in self._waiters:
             for source_queue in self._queues.values():
                 source_queue.fair_queue.set_weight(flow, weight)
 
     def leave(self, flow: Flow) -> None:
         """End the flow's waiting. Chunks that no other flow wants leave the queues."""
-        self._wants.leave(flow)
+        self._waiters.leave(flow)
         for source_queue in self._queues.values():
             source_queue.leave(flow)
 
     @asynccontextmanager
-    async def hold_slot(self, place: str | OwnerKey, key: Key, nbytes: int) -> AsyncIterator[_ReadSlot]:
+    async def hold_slot(self, queue_key: str | OwnerKey, key: ChunkKey, nbytes: int) -> AsyncIterator[_ReadSlot]:
         """Hold a slot of a tier to read the chunk, or of an owner to wait until it has the chunk. Raises
         `Refused(Cancelled)` once no flow wants the chunk.
         """
-        source_queue = self._queues[place]
-        first: int | None = None
-        while first is None:
+        source_queue = self._queues[queue_key]
+        part: int | None = None
+        while part is None:
             if not self.is_wanted(key):
                 raise Refused(Cancelled())
-            first = await _wait(source_queue, key, nbytes)  # after None, a new flow may want the chunk
-        turn = _ReadSlot(source_queue, key, first, deque([first]))
+            part = await _wait(source_queue, key, nbytes)  # after None, a new flow may want the chunk
+        slot = _ReadSlot(source_queue, key, part, deque([part]))
         try:
-            yield turn
+            yield slot
         finally:
-            turn.end()
+            slot.end()
 
     def _count(self, count: Callable[[_SourceQueue], int]) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for place, source_queue in self._queues.items():
-            name = place if isinstance(place, str) else OWNER
+        for queue_key, source_queue in self._queues.items():
+            name = queue_key if isinstance(queue_key, str) else OWNER
             counts[name] = counts.get(name, 0) + count(source_queue)
         return counts
 
 
-async def _wait(source_queue: _SourceQueue, key: Key, nbytes: int) -> int | None:
-    """Wait for the chunk's slot, see `_SourceQueue.queue`. A cancellation frees its place in the queue or its slot."""
-    turn = source_queue.queue(key, nbytes)
+async def _wait(source_queue: _SourceQueue, key: ChunkKey, nbytes: int) -> int | None:
+    """Wait for the chunk's slot, see `_SourceQueue.add`. A cancellation frees its place in the queue or its slot."""
+    grant = source_queue.add(key, nbytes)
     try:
-        return await turn
+        return await grant
     except asyncio.CancelledError:
-        if turn.cancelled():
-            if source_queue.waiting.get(key) is turn:
+        if grant.cancelled():
+            if source_queue.grants.get(key) is grant:
                 source_queue.withdraw(key)
-        elif (part := turn.result()) is not None:
-            source_queue.end(key, part)
+        elif (part := grant.result()) is not None:
+            source_queue.end_part(key, part)
         raise

@@ -16,12 +16,12 @@ LEAST_SHARE: Final = 1e-3  # lowest share of a large load's time that counts for
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
 LEAST_S: Final = 1e-6  # shortest duration of a load; a clock may report less
-Holds = Callable[[tuple[str, str]], bool]
-ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]
+IsOnDisk = Callable[[tuple[str, str]], bool]
+ReloadEstimator = Callable[[str, Iterable[tuple[str, int]]], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class TierSpeed:
     """Speed of a tier. `loads` counts observed loads, `large` the large ones, which teach the rate."""
 
     bytes_per_s: float
@@ -30,82 +30,82 @@ class Rate:
     large: int = 0
 
 
-UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "peer": Rate(5e8, 0.02), "store": Rate(2e8, 0.03)}
+INITIAL_SPEEDS: Final = {"nvme": TierSpeed(1e9, 0.01), "peer": TierSpeed(5e8, 0.02), "store": TierSpeed(2e8, 0.03)}
 
 
 class TierModel:
     """The model of one agent. Bytes in tiers without a rate cost nothing: they are in memory already."""
 
-    def __init__(self, guesses: Mapping[str, Rate] = UNKNOWN) -> None:
-        self._rates = dict(guesses)
+    def __init__(self, initial_speeds: Mapping[str, TierSpeed] = INITIAL_SPEEDS) -> None:
+        self._speeds = dict(initial_speeds)
 
     def __repr__(self) -> str:
-        return f"<TierModel {self._rates}>"
+        return f"<TierModel {self._speeds}>"
 
     @property
-    def by_tier(self) -> Mapping[str, Rate]:
-        """Return the current rates."""
-        return dict(self._rates)
+    def by_tier(self) -> Mapping[str, TierSpeed]:
+        """Return the current speeds."""
+        return dict(self._speeds)
 
     def load_time_s(self, bytes_by_tier: Mapping[str, int]) -> float:
         """Return the predicted duration of a load with these bytes."""
-        return predict_load_s(self._rates, bytes_by_tier)
+        return predict_load_s(self._speeds, bytes_by_tier)
 
     def observe(self, bytes_by_tier: Mapping[str, int], seconds: float) -> None:
         """Learn from a load of these bytes that took `seconds`."""
-        moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._rates}
+        moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._speeds}
         if not moved or seconds <= 0:
             return
         seconds = max(seconds, LEAST_S)
-        moving_s = sum(count / self._rates[tier].bytes_per_s for tier, count in moved.items())
-        fixed_s = max(self._rates[tier].fixed_s for tier in moved)
+        moving_s = sum(count / self._speeds[tier].bytes_per_s for tier, count in moved.items())
+        fixed_s = max(self._speeds[tier].fixed_s for tier in moved)
         if sum(moved.values()) < LARGE_BYTES:
             for tier in moved:
                 self._learn_fixed(tier, max(0.0, seconds - moving_s))
         else:
             stretch = max(seconds - fixed_s, LEAST_SHARE * seconds) / moving_s
             for tier in moved:
-                self._learn_rate(tier, self._rates[tier].bytes_per_s / stretch)
+                self._learn_rate(tier, self._speeds[tier].bytes_per_s / stretch)
 
     def _learn_fixed(self, tier: str, fixed_s: float) -> None:
-        old = self._rates[tier]
+        old = self._speeds[tier]
         weight = NEWEST_WEIGHT if old.loads > old.large else 1.0
         mean_s = weight * fixed_s + (1.0 - weight) * old.fixed_s
-        self._rates[tier] = replace(old, fixed_s=mean_s, loads=old.loads + 1)
+        self._speeds[tier] = replace(old, fixed_s=mean_s, loads=old.loads + 1)
 
     def _learn_rate(self, tier: str, bytes_per_s: float) -> None:
-        old = self._rates[tier]
+        old = self._speeds[tier]
         weight = NEWEST_WEIGHT if old.large else 1.0
         # Average seconds per byte: an average of rates would underweight slow loads.
         mean = 1.0 / (weight / bytes_per_s + (1.0 - weight) / old.bytes_per_s)
         bounded = min(max(mean, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
-        self._rates[tier] = replace(old, bytes_per_s=bounded, loads=old.loads + 1, large=old.large + 1)
+        self._speeds[tier] = replace(old, bytes_per_s=bounded, loads=old.loads + 1, large=old.large + 1)
 
 
-def predict_load_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
+def predict_load_s(speeds: Mapping[str, TierSpeed], bytes_by_tier: Mapping[str, int]) -> float:
     """Return the predicted seconds for these bytes. Tiers share readers, so times add up; one fixed part is paid."""
-    moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in rates}
+    moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in speeds}
     if not moved:
         return 0.0
-    return max(rates[tier].fixed_s for tier in moved) + sum(
-        count / rates[tier].bytes_per_s for tier, count in moved.items()
+    return max(speeds[tier].fixed_s for tier in moved) + sum(
+        count / speeds[tier].bytes_per_s for tier, count in moved.items()
     )
 
 
-def slab_reload(rates: TierModel, holds: Holds) -> ReloadS:
-    """Return a function that predicts the seconds to reload a tenant's (digest, length) to memory. `holds` tells which
-    chunks are on the disk.
+def slab_reload_estimator(tier_model: TierModel, is_on_disk: IsOnDisk) -> ReloadEstimator:
+    """Return a function that predicts the seconds to reload a tenant's (digest, length) to memory. `is_on_disk` tells
+    which chunks are on the disk.
     """
 
     def seconds(tenant: str, chunks: Iterable[tuple[str, int]]) -> float:
         by_tier: Counter[str] = Counter()
         for digest, length in chunks:
-            by_tier["nvme" if holds((tenant, digest)) else "store"] += length
-        return rates.load_time_s(by_tier)
+            by_tier["nvme" if is_on_disk((tenant, digest)) else "store"] += length
+        return tier_model.load_time_s(by_tier)
 
     return seconds
 
 
-def file_reload(rates: TierModel) -> Callable[[int], float]:
+def file_reload_estimator(tier_model: TierModel) -> Callable[[int], float]:
     """Return a function that predicts the seconds to reload a number of bytes to the disk."""
-    return lambda length: rates.load_time_s({"store": length})
+    return lambda length: tier_model.load_time_s({"store": length})

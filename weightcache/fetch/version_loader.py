@@ -40,21 +40,21 @@ RESERVE_POLL_S: Final = 0.01
 LoadCallback = Callable[[LoadProgress], Awaitable[None]]
 
 
-Key = tuple[str, str]  # tenant, version
+VersionKey = tuple[str, str]  # tenant, version
 
 
 class LeasePriority:
     """The versions that leases wait for. Leases come first: background loads wait for them, and yield to them."""
 
     def __init__(self) -> None:
-        self._awaited: Counter[Key] = Counter()
+        self._awaited: Counter[VersionKey] = Counter()
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<LeasePriority awaited={len(self._awaited)}>"
 
     @contextmanager
-    def waiting_lease(self, key: Key) -> Iterator[None]:
+    def waiting_lease(self, key: VersionKey) -> Iterator[None]:
         """Count a lease as waiting for this version while the block runs."""
         self._awaited[key] += 1
         self._notify()
@@ -66,23 +66,23 @@ class LeasePriority:
                 del self._awaited[key]
             self._notify()
 
-    def is_busy(self, except_version: Key | None = None) -> bool:
+    def is_busy(self, except_version: VersionKey | None = None) -> bool:
         """Return whether a lease waits for another version than `except_version`."""
         return any(key != except_version for key in self._awaited)
 
-    async def wait_until_free(self, except_version: Key | None = None) -> None:
+    async def wait_until_free(self, except_version: VersionKey | None = None) -> None:
         """Wait until no lease waits for another version than `except_version`."""
         while self.is_busy(except_version):
             await self._changed.wait()
 
-    async def try_run(self, work: Callable[[], Awaitable[None]], key: Key) -> bool:
+    async def try_run(self, work: Callable[[], Awaitable[None]], key: VersionKey) -> bool:
         """Run `work`, which concerns version `key`. Return False if a lease for another version interrupted it. The
         work has ended in both cases. Raises errors of `work`.
         """
         is_done, _ = await first_completed(work(), self._wait_until_busy(key))
         return is_done
 
-    async def _wait_until_busy(self, except_version: Key) -> None:
+    async def _wait_until_busy(self, except_version: VersionKey) -> None:
         while not self.is_busy(except_version):
             await self._changed.wait()
 
@@ -104,8 +104,8 @@ class _Load:
     task: asyncio.Task[LoadedVersion | Failure]
     bandwidth_share: _BandwidthShare
     progress: LoadProgress
-    waiting: int = 0
-    leased: bool = False  # a past or present waiter wants a lease
+    waiter_count: int = 0
+    is_lease: bool = False  # a past or present waiter wants a lease
 
 
 class VersionLoader:
@@ -124,7 +124,7 @@ class VersionLoader:
         self._loader = loader
         self._manifest_loader = manifest_loader
         self._attestations = attestations
-        self.rates = tier_model
+        self.tier_model = tier_model
         self._lease_priority = lease_priority
         self._yielded_at_s = float("-inf")
         self._hot: dict[tuple[str, str], ResidentVersion] = {}
@@ -132,7 +132,7 @@ class VersionLoader:
         self._prefetch_tallies: dict[
             tuple[str, str], TierTally
         ] = {}  # tallies of urgent prefetches, for the first lease
-        arena.on_end = self.forget
+        arena.on_slab_end = self.forget_slab
 
     def __repr__(self) -> str:
         return f"<VersionLoader hot={len(self._hot)} loading={len(self._loads)}>"
@@ -142,13 +142,13 @@ class VersionLoader:
         """Return the number of versions that can be leased at once."""
         return len(self._hot)
 
-    def try_hot(self, tenant: str, version: str) -> TierTally | None:
+    def try_hot_tally(self, tenant: str, version: str) -> TierTally | None:
         """Return the tally of a version that can be leased at once; else None, even if all its bytes are in memory."""
         hot = self._hot.get((tenant, version))
         return None if hot is None else hot.tally
 
     @asynccontextmanager
-    async def pinned(
+    async def pin_version(
         self,
         tenant: str,
         version: str,
@@ -160,7 +160,7 @@ class VersionLoader:
         runs; it is cancelled when the version is loaded. Raises `Refused`, and errors of `on_loading`.
         """
         key = (tenant, version)
-        async with self._join_load(key, timeout_s, engines, leased=True, on_loading=on_loading) as arrival:
+        async with self._join_load(key, timeout_s, engines, is_lease=True, on_loading=on_loading) as arrival:
             prefetch_tally = self._prefetch_tallies.pop(key, None)
             is_hot = arrival.tally is arrival.resident.tally
             yield LoadedVersion(arrival.resident, prefetch_tally) if is_hot and prefetch_tally is not None else arrival
@@ -173,7 +173,7 @@ class VersionLoader:
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else PREFETCH_WEIGHT
-        async with self._join_load(key, timeout_s, (), leased=False, weight=weight) as arrival:
+        async with self._join_load(key, timeout_s, (), is_lease=False, weight=weight) as arrival:
             self._arena.index.touch(arrival.resident.slabs, time.monotonic())
             if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
                 self._prefetch_tallies[key] = arrival.tally
@@ -185,12 +185,12 @@ class VersionLoader:
         timeout_s: float,
         engines: tuple[tuple[str, str], ...],
         *,
-        leased: bool,
+        is_lease: bool,
         weight: float = FULL_WEIGHT,
         on_loading: LoadCallback | None = None,
     ) -> AsyncIterator[LoadedVersion]:
         hot = self._hot.get(key)
-        if hot is not None and hot.knows(engines):
+        if hot is not None and hot.has_seal_for(engines):
             self._arena.index.pin(hot.slabs)
             try:
                 yield LoadedVersion(hot, hot.tally)
@@ -203,15 +203,15 @@ class VersionLoader:
         if weight > load.bandwidth_share.weight:
             load.bandwidth_share.weight = weight
             self._loader.set_weight(load.bandwidth_share, weight)
-        load.waiting += 1
-        load.leased |= leased
+        load.waiter_count += 1
+        load.is_lease |= is_lease
         try:
-            with self._lease_priority.waiting_lease(key) if leased else nullcontext():
+            with self._lease_priority.waiting_lease(key) if is_lease else nullcontext():
                 arrival = await _wait_for_load(load, timeout_s, on_loading)
-            yield arrival if leased or not load.leased else LoadedVersion(arrival.resident, arrival.resident.tally)
+            yield arrival if is_lease or not load.is_lease else LoadedVersion(arrival.resident, arrival.resident.tally)
         finally:
-            load.waiting -= 1
-            if not load.waiting:
+            load.waiter_count -= 1
+            if not load.waiter_count:
                 self._end_load(key, load)
 
     async def close(self) -> None:
@@ -236,7 +236,7 @@ class VersionLoader:
         if self._loads.get(key) is load:
             del self._loads[key]
         if not load.task.done():
-            if not load.leased:
+            if not load.is_lease:
                 self._yielded_at_s = time.monotonic()
             load.task.cancel()
             load.task.add_done_callback(self._release)  # it may have finished at the same moment
@@ -253,7 +253,7 @@ class VersionLoader:
         """Load the version. Its slabs stay pinned if this returns a LoadedVersion."""
         began_s = time.monotonic()
         try:
-            raw, manifest = await self._manifest_loader.manifest(tenant, version)
+            raw, manifest = await self._manifest_loader.load_manifest(tenant, version)
             attestations = await self._attestations.load_seals(tenant, version)
 
             def placed(reservation: Reservation) -> ResidentVersion:
@@ -266,14 +266,14 @@ class VersionLoader:
             log.exception("a version was not loaded", extra={"tenant": tenant, "version": version})
             return Internal()
         self._hot[tenant, version] = arrival.resident
-        self.rates.observe(arrival.tally.bytes, time.monotonic() - began_s)
+        self.tier_model.observe(arrival.tally.bytes, time.monotonic() - began_s)
         return arrival
 
     async def _load_chunks(
         self,
         tenant: str,
         manifest: Manifest,
-        placed: Callable[[Reservation], ResidentVersion],
+        build_version: Callable[[Reservation], ResidentVersion],
         bandwidth_share: _BandwidthShare,
         progress: LoadProgress,
     ) -> LoadedVersion:
@@ -283,13 +283,13 @@ class VersionLoader:
         while True:
             reservation = await self._reserve_with_retries(tenant, chunks, bandwidth_share)
             try:
-                resident = placed(reservation)
+                resident = build_version(reservation)
             except BaseException:
                 self._arena.withdraw(reservation)
                 raise
             try:
-                with progress.loading_into(resident, chunks, reservation.ready):
-                    ready = partial(progress.add, resident)
+                with progress.track_load(resident, chunks, reservation.ready):
+                    ready = partial(progress.mark_ready, resident)
                     found = await self._loader.load(reservation, bandwidth_share, bandwidth_share.weight, ready)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
@@ -310,19 +310,19 @@ class VersionLoader:
             except Refused as refused:
                 if not isinstance(refused.failure, Overloaded):
                     raise
-                if time.monotonic() > until_s or not self._loader.busy_chunks or not self._is_yielding(bandwidth_share):
+                if time.monotonic() > until_s or not self._loader.busy_count or not self._is_yielding(bandwidth_share):
                     raise
             await asyncio.sleep(RESERVE_POLL_S)
 
     def _is_yielding(self, own_share: _BandwidthShare) -> bool:
         """Return whether a prefetch is yielding, or was a moment ago."""
         others = (load for load in self._loads.values() if load.bandwidth_share is not own_share)
-        leaving = any(not load.leased and load.bandwidth_share.weight < FULL_WEIGHT for load in others)
+        leaving = any(not load.is_lease and load.bandwidth_share.weight < FULL_WEIGHT for load in others)
         return leaving or time.monotonic() - self._yielded_at_s < YIELD_TIMEOUT_S
 
     def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]]) -> Reservation:
         # Refuse a version that no lease can hold before anything is evicted for it.
-        if (least := self._arena.index.slabs_needed(chunks)) > MAX_SLABS:
+        if (least := self._arena.index.count_slabs_needed(chunks)) > MAX_SLABS:
             raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
         reservation = self._arena.reserve(tenant, chunks, time.monotonic())
         if len(reservation.slabs) > MAX_SLABS:  # its chunks are scattered over too many slabs
@@ -330,7 +330,7 @@ class VersionLoader:
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
         return reservation
 
-    def forget(self, slab: int) -> None:
+    def forget_slab(self, slab: int) -> None:
         """Make versions with chunks in the slab non-resident: the slab, or a chunk in it, is gone."""
         for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
             del self._hot[key]

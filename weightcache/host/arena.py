@@ -20,7 +20,7 @@ class Arena:
     def __init__(self, index: HostIndex, pool: SlabPool) -> None:
         self.index = index
         self.pool = pool
-        self.on_end: Callable[[int], None] = lambda _: None
+        self.on_slab_end: Callable[[int], None] = lambda _: None
         self.on_full: Callable[[], bool] = lambda: False
         self._slabs: dict[int, asyncio.Task[Slab]] = {}
         self._load_ends: dict[tuple[str, str], asyncio.Event] = {}  # loads with waiters for their end, by chunk
@@ -39,18 +39,18 @@ class Arena:
             except Refused as refused:
                 if not isinstance(refused.failure, Overloaded) or not self.on_full():
                     raise
-        self._end(reservation.evicted)
-        for number in reservation.fresh:
-            self._slabs[number] = asyncio.create_task(self.pool.take(tenant, SLAB_TIMEOUT_S))
+        self._end(reservation.evicted_slabs)
+        for number in reservation.new_slabs:
+            self._slabs[number] = asyncio.create_task(self.pool.acquire(tenant, SLAB_TIMEOUT_S))
         return reservation
 
     def withdraw(self, reservation: Reservation) -> None:
         """Undo a reservation before its load starts: forget the places of its chunks and unpin its slabs."""
-        for digest in reservation.load:
-            self.end_load(reservation.tenant, digest, is_ready=False)
+        for digest in reservation.to_load:
+            self.finish_load(reservation.tenant, digest, is_ready=False)
         self.unpin(reservation.slabs)
 
-    def end_load(self, tenant: str, digest: str, *, is_ready: bool) -> None:
+    def finish_load(self, tenant: str, digest: str, *, is_ready: bool) -> None:
         """End the load of a chunk. If `is_ready`, it is served from now on; otherwise it loses its place."""
         if is_ready:
             self.index.mark_ready(tenant, digest)
@@ -104,8 +104,8 @@ class Arena:
     def _end(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._slabs.pop(number).add_done_callback(self._recycle)
-            self.on_end(number)
+            self.on_slab_end(number)
 
     def _recycle(self, taken: asyncio.Task[Slab]) -> None:
         if not taken.cancelled() and taken.exception() is None:
-            self.pool.give_back(taken.result())
+            self.pool.release(taken.result())

@@ -30,32 +30,32 @@ class Holder:
     pidfd: int
     leases: set[asyncio.Event] = field(default_factory=set)
     places: dict[int, Mapping[str, SlabRange]] = field(default_factory=dict)  # of each lent version, by object id
-    times_lent: int = 0
+    lend_count: int = 0
 
-    def lend(self, places: Mapping[str, SlabRange]) -> None:
+    def record_lent(self, places: Mapping[str, SlabRange]) -> None:
         """Record that the process received the slabs of these chunks. It may have them mapped until it dies."""
         self.places[id(places)] = places
-        self.times_lent += 1
+        self.lend_count += 1
 
-    def has(self, digest: str, place: SlabRange) -> bool:
+    def may_map(self, digest: str, place: SlabRange) -> bool:
         """Return whether the process received a version with the chunk at that place."""
         return any(places.get(digest) == place for places in self.places.values())
 
 
 class MappingTracker:
-    """Tracks one holder per process, with any number of leases. Calls `forget` with the number of each ended holder."""
+    """Tracks one holder per process, with any number of leases. Calls `on_holder_end` with the number of each."""
 
-    def __init__(self, forget: Callable[[int], None]) -> None:
-        self._forget = forget
+    def __init__(self, on_holder_end: Callable[[int], None]) -> None:
+        self._on_holder_end = on_holder_end
         self._by_pid: dict[int, Holder] = {}
         self._checks: set[asyncio.Task[None]] = set()
-        self._next = 0
+        self._next_number = 0
 
     def __repr__(self) -> str:
         return f"<MappingTracker {sorted(self._by_pid)}>"
 
     @property
-    def count(self) -> int:
+    def holder_count(self) -> int:
         """Return the number of living processes that may have slabs mapped."""
         return len(self._by_pid)
 
@@ -64,27 +64,27 @@ class MappingTracker:
         """Return the number of running checks of a process's mappings."""
         return len(self._checks)
 
-    def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
+    def pids_mapping(self, digest: str, place: SlabRange) -> tuple[int, ...]:
         """Return the living processes that may have the chunk mapped from that place."""
-        return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.has(digest, place)))
+        return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.may_map(digest, place)))
 
     def track_process(self, peer: socket.socket) -> Holder:
         """Return the holder of the connected process. Raises ProcessLookupError if the process is dead."""
-        pidfd, pid = _peer(peer)
+        pidfd, pid = _open_pidfd(peer)
         if _is_dead(pidfd):
             os.close(pidfd)
             raise ProcessLookupError(pid)
         known = self._by_pid.get(pid)
         if known is not None and _is_dead(known.pidfd):
-            self._died(known)  # its pid was reused before the loop noticed its death
+            self._end_holder(known)  # its pid was reused before the loop noticed its death
             known = None
         if known is not None:
             os.close(pidfd)
             return known
-        holder = Holder(self._next, pid, pidfd)
-        self._next += 1
+        holder = Holder(self._next_number, pid, pidfd)
+        self._next_number += 1
         self._by_pid[pid] = holder
-        asyncio.get_running_loop().add_reader(pidfd, self._died, holder)
+        asyncio.get_running_loop().add_reader(pidfd, self._end_holder, holder)
         return holder
 
     def note_lease_end(self, holder: Holder, inodes: Collection[int]) -> None:
@@ -92,7 +92,7 @@ class MappingTracker:
         process no longer maps any of the memory files `inodes`, it is forgotten as if it were dead.
         """
         if self._is_idle(holder):
-            task = asyncio.create_task(self._check_mappings(holder, holder.times_lent, inodes))
+            task = asyncio.create_task(self._check_mappings(holder, holder.lend_count, inodes))
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)
 
@@ -111,16 +111,16 @@ class MappingTracker:
     async def _check_mappings(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
         """Ask the kernel. Forget the process if it has none of the files and received nothing meanwhile."""
         may_see = await asyncio.to_thread(_has_mapping, holder.pid, inodes)
-        if not may_see and self._is_idle(holder) and holder.times_lent == times_lent:
-            self._died(holder)
+        if not may_see and self._is_idle(holder) and holder.lend_count == times_lent:
+            self._end_holder(holder)
 
-    def _died(self, holder: Holder) -> None:
+    def _end_holder(self, holder: Holder) -> None:
         asyncio.get_running_loop().remove_reader(holder.pidfd)
         os.close(holder.pidfd)
         del self._by_pid[holder.pid]
         for ended in holder.leases:
             ended.set()
-        self._forget(holder.number)
+        self._on_holder_end(holder.number)
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def _peer(sock: socket.socket) -> tuple[int, int]:
+def _open_pidfd(sock: socket.socket) -> tuple[int, int]:
     """Return a pidfd of the connected process, and its pid."""
     pid, _ = credentials(sock)
     try:

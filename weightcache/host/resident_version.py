@@ -28,7 +28,7 @@ class SealedFile:
     """Immutable bytes behind a descriptor that can be sent to other processes. Closed with its last reference."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
-        self.fd = os.memfd_create("kelvin-papers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create("kelvin-documents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         for part in parts:
             left = memoryview(part)
             while left:
@@ -53,13 +53,13 @@ class ResidentVersion:
 
     slabs: tuple[int, ...]
     places: Mapping[str, SlabRange]  # by digest
-    papers: SealedFile
+    documents: SealedFile
     manifest_bytes: int
     layout_bytes: int
     engines: frozenset[tuple[str, str]]  # library and device class of each seal
     tally: TierTally  # the tally of a hot lease: everything in the host tier
 
-    def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
+    def has_seal_for(self, engines: tuple[tuple[str, str], ...]) -> bool:
         """Return whether a seal for one of these engines is here. Without `engines`: whether any seal is here. If not,
         the store may have one.
         """
@@ -88,8 +88,8 @@ def build_resident(
     layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
     all_hot = build_tally(reservation, dict.fromkeys(reservation.places, "host"))
     engines = frozenset((seal.fingerprint.torch, seal.fingerprint.device_class) for seal in attestations)
-    papers = SealedFile((raw, layout))
-    return ResidentVersion(slabs, reservation.places, papers, len(raw), len(layout), engines, all_hot)
+    documents = SealedFile((raw, layout))
+    return ResidentVersion(slabs, reservation.places, documents, len(raw), len(layout), engines, all_hot)
 
 
 def build_tally(reservation: Reservation, tiers: Mapping[str, str]) -> TierTally:
@@ -118,7 +118,7 @@ class LoadProgress:
         return f"<LoadProgress placed={self.resident is not None} ready={len(self._ready)}>"
 
     @contextmanager
-    def loading_into(
+    def track_load(
         self, resident: ResidentVersion, chunks: Sequence[tuple[str, int]], ready: Iterable[str]
     ) -> Iterator[None]:
         """Report a load to the places of `resident` while the block runs. Digests in `ready` are ready at its start."""
@@ -132,7 +132,7 @@ class LoadProgress:
             self.resident = None
             self._notify()
 
-    def add(self, resident: ResidentVersion, digest: str) -> None:
+    def mark_ready(self, resident: ResidentVersion, digest: str) -> None:
         """Report a chunk as ready."""
         if self.resident is resident:
             self._ready += self._spans_by_digest[digest]

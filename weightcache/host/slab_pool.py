@@ -85,11 +85,10 @@ def _populate(address: int, length: int) -> bool:
 
 
 class SlabPool:
-    """A pool of up to `limit` slabs, `spare` of them made in advance. `take` and `give_back` in any order; `close` ends
-    all.
+    """A pool of up to `limit` slabs, `spare` of them made in advance. `close` ends all.
 
-    `executor` has `at_once` threads. Taken slabs are replaced after `quiet_s` without a `take`: making slabs should not
-    share the cores with a running restore.
+    `executor` has `at_once` threads. Acquired slabs are replaced after `quiet_s` without an `acquire`: making slabs
+    should not share the cores with a running restore.
     """
 
     def __init__(
@@ -111,101 +110,101 @@ class SlabPool:
         self._at_once = at_once
         self._quiet_s = quiet_s
         self._free: list[Slab] = []
-        self._out: set[Slab] = set()
+        self._acquired: set[Slab] = set()
         self._making: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        self._refill: asyncio.TimerHandle | None = None
+        self._refill_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._fault: Exception | None = None
+        self._last_error: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"<SlabPool out={len(self._out)} free={len(self._free)} limit={self._limit}>"
+        return f"<SlabPool out={len(self._acquired)} free={len(self._free)} limit={self._limit}>"
 
     @property
     def counts(self) -> dict[str, int]:
         """Return the numbers of slabs by state."""
-        slabs = [*self._free, *self._out]
-        return {"used": len(self._out), "free": len(self._free), "huge": sum(slab.huge for slab in slabs)}
+        slabs = [*self._free, *self._acquired]
+        return {"used": len(self._acquired), "free": len(self._free), "huge": sum(slab.huge for slab in slabs)}
 
-    async def take(self, tenant: str, timeout_s: float) -> Slab:
+    async def acquire(self, tenant: str, timeout_s: float) -> Slab:
         """Return a slab without another tenant's bytes. Raises `Refused(Unavailable)` if there is no memory in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                slab = await self._next(tenant)
+                slab = await self._wait_for_slab(tenant)
         except TimeoutError as error:
             raise Refused(Unavailable("memory for the weight cache")) from error
         if slab.tenant not in (None, tenant):
-            zeroing = self._run(slab.zero)
+            zeroing = self._run_in_thread(slab.zero)
             try:
                 await asyncio.shield(zeroing)
             except asyncio.CancelledError:
-                zeroing.add_done_callback(lambda _: self.give_back(slab))  # until then, the thread writes to it
+                zeroing.add_done_callback(lambda _: self.release(slab))  # until then, the thread writes to it
                 raise
         slab.tenant = tenant
         return slab
 
-    def give_back(self, slab: Slab) -> None:
+    def release(self, slab: Slab) -> None:
         """Return a slab to the pool. No other process may have it mapped."""
-        if slab not in self._out:
+        if slab not in self._acquired:
             return  # the pool was closed meanwhile
-        self._out.remove(slab)
+        self._acquired.remove(slab)
         self._free.append(slab)
         self._changed.set()
 
     def ensure_spare(self) -> None:
         """Start making the slabs that are waited for or should be spare, within the limit. Returns at once."""
-        stock = SlabCounts(len(self._out), len(self._free), len(self._making), self._waiting)
+        stock = SlabCounts(len(self._acquired), len(self._free), len(self._making), self._waiting)
         for _ in range(slabs_to_make(stock, self._limit, self._spare, self._at_once)):
-            task = asyncio.create_task(self._make_one())
+            task = asyncio.create_task(self._make_slab())
             self._making.add(task)
 
     async def close(self) -> None:
         """Unmap all slabs. Other processes keep their mappings."""
         self._limit = 0  # no more slabs are started
-        if self._refill is not None:
-            self._refill.cancel()
+        if self._refill_timer is not None:
+            self._refill_timer.cancel()
         while self._making:
             await asyncio.wait(self._making)
-        for slab in (*self._free, *self._out):
+        for slab in (*self._free, *self._acquired):
             slab.close()
         self._free.clear()
-        self._out.clear()
+        self._acquired.clear()
 
-    async def _next(self, tenant: str) -> Slab:
+    async def _wait_for_slab(self, tenant: str) -> Slab:
         self._waiting += 1
         try:
             while not self._free:
                 self._changed.clear()
                 self.ensure_spare()
                 await self._changed.wait()
-                if self._fault is not None and not self._free:
-                    fault, self._fault = self._fault, None
+                if self._last_error is not None and not self._free:
+                    fault, self._last_error = self._last_error, None
                     raise Refused(Unavailable("memory for the weight cache")) from fault
         finally:
             self._waiting -= 1
         own = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
         self._free.remove(own)
-        self._out.add(own)
+        self._acquired.add(own)
         self._refill_later()
         return own
 
     def _refill_later(self) -> None:
-        if self._refill is not None:
-            self._refill.cancel()
-        self._refill = asyncio.get_running_loop().call_later(self._quiet_s, self.ensure_spare)
+        if self._refill_timer is not None:
+            self._refill_timer.cancel()
+        self._refill_timer = asyncio.get_running_loop().call_later(self._quiet_s, self.ensure_spare)
 
-    def _run(self, call: Callable[[], None]) -> asyncio.Future[None]:
+    def _run_in_thread(self, call: Callable[[], None]) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
-    async def _make_one(self) -> None:
+    async def _make_slab(self) -> None:
         made = False
         try:
             work = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self._slab_bytes)
             self._free.append(await work)
-            self._fault, made = None, True
+            self._last_error, made = None, True
         except Exception as error:
             log.exception("a slab could not be made")
-            self._fault = error
+            self._last_error = error
         finally:
             self._making.discard(asyncio.current_task())
             self._changed.set()

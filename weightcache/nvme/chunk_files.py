@@ -4,7 +4,7 @@ Blocking calls for threads. Callers check the content.
 
 A cold file is read past the page cache (O_DIRECT): that saves a copy, and evicts no other pages. A file in the page
 cache is copied from there at memory speed. The kernel tells how many pages of a file are missing. A file counts as
-cached if at most one page in `FEW` is missing, because kernels reclaim a few pages even of files in use.
+cached if at most one page in `PAGES_PER_MISSING_PAGE` is missing: kernels reclaim a few pages even of files in use.
 """
 
 import errno
@@ -30,7 +30,7 @@ STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
 MAX_QUARANTINED: Final = 16  # the newest are kept for inspection
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
-FEW: Final = 8  # a cached file lacks at most one page in this many
+PAGES_PER_MISSING_PAGE: Final = 8  # a cached file lacks at most one page in this many
 
 
 class DocumentKind(StrEnum):
@@ -58,22 +58,22 @@ class ReadPath(StrEnum):
     BUFFERED = "buffered"  # through the page cache, because the file system refuses O_DIRECT
 
 
-def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
+def read_start(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
     """Fill `into` (page-aligned) with the start of the file; with `from_medium`, past the page cache as far as
     possible. Raises OSError, and EOFError if the file is too short.
     """
-    if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * FEW <= into.nbytes:
-        _read(fd, into, 0)
+    if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * PAGES_PER_MISSING_PAGE <= into.nbytes:
+        _read_rest(fd, into, 0)
         return ReadPath.CACHED
     # A direct read covers whole pages. The rest is read through the cache: all of it, if O_DIRECT is refused.
     pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
     done = _read_direct(fd, into[:pages])
     if done < into.nbytes:
-        _read(fd, into, done)
+        _read_rest(fd, into, done)
     return ReadPath.DIRECT if done else ReadPath.BUFFERED
 
 
-def _read(fd: int, into: memoryview, done: int) -> None:
+def _read_rest(fd: int, into: memoryview, done: int) -> None:
     while done < into.nbytes:
         count = os.preadv(fd, [into[done:]], done)  # the interpreter repeats an interrupted read (PEP 475)
         if count == 0:
@@ -106,7 +106,7 @@ class FileRead:
     """The outcome of a read, and how the bytes were read; None if none were."""
 
     outcome: ReadOutcome
-    way: ReadPath | None = None
+    read_path: ReadPath | None = None
 
 
 class ChunkFiles:
@@ -144,7 +144,7 @@ class ChunkFiles:
 
     def scan(self) -> Iterator[ChunkFile]:
         """Yield all files with names of chunks, whatever their content. Files that come or go now may be missing."""
-        for path in self._two_below(None, lambda name: len(name) == 2):
+        for path in self._list_files(None, lambda name: len(name) == 2):
             if not path.name.startswith(path.parts[-2]) or not is_digest(path.name):
                 continue
             try:
@@ -155,14 +155,14 @@ class ChunkFiles:
                 continue
             yield ChunkFile(path.parts[-3], path.name, status.st_size, _used_at_ns(path, status) / 1e9)
 
-    def chunk(self, tenant: str, digest: str) -> Path:
+    def chunk_path(self, tenant: str, digest: str) -> Path:
         """Return the path of the chunk's file."""
         return self._root / tenant / digest[:2] / digest
 
     def size(self, tenant: str, digest: str) -> int | None:
         """Return the size of the chunk's file in bytes, or None if the disk does not have or report it."""
         try:
-            return os.stat(self.chunk(tenant, digest)).st_size
+            return os.stat(self.chunk_path(tenant, digest)).st_size
         except OSError:
             return None
 
@@ -172,7 +172,7 @@ class ChunkFiles:
 
     def read(self, path: Path, into: memoryview, *, touch: bool = True) -> FileRead:
         """Fill `into` (page-aligned) with the whole file, in the faster way, and mark it as recently used. Without
-        `touch`, read it as `fill` does with `from_medium`, and don't mark it. Raises `Refused(Unavailable)`.
+        `touch`, read it as `read_start` does with `from_medium`, and don't mark it. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -183,7 +183,7 @@ class ChunkFiles:
         try:
             if os.fstat(fd).st_size != into.nbytes:
                 return FileRead(ReadOutcome.LENGTH)
-            way = fill(fd, into, from_medium=not touch)
+            way = read_start(fd, into, from_medium=not touch)
             if touch:
                 with suppress(OSError):  # a read-only disk can still be read
                     os.utime(fd)  # recency survives this process
@@ -217,25 +217,25 @@ class ChunkFiles:
             staged.unlink(missing_ok=True)
             raise
 
-    def papers(self, tenant: str | None, version: str | None) -> list[Path]:
+    def documents(self, tenant: str | None, version: str | None) -> list[Path]:
         """Return the kept manifests and attestations of the tenant (None: all) and the version (None: any)."""
-        found = self._two_below(tenant, lambda name: name in set(DocumentKind))
+        found = self._list_files(tenant, lambda name: name in set(DocumentKind))
         return [path for path in found if version in (None, path.name) and _is_file(path)]
 
-    def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
+    def _list_files(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
         """Yield the entries of the tenant's (None: every tenant's) directories whose names `is_kind` accepts. A
         directory that can't be listed counts as empty, so its content is fetched again.
         """
-        tenants = [self._root / tenant] if tenant else _inside(self._root)
-        for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
-            yield from _inside(kind)
+        tenants = [self._root / tenant] if tenant else _list_entries(self._root)
+        for kind in (path for each in tenants for path in _list_entries(each) if is_kind(path.name)):
+            yield from _list_entries(kind)
 
     def trim_documents(self, newest: Path, limit_bytes: int) -> None:
         """Remove the least recently used documents until at most `limit_bytes` remain. Raises as `remove`. The newest
         one stays, whatever its size.
         """
         used = []
-        for path in self.papers(None, None):
+        for path in self.documents(None, None):
             with suppress(OSError):  # deleted meanwhile
                 status = path.stat()
                 used.append((path == newest, _used_at_ns(path, status), status.st_size, path))
@@ -263,7 +263,7 @@ class ChunkFiles:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:
             return
-        quarantined = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
+        quarantined = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_quarantined_at)
         self.remove(quarantined[:-MAX_QUARANTINED])
 
 
@@ -288,7 +288,7 @@ def _open_lock(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can still be served
 
 
-def _inside(directory: Path) -> list[Path]:
+def _list_entries(directory: Path) -> list[Path]:
     """Return the entries of a directory without hidden ones; none if it can't be listed."""
     try:
         return [directory / name for name in os.listdir(directory) if not name.startswith(".")]
@@ -313,7 +313,7 @@ def _used_at_ns(path: Path, status: os.stat_result) -> int:
     return now_ns
 
 
-def _set_aside_at(path: Path) -> int:
+def _quarantined_at(path: Path) -> int:
     try:
         return path.stat().st_ctime_ns
     except FileNotFoundError:  # removed by another thread

@@ -12,12 +12,12 @@ from typing import Final
 
 from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
 
-Key = tuple[str, str]  # tenant, digest
+ChunkKey = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # half-life of an unread file's value
-# 1/BATCH of the budget is evicted at once, but at most 1/QUOTA_BATCH of a tenant's quota: ranking tens of thousands of
-# files takes as long as a read
-BATCH: Final = 64
-QUOTA_BATCH: Final = 8
+# 1/EVICTION_DIVISOR of the budget is evicted at once, but at most 1/QUOTA_EVICTION_DIVISOR of a tenant's quota: ranking
+# tens of thousands of files takes as long as a read
+EVICTION_DIVISOR: Final = 64
+QUOTA_EVICTION_DIVISOR: Final = 8
 WRITES_AT_ONCE: Final = 2  # writing threads of the pool (`host/policy/pool_sizes.py`): the others are for loads
 
 
@@ -25,7 +25,7 @@ WRITES_AT_ONCE: Final = 2  # writing threads of the pool (`host/policy/pool_size
 class _File:
     length: int
     used_at: float
-    written: bool
+    is_written: bool
     tag: bytes | None = None  # tag of the verified bytes
 
 
@@ -40,8 +40,8 @@ class DiskIndex:
         self.budget_bytes = budget_bytes
         self.quota_bytes = budget_bytes if quota_bytes is None else min(quota_bytes, budget_bytes)
         self._reload_s = reload_s
-        self._files: dict[Key, _File] = {}
-        self._held: Counter[str] = Counter()
+        self._files: dict[ChunkKey, _File] = {}
+        self._bytes_by_tenant: Counter[str] = Counter()
         self._total = 0
 
     def __repr__(self) -> str:
@@ -55,46 +55,46 @@ class DiskIndex:
     @property
     def bytes_by_tenant(self) -> dict[str, int]:
         """Return the bytes of files by tenant, including those being written."""
-        return {tenant: held for tenant, held in self._held.items() if held}
+        return {tenant: held for tenant, held in self._bytes_by_tenant.items() if held}
 
     @property
     def file_count(self) -> int:
         """Return the number of readable files."""
-        return sum(file.written for file in self._files.values())
+        return sum(file.is_written for file in self._files.values())
 
-    def found(self, key: Key, length: int, used_at: float) -> None:
+    def add_existing(self, key: ChunkKey, length: int, used_at: float) -> None:
         """Add a file of an earlier process, last used at `used_at`."""
         self.drop(key)
-        self._add(key, _File(length, used_at, written=True))
+        self._add(key, _File(length, used_at, is_written=True))
 
-    def holds(self, key: Key) -> bool:
+    def is_readable(self, key: ChunkKey) -> bool:
         """Return whether the file can be read."""
         file = self._files.get(key)
-        return file is not None and file.written
+        return file is not None and file.is_written
 
-    def knows(self, key: Key) -> bool:
+    def is_known(self, key: ChunkKey) -> bool:
         """Return whether the file can be read or is being written."""
         return key in self._files
 
-    def copy_of(self, key: Key) -> object | None:
+    def file_identity(self, key: ChunkKey) -> object | None:
         """Return an object that identifies the readable file, or None. A file that replaces it has another object."""
         file = self._files.get(key)
-        return file if file is not None and file.written else None
+        return file if file is not None and file.is_written else None
 
-    def length(self, key: Key) -> int:
+    def length(self, key: ChunkKey) -> int:
         """Return the length of the file in bytes; 0 without one."""
         file = self._files.get(key)
         return 0 if file is None else file.length
 
-    def trim(self) -> tuple[Key, ...]:
+    def trim(self) -> tuple[ChunkKey, ...]:
         """Forget files if the budget shrank, and return them for removal."""
-        shares = TenantShares(self._held, self.quota_bytes, "")
+        shares = TenantShares(self._bytes_by_tenant, self.quota_bytes, "")
         gone = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
         for key in gone:
             self.drop(key)
         return gone
 
-    def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
+    def admit(self, key: ChunkKey, length: int, now: float) -> tuple[ChunkKey, ...] | None:
         """Reserve room for a new file. Return the files to remove, which are forgotten at once.
 
         More is removed than this file needs, so that the next ones need no removal. Return None if the file exists
@@ -102,55 +102,55 @@ class DiskIndex:
 
         A file whose last use lies after `now`, because the clock was set back, gets `now` as its last use.
         """
-        gone = None if key in self._files else self._room_for(key[0], length, now)
+        gone = None if key in self._files else self._choose_victims(key[0], length, now)
         if gone is None:
             return None
         for old in gone:
             self.drop(old)
-        self._add(key, _File(length, now, written=False))
+        self._add(key, _File(length, now, is_written=False))
         return gone
 
     def has_room_for(self, tenant: str, length: int) -> bool:
         """Return whether `admit` would accept a new file of the tenant now."""
-        return self._room_for(tenant, length, math.inf) is not None
+        return self._choose_victims(tenant, length, math.inf) is not None
 
-    def most_bytes_of(self, tenant: str) -> int:
+    def max_bytes_of(self, tenant: str) -> int:
         """Return how many bytes the tenant can keep at once, given other tenants' quotas."""
-        others = self._total - self._held[tenant]
+        others = self._total - self._bytes_by_tenant[tenant]
         return max(self.quota_bytes, self.budget_bytes - others)
 
-    def mark_written(self, key: Key) -> None:
+    def mark_written(self, key: ChunkKey) -> None:
         """Record that the file is complete and readable."""
-        assert not self._files[key].written
-        self._files[key].written = True
+        assert not self._files[key].is_written
+        self._files[key].is_written = True
 
-    def tag(self, key: Key) -> bytes | None:
+    def tag(self, key: ChunkKey) -> bytes | None:
         """Return the tag of the file's bytes; None if they were not verified yet or the file does not exist."""
         file = self._files.get(key)
         return None if file is None else file.tag
 
-    def mark_verified(self, key: Key, tag: bytes) -> None:
+    def mark_verified(self, key: ChunkKey, tag: bytes) -> None:
         """Record the tag of verified bytes. The file may be gone meanwhile."""
         if (file := self._files.get(key)) is not None:
             file.tag = tag
 
-    def touch(self, key: Key, now: float) -> None:
+    def touch(self, key: ChunkKey, now: float) -> None:
         """Record a read of the file. It may be gone meanwhile."""
         if (file := self._files.get(key)) is not None:
             file.used_at = now
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: ChunkKey) -> None:
         """Forget a file that is gone or was never finished. It may be unknown."""
         if (file := self._files.pop(key, None)) is not None:
             self._total -= file.length
-            self._held[key[0]] -= file.length
+            self._bytes_by_tenant[key[0]] -= file.length
 
-    def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[Key, ...]:
+    def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[ChunkKey, ...]:
         """Return the readable files of the tenant (None: all) among the digests (None: any)."""
         return tuple(
             key
             for key, file in self._files.items()
-            if file.written and tenant in (None, key[0]) and (digests is None or key[1] in digests)
+            if file.is_written and tenant in (None, key[0]) and (digests is None or key[1] in digests)
         )
 
     def check_integrity(self) -> None:
@@ -159,43 +159,43 @@ class DiskIndex:
         for (tenant, _), file in self._files.items():
             held[tenant] += file.length
         assert self._total == held.total()
-        assert self._held == held
+        assert self._bytes_by_tenant == held
         assert all(file.length >= 0 for file in self._files.values())
 
-    def _room_for(self, tenant: str, length: int, now: float) -> tuple[Key, ...] | None:
+    def _choose_victims(self, tenant: str, length: int, now: float) -> tuple[ChunkKey, ...] | None:
         """Return the files to remove for a new one, and for some after it. None if it does not fit."""
         if length > self.quota_bytes:
             return None
         short = self._total + length - self.budget_bytes
         if short <= 0:
             return ()
-        more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
-        own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have in addition
+        more = max(0, min(self.budget_bytes // EVICTION_DIVISOR, self.quota_bytes // QUOTA_EVICTION_DIVISOR) - short)
+        own = self.quota_bytes - self._bytes_by_tenant[tenant] - length  # what the tenant may have in addition
         more = min(more, own) if own >= 0 else more
-        gone = self._least(tenant, length + more, short + more, now)
+        gone = self._victims_for(tenant, length + more, short + more, now)
         if gone is None and more:
-            gone = self._least(tenant, length, short, now)
+            gone = self._victims_for(tenant, length, short, now)
         return gone
 
-    def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
+    def _victims_for(self, tenant: str, coming: int, short: int, now: float) -> tuple[ChunkKey, ...] | None:
         """Return the files to remove so that `coming` bytes of the tenant fit; `short` bytes must be freed."""
-        shares = TenantShares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
+        shares = TenantShares(self._bytes_by_tenant + Counter({tenant: coming}), self.quota_bytes, tenant)
         return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
 
-    def _idle(self, now: float) -> Iterable[Candidate[Key]]:
+    def _idle(self, now: float) -> Iterable[Candidate[ChunkKey]]:
         for key, file in self._files.items():
-            if file.written:
+            if file.is_written:
                 file.used_at = min(file.used_at, now)
                 yield Candidate(key, file.length, file.used_at, self._reload_s(file.length), key[0])
 
-    def _add(self, key: Key, file: _File) -> None:
+    def _add(self, key: ChunkKey, file: _File) -> None:
         self._files[key] = file
         self._total += file.length
-        self._held[key[0]] += file.length
+        self._bytes_by_tenant[key[0]] += file.length
 
 
-def may_begin_write(writing: int, *, loading: bool) -> bool:
+def may_begin_write(write_count: int, *, is_disk_read: bool) -> bool:
     """Return whether to start writing one more chunk. Loads from the same disk come first. During loads, one write at a
     time continues. Otherwise a busy machine would never keep a chunk.
     """
-    return writing < (1 if loading else WRITES_AT_ONCE)
+    return write_count < (1 if is_disk_read else WRITES_AT_ONCE)

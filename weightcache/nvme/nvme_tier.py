@@ -17,7 +17,7 @@ from typing import Final
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.process.thread_calls import run_uncancellable
 from weightcache.nvme.chunk_files import ChunkFiles, DocumentKind, FileRead, ReadPath
-from weightcache.nvme.disk_index_policy import DiskIndex, Key
+from weightcache.nvme.disk_index_policy import ChunkKey, DiskIndex
 from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
 from weightcache.sources.policy.healing import FAULTS, ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
@@ -52,14 +52,14 @@ class NvmeTier:
     ) -> None:
         self._files = ChunkFiles(root)
         self.index = index
-        self.bytes_by_way: Counter[ReadPath] = Counter()
+        self.bytes_by_read_path: Counter[ReadPath] = Counter()
         self.recognised_bytes = 0
         self._threads = threads
         self._wall_s = wall_s
         self._verifier = verifier
-        self._writing: dict[Key, asyncio.Event] = {}
-        self._removing: set[Key] = set()  # no longer in the index, but perhaps still on the disk
-        self.room = ChunkCountLimit(chunks_at_once)
+        self._writing: dict[ChunkKey, asyncio.Event] = {}
+        self._removing: set[ChunkKey] = set()  # no longer in the index, but perhaps still on the disk
+        self.read_limit = ChunkCountLimit(chunks_at_once)
 
     def __repr__(self) -> str:
         return f"<NvmeTier {self.index!r}>"
@@ -68,7 +68,7 @@ class NvmeTier:
         """Lock the directory and index its files. Raises BlockingIOError if another process has it."""
         await run_uncancellable(self._threads, self._files.open)
         for found in await run_uncancellable(self._threads, lambda: list(self._files.scan())):
-            self.index.found((found.tenant, found.digest), found.size, found.used_at)
+            self.index.add_existing((found.tenant, found.digest), found.size, found.used_at)
         try:
             await self._remove(self.index.trim())
         except OSError as error:
@@ -80,32 +80,32 @@ class NvmeTier:
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """Return whether the chunk's file is readable or being written."""
-        return self.index.holds((tenant, digest)) or (tenant, digest) in self._writing
+        return self.index.is_readable((tenant, digest)) or (tenant, digest) in self._writing
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. If another call is writing the chunk here, wait for that and read its file."""
         key = (tenant, digest)
         if (coming := self._writing.get(key)) is not None:
             await coming.wait()
-        copy = self.index.copy_of(key)
+        copy = self.index.file_identity(key)
         if copy is None:
             return ReadOutcome.ABSENT
-        path, tag = self._files.chunk(*key), self.index.tag(key)
+        path, tag = self._files.chunk_path(*key), self.index.tag(key)
         reading, verdict = await run_uncancellable(self._threads, self._read, path, digest, into, tag)
-        self._count(reading, into.nbytes)
+        self._count_read(reading, into.nbytes)
         if verdict is None and reading.outcome is ReadOutcome.WHOLE:
             verdict = await self._verifier.compare_in_thread(into, digest, tag)
         outcome = reading.outcome if verdict is None else verdict.outcome
-        if outcome in FAULTS and self.index.copy_of(key) is not copy:
+        if outcome in FAULTS and self.index.file_identity(key) is not copy:
             return ReadOutcome.ABSENT  # evicted or quarantined meanwhile: the current file is another one
         if outcome is ReadOutcome.MISSING:
             self.index.drop(key)
         else:
             self.index.touch(key, self._wall_s())
             self._remember_tag(key, verdict)
-            self.recognised_bytes += into.nbytes * (verdict is not None and verdict.recognised)
+            self.recognised_bytes += into.nbytes * (verdict is not None and verdict.is_recognised)
         return outcome
 
     def _read(self, path: Path, digest: str, into: memoryview, tag: bytes | None) -> tuple[FileRead, Verdict | None]:
@@ -113,47 +113,47 @@ class NvmeTier:
         reading = self._files.read(path, into)
         if reading.outcome is not ReadOutcome.WHOLE:
             return reading, None
-        return reading, self._verifier.compare(into, digest, tag) if reading.way is ReadPath.CACHED else None
+        return reading, self._verifier.compare(into, digest, tag) if reading.read_path is ReadPath.CACHED else None
 
-    def _remember_tag(self, key: Key, verdict: Verdict | None) -> None:
+    def _remember_tag(self, key: ChunkKey, verdict: Verdict | None) -> None:
         """Store the tag of correct bytes, so that they are recognised when they are read again."""
         if verdict is not None and verdict.tag is not None:
             self.index.mark_verified(key, verdict.tag)
 
-    def _count(self, reading: FileRead, length: int) -> None:
-        if reading.way is None:
+    def _count_read(self, reading: FileRead, length: int) -> None:
+        if reading.read_path is None:
             return
-        if reading.way is ReadPath.BUFFERED and not self.bytes_by_way[ReadPath.BUFFERED]:
+        if reading.read_path is ReadPath.BUFFERED and not self.bytes_by_read_path[ReadPath.BUFFERED]:
             log.warning("the file system refuses O_DIRECT: cold files are read through the page cache")
-        self.bytes_by_way[reading.way] += length
+        self.bytes_by_read_path[reading.read_path] += length
 
     async def read_for_scrub(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
         """Read the chunk past the page cache, where the file system can, and compare its digest, not its tag. This does
         not count as a use. Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
-        copy = self.index.copy_of(key)
+        copy = self.index.file_identity(key)
         if copy is None:
             return ReadOutcome.ABSENT
         read = partial(self._files.read, touch=False)
-        reading = await run_uncancellable(self._threads, read, self._files.chunk(*key), into)
+        reading = await run_uncancellable(self._threads, read, self._files.chunk_path(*key), into)
         verdict = await self._verifier.compare_in_thread(into, digest) if reading.outcome is ReadOutcome.WHOLE else None
         outcome = reading.outcome if verdict is None else verdict.outcome
-        if outcome in FAULTS and self.index.copy_of(key) is not copy:
+        if outcome in FAULTS and self.index.file_identity(key) is not copy:
             return ReadOutcome.ABSENT  # as in `fetch`
         self._remember_tag(key, verdict)
         return outcome
 
-    async def unindexed_files(self) -> tuple[Key, ...]:
+    async def unindexed_files(self) -> tuple[ChunkKey, ...]:
         """Return files with names of chunks that are not in the index, except those being written or removed."""
         found = await run_uncancellable(self._threads, lambda: list(self._files.scan()))
-        unknown = self._unknown((each.tenant, each.digest) for each in found)
-        return self._unknown(await self._sizes(unknown))
+        unknown = self._without_known((each.tenant, each.digest) for each in found)
+        return self._without_known(await self._sizes(unknown))
 
-    def _unknown(self, keys: Iterable[Key]) -> tuple[Key, ...]:
-        return tuple(key for key in keys if not self.index.knows(key) and key not in self._removing)
+    def _without_known(self, keys: Iterable[ChunkKey]) -> tuple[ChunkKey, ...]:
+        return tuple(key for key in keys if not self.index.is_known(key) and key not in self._removing)
 
-    async def _sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+    async def _sizes(self, keys: Iterable[ChunkKey]) -> dict[ChunkKey, int]:
         """Return the sizes of those files that exist, as far as the disk reports them."""
         sizes = await run_uncancellable(self._threads, lambda: {key: self._files.size(*key) for key in keys})
         return {key: size for key, size in sizes.items() if size is not None}
@@ -179,7 +179,7 @@ class NvmeTier:
         """Wait until no other call fetches or writes the chunk. Return whether its file can be read then."""
         while (coming := self._writing.get((tenant, digest))) is not None:
             await coming.wait()
-        return self.index.holds((tenant, digest))
+        return self.index.is_readable((tenant, digest))
 
     async def wait_until_idle(self) -> None:
         """Wait for the chunks that calls are fetching or writing now, but not for later ones."""
@@ -192,7 +192,7 @@ class NvmeTier:
         self.index.drop(key)
         self._removing.add(key)
         try:
-            await self._set_aside(self._files.chunk(*key), f"{tenant}.{digest}")
+            await self._quarantine_file(self._files.chunk_path(*key), f"{tenant}.{digest}")
         finally:
             self._removing.discard(key)
 
@@ -209,15 +209,15 @@ class NvmeTier:
         with self.marking_write(tenant, digest):
             return await self._write(key, data, gone)
 
-    async def _write(self, key: Key, data: memoryview, gone: tuple[Key, ...]) -> bool:
+    async def _write(self, key: ChunkKey, data: memoryview, gone: tuple[ChunkKey, ...]) -> bool:
         """Write the chunk's file after removing the files in `gone` to make room."""
         try:
             await self._remove(gone)
-            await run_uncancellable(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
+            await run_uncancellable(self._threads, self._files.write, self._files.chunk_path(*key), data, direct=True)
         except BaseException as error:
             self.index.drop(key)
             with suppress(OSError):  # a file that stays is verified like any other
-                self._files.remove([self._files.chunk(*key)])  # a cancelled write may have finished
+                self._files.remove([self._files.chunk_path(*key)])  # a cancelled write may have finished
             if not isinstance(error, OSError):
                 raise
             log.warning("a chunk was not admitted", extra={"chunk": key[1], "error": str(error)})
@@ -234,7 +234,7 @@ class NvmeTier:
             self.index.drop(key)
         try:
             await self._remove(keys)
-            await run_uncancellable(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
+            await run_uncancellable(self._threads, lambda: self._files.remove(self._files.documents(tenant, version)))
         except OSError as error:
             raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
@@ -265,16 +265,16 @@ class NvmeTier:
 
     async def quarantine_document(self, tenant: str, version: str, kind: DocumentKind) -> None:
         """Move a faulty manifest or faulty attestations to the quarantine."""
-        await self._set_aside(self._files.document_path(tenant, version, kind), f"{tenant}.{kind}.{version}")
+        await self._quarantine_file(self._files.document_path(tenant, version, kind), f"{tenant}.{kind}.{version}")
 
-    async def _set_aside(self, path: Path, name: str) -> None:
+    async def _quarantine_file(self, path: Path, name: str) -> None:
         """Quarantine the file. If the disk refuses, the file stays: it is found faulty again, and never served."""
         try:
             await run_uncancellable(self._threads, self._files.quarantine, path, name)
         except OSError as error:
             log.warning("a faulty file was not set aside", extra={"file": name, "error": str(error)})
 
-    async def _remove(self, keys: tuple[Key, ...]) -> None:
+    async def _remove(self, keys: tuple[ChunkKey, ...]) -> None:
         """Remove files that the index has dropped. Raises OSError if one stays. The index then has it again as just
         used, so that admissions try other files first.
         """
@@ -282,10 +282,10 @@ class NvmeTier:
             return
         self._removing.update(keys)
         try:
-            await run_uncancellable(self._threads, self._files.remove, [self._files.chunk(*key) for key in keys])
+            await run_uncancellable(self._threads, self._files.remove, [self._files.chunk_path(*key) for key in keys])
         except OSError:
             for key, size in (await self._sizes(keys)).items():
-                self.index.found(key, size, self._wall_s())
+                self.index.add_existing(key, size, self._wall_s())
             raise
         finally:
             self._removing.difference_update(keys)

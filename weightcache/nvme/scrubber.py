@@ -1,11 +1,11 @@
 """Verify kept chunks again: hash each chunk in memory and on disk, and drop damaged ones.
 
-The `Scrubber` verifies everything periodically while nothing loads. `check` verifies at once, for an operator.
+The `Scrubber` verifies everything periodically while nothing loads. `examine_all` verifies at once, for an operator.
 
 A chunk in the host tier that changed after its first check is not leased again. Its versions are no longer resident,
 and their next load puts the chunk into another place. Processes that map the old place still see the damaged bytes, so
-`damages` lists the chunk while its slab exists. A faulty file is quarantined, and its chunk written again from a good
-copy.
+`damaged_chunks` lists the chunk while its slab exists. A faulty file is quarantined, and its chunk written again from a
+good copy.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from weightcache.sources.verifier import Verifier
 
 log = logging.getLogger(__name__)
 BYTES_PER_S: Final = 64 << 20  # 1 % of a core, and little of a disk's bandwidth
-BUSY_S: Final = 0.2
+BUSY_PAUSE_S: Final = 0.2
 MAX_NAMED_FAULTS: Final = 1000  # faults that a check lists; all are counted
 
 
@@ -60,8 +60,8 @@ class ScrubReport:
 
 
 class ChunkExaminer:
-    """Examines chunks. `check` and a pass of the scrubber may run at once. `forget` is called with the slab of a chunk
-    that was damaged in memory. `rewrite` writes a tenant's chunk to NVMe again.
+    """Examines chunks. `examine_all` and a pass of the scrubber may run at once. `on_damage` is called with the slab of
+    a chunk that was damaged in memory. `rewrite` writes a tenant's chunk to NVMe again.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class ChunkExaminer:
         nvme: NvmeTier,
         verifier: Verifier,
         counters: Counters,
-        forget: Callable[[int], None],
+        on_damage: Callable[[int], None],
         rewrite: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._arena = arena
         self._nvme = nvme
         self._verifier = verifier
         self._counters = counters
-        self._forget = forget
+        self._on_damage = on_damage
         self._rewrite = rewrite
         self._damaged: dict[MemoryDamage, None] = {}
 
     def __repr__(self) -> str:
         return f"<ChunkExaminer damages={len(self._damaged)}>"
 
-    def damages(self) -> tuple[MemoryDamage, ...]:
+    def damaged_chunks(self) -> tuple[MemoryDamage, ...]:
         """Return damaged chunks in slabs that still exist: processes may have them mapped."""
         self._damaged = {damage: None for damage in self._damaged if self._arena.index.has_slab(damage.place.slab)}
         return tuple(self._damaged)
@@ -100,7 +100,7 @@ class ChunkExaminer:
         After a faulty file, the copy in memory is examined as well, and the file is written again.
         """
         outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
-        self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
+        self._counters.examined_chunks[tier] += outcome is not ReadOutcome.ABSENT
         if outcome in FAULTS:
             fields = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
             log.error("a kept chunk is faulty", extra=fields)
@@ -109,7 +109,7 @@ class ChunkExaminer:
             await self._rewrite(tenant, digest)
         return outcome
 
-    async def check(self) -> ScrubReport:
+    async def examine_all(self) -> ScrubReport:
         """Examine all kept chunks without a pause, and compare the indexes with themselves and the disk."""
         report = ScrubReport({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
         faults: list[Fault] = []
@@ -136,13 +136,13 @@ class ChunkExaminer:
             return ReadOutcome.ABSENT
         index.pin((place.slab,))
         try:
-            if await self._verifier.is_right(await self._arena.view(place), digest):
+            if await self._verifier.matches_digest(await self._arena.view(place), digest):
                 return ReadOutcome.WHOLE
             if index.try_place(tenant, digest) != place:
                 return ReadOutcome.ABSENT  # another examination found it meanwhile; the current chunk is another copy
             self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
-            self._forget(place.slab)
-            index.condemn(tenant, digest)
+            self._on_damage(place.slab)
+            index.drop_damaged(tenant, digest)
             self._damaged[MemoryDamage(tenant, digest, place)] = None
             return ReadOutcome.DIGEST
         finally:
@@ -150,7 +150,7 @@ class ChunkExaminer:
 
     async def _examine_file(self, tenant: str, digest: str) -> ReadOutcome:
         key = (tenant, digest)
-        if not self._nvme.index.holds(key):
+        if not self._nvme.index.is_readable(key):
             return ReadOutcome.ABSENT
         buffer = memoryview(mmap.mmap(-1, max(self._nvme.index.length(key), mmap.PAGESIZE)))
         buffer = buffer[: self._nvme.index.length(key)]
@@ -158,7 +158,7 @@ class ChunkExaminer:
             outcome = await self._nvme.read_for_scrub(tenant, digest, buffer)
         except Refused:  # the disk does not answer now, so the file is not judged
             return ReadOutcome.AWAY
-        return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)
+        return await self._verifier.verify_read(self._nvme, outcome, tenant, digest, buffer)
 
 
 class Scrubber:
@@ -185,14 +185,14 @@ class Scrubber:
         """Make passes until cancelled."""
         while True:
             await self._sleep(self._interval_s)
-            await self.sweep()
+            await self.run_pass()
 
-    async def sweep(self) -> None:
+    async def run_pass(self) -> None:
         """Make one pass over the chunks that are kept at its start."""
         for tier, key, length in tuple(self._examiner.stored_chunks()):
             while self._is_busy():
-                await self._sleep(BUSY_S)
+                await self._sleep(BUSY_PAUSE_S)
             with contain_errors(key):
                 await self._examiner.examine(tier, *key)
             await self._sleep(length / BYTES_PER_S)
-        self._counters.sweeps += 1
+        self._counters.scrub_passes += 1

@@ -26,18 +26,20 @@ def rank(node: str, digest: str) -> bytes:
     return blake3(f"{node} {digest}".encode()).digest()
 
 
-def choose(me: str, digest: str, others: Mapping[str, ChunkState], busy: Container[str] = ()) -> str | None:
-    """Return the node to get the chunk from; None: this node owns it. `others` are the nodes that answer.
+def choose_node(
+    own_node: str, digest: str, peer_states: Mapping[str, ChunkState], busy_nodes: Container[str] = ()
+) -> str | None:
+    """Return the node to get the chunk from; None: this node owns it. `peer_states` has the other nodes.
 
     1. A node that has the chunk, preferably one that is not busy.
     2. The node that is reading the chunk from the store.
     3. The owner, if that is not this node.
     """
     # (1), (2)
-    for standing in (ChunkState.READY, ChunkState.CLAIMED):
-        if nodes := [node for node, state in others.items() if state is standing]:
-            return max(nodes, key=lambda node: (node not in busy, rank(node, digest)))
+    for preferred_state in (ChunkState.READY, ChunkState.CLAIMED):
+        if nodes := [node for node, state in peer_states.items() if state is preferred_state]:
+            return max(nodes, key=lambda node: (node not in busy_nodes, rank(node, digest)))
     # (3)
-    wanting = [node for node, state in others.items() if state is ChunkState.WANTED]
-    owner = max([me, *wanting], key=lambda node: rank(node, digest))
-    return None if owner == me else owner
+    wanting = [node for node, state in peer_states.items() if state is ChunkState.WANTED]
+    owner = max([own_node, *wanting], key=lambda node: rank(node, digest))
+    return None if owner == own_node else owner

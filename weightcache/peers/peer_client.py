@@ -27,26 +27,26 @@ CONNECT_S: Final = PEERS.timeout_s
 ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a query without a wait
 SILENCE_S: Final = PEER_ANSWERS.timeout_s
 SLOWEST_BYTES_PER_S: Final = 1 << 20
-AWAY: Final = ExponentialBackoff(2.0, 60.0)
-ASIDE_S: Final = 60.0  # after wrong bytes
+AWAY_BACKOFF: Final = ExponentialBackoff(2.0, 60.0)
+WRONG_BYTES_PAUSE_S: Final = 60.0  # after wrong bytes
 MIN_BUSY_S: Final = 0.1
 MAX_BUSY_S: Final = 5.0
-TIMES_BUSY: Final = 4  # consecutive busy answers that count like no answer
-QUESTION: Final = "question"
+MAX_BUSY_ANSWERS: Final = 4  # consecutive busy answers that count like no answer
+QUERY: Final = "question"
 CHUNK: Final = "chunk"
-RESUMES: Final = 1  # resumed reads of a chunk whose response was cut
+MAX_RESUMES: Final = 1  # resumed reads of a chunk whose response was cut
 
 
 class PeerBusy(Exception):
     """The peer answers, but asks for a pause."""
 
 
-class _Cut(Exception):
+class _ResponseCut(Exception):
     """The peer's response ended early. The first `done` bytes are in place."""
 
     def __init__(self, done: int) -> None:
         super().__init__(f"cut after {done} bytes")
-        self.done = done
+        self.received_bytes = done
 
 
 class Peer:
@@ -55,28 +55,28 @@ class Peer:
     def __init__(self, url: str, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
         self.url = url
         self.node: str | None = None
-        self.pace = ThroughputMeter()
-        self.moved_at = clock()  # when bytes last arrived there, as far as it reported
-        self.busy_until = 0.0
-        self._moved = -1
+        self.throughput = ThroughputMeter()
+        self.progress_at_s = clock()  # when bytes last arrived there, as far as it reported
+        self.busy_until_s = 0.0
+        self._progress_count = -1
         self._session = session
         self._clock = clock
-        self._away_until = 0.0
-        self._lost: Counter[str] = Counter()  # consecutive failed calls, by kind of call
-        self._refused = 0  # consecutive busy answers
+        self._away_until_s = 0.0
+        self._failure_counts: Counter[str] = Counter()  # consecutive failed calls, by kind of call
+        self._busy_count = 0  # consecutive busy answers
 
     def __repr__(self) -> str:
-        return f"<Peer {self.url} {'available' if self.answers else 'away'} {self.pace!r}>"
+        return f"<Peer {self.url} {'available' if self.is_available else 'away'} {self.throughput!r}>"
 
     @property
-    def answers(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether the peer may be called now. True for a peer that was never called."""
-        return self._clock() >= self._away_until
+        return self._clock() >= self._away_until_s
 
     @property
     def is_busy(self) -> bool:
         """Return whether the peer has asked for a pause."""
-        return self._clock() < self.busy_until
+        return self._clock() < self.busy_until_s
 
     async def query_chunks(
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
@@ -94,47 +94,49 @@ class Peer:
             found = decode(raw, ChunkStates, field="answer of a peer")
             if len(found.standings) != len(digests):
                 raise Refused(Unavailable("a peer"))
-            standings = [ChunkState(letter) for letter in found.standings]
+            states = [ChunkState(letter) for letter in found.standings]
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
-            self._fail(error)
+            self._record_failure(error)
             return None
-        self._lost[QUESTION] = 0  # this answer does not prove that chunks arrive
+        self._failure_counts[QUERY] = 0  # this answer does not prove that chunks arrive
         self.node = found.node
-        if found.moved != self._moved:
-            self._moved, self.moved_at = found.moved, self._clock()
-        return standings
+        if found.moved != self._progress_count:
+            self._progress_count, self.progress_at_s = found.moved, self._clock()
+        return states
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
         """Fill `into`. Return `WHOLE`, `ABSENT` or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` if the peer is
         away. Once this returns, raises or is cancelled, nothing writes to `into`.
         """
-        transfer = self.pace.begin(self._clock())
-        moved = 0
+        transfer = self.throughput.begin(self._clock())
+        received_bytes = 0
         try:
-            for resumed in range(RESUMES + 1):
+            for resumed in range(MAX_RESUMES + 1):
                 try:
-                    outcome = await self._read(tenant, digest, into, moved)
-                except _Cut as cut:
-                    if cut.done == moved or resumed == RESUMES:
+                    outcome = await self._read(tenant, digest, into, received_bytes)
+                except _ResponseCut as cut:
+                    if cut.received_bytes == received_bytes or resumed == MAX_RESUMES:
                         raise
-                    moved = cut.done
+                    received_bytes = cut.received_bytes
                     continue
-                moved = into.nbytes if outcome is ReadOutcome.WHOLE else moved
-                self._lost.clear()
-                self._refused = 0
+                if outcome is ReadOutcome.WHOLE:
+                    received_bytes = into.nbytes
+                self._failure_counts.clear()
+                self._busy_count = 0
                 return outcome
             raise AssertionError("unreachable")
-        except (aiohttp.ClientError, TimeoutError, OSError, _Cut) as error:
-            self._fail(error, CHUNK)
+        except (aiohttp.ClientError, TimeoutError, OSError, _ResponseCut) as error:
+            self._record_failure(error, CHUNK)
             raise Refused(Unavailable("a peer of the weight cache")) from error
         finally:
-            self.pace.end(transfer, moved, self._clock())
+            self.throughput.end(transfer, received_bytes, self._clock())
 
     def set_aside(self) -> None:
         """Don't use this peer for a while, because it sent wrong bytes."""
-        if self.answers:  # otherwise another chunk was wrong a moment ago
-            log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
-        self._away_until = self._clock() + ASIDE_S
+        if self.is_available:  # otherwise another chunk was wrong a moment ago
+            fields = {"peer": self.url, "for_s": WRONG_BYTES_PAUSE_S}
+            log.error("a peer sent wrong bytes and is put aside", extra=fields)
+        self._away_until_s = self._clock() + WRONG_BYTES_PAUSE_S
 
     async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> ReadOutcome:
         length = into.nbytes
@@ -146,7 +148,7 @@ class Peer:
             if answer.status == 404:
                 return ReadOutcome.ABSENT
             if answer.status == 503:
-                self._note_busy(_busy_s(answer.headers.get("retry-after")))
+                self._record_busy(_busy_s(answer.headers.get("retry-after")))
                 raise PeerBusy
             if answer.status not in (206, 416):
                 raise aiohttp.ClientPayloadError(f"status {answer.status}")
@@ -160,25 +162,25 @@ class Peer:
                     into[done : done + len(piece)] = piece
                     done += len(piece)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _Cut(done) from error
+                raise _ResponseCut(done) from error
             if done < length:
-                raise _Cut(done)
+                raise _ResponseCut(done)
             return ReadOutcome.WHOLE
 
-    def _note_busy(self, wait_s: float) -> None:
+    def _record_busy(self, wait_s: float) -> None:
         if not self.is_busy:  # otherwise another running read was counted
-            self._refused += 1
-            self.busy_until = self._clock() + wait_s
-        if self._refused >= TIMES_BUSY:
-            self._refused = 0
-            self._fail(PeerBusy("busy again and again"))
+            self._busy_count += 1
+            self.busy_until_s = self._clock() + wait_s
+        if self._busy_count >= MAX_BUSY_ANSWERS:
+            self._busy_count = 0
+            self._record_failure(PeerBusy("busy again and again"))
 
-    def _fail(self, error: Exception, call: str = QUESTION) -> None:
-        if not self.answers:
+    def _record_failure(self, error: Exception, call: str = QUERY) -> None:
+        if not self.is_available:
             return  # running calls also fail when another one has failed
-        self._lost[call] += 1
-        wait_s = AWAY.delay_s(self._lost[call])
-        self._away_until = self._clock() + wait_s
+        self._failure_counts[call] += 1
+        wait_s = AWAY_BACKOFF.delay_s(self._failure_counts[call])
+        self._away_until_s = self._clock() + wait_s
         fields = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
         log.warning("a peer does not answer", extra=fields)
 

@@ -11,47 +11,49 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kelvin.blobstore.bounded_gather import cancel_and_wait
-from weightcache.peers.ownership_policy import ChunkState, choose
+from weightcache.peers.ownership_policy import ChunkState, choose_node
 from weightcache.peers.peer_client import Peer
 from weightcache.peers.peer_protocol import MAX_DIGESTS, ChunkQuery, ChunkStates
 
 WAIT_S: Final = 2.0  # longest wait of one query to an owner; then the chunk queues for another one
-PAUSE_S: Final = 0.1  # pause after a query that an owner answered without waiting
-STALL_S: Final = 10.0  # an owner is given up after so long without bytes at that owner,
-PATIENCE_S: Final = 30.0  # or after so long without bytes at this node
+REQUERY_PAUSE_S: Final = 0.1  # pause after a query that an owner answered without waiting
+OWNER_STALL_S: Final = 10.0  # an owner is given up after so long without bytes at that owner,
+OWN_STALL_S: Final = 30.0  # or after so long without bytes at this node
 
-Key = tuple[str, str]  # tenant, digest
+ChunkKey = tuple[str, str]  # tenant, digest
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _WantedChunk:
     """A chunk that is loading."""
 
-    since: float
-    users: int = 0
-    question: asyncio.Task[None] | None = None  # the query to the other nodes
-    claimed: bool = False
+    wanted_at_s: float
+    load_count: int = 0
+    query: asyncio.Task[None] | None = None  # the query to the other nodes
+    is_claimed: bool = False
     is_forced_owner: bool = False  # regardless of other nodes' states
     peer_states: dict[Peer, ChunkState] = field(default_factory=dict)
 
 
 class PeerGroup:
-    """The group of nodes; `node` is our name. `serves`: others may read what we load. `is_here` checks our tiers."""
+    """The group of nodes; `node` is our name. `is_serving`: others may read what we load. `is_local`
+    checks our tiers.
+    """
 
     def __init__(
-        self, node: str, peers: Sequence[Peer], is_here: Callable[[str, str], bool], clock: Callable[[], float], *,
-        serves: bool,
+        self, node: str, peers: Sequence[Peer], is_local: Callable[[str, str], bool], clock: Callable[[], float], *,
+        is_serving: bool,
     ) -> None:  # fmt: skip
         self.node = node
         self.peers = list(peers)
-        self._moved = 0  # counts ended loads and arrived parts of chunks
-        self._moved_at = clock()  # time of the last one
-        self._is_here = is_here
+        self._progress_count = 0  # counts ended loads and arrived parts of chunks
+        self._progress_at_s = clock()  # time of the last one
+        self._is_local = is_local
         self._clock = clock
-        self._advertised_name = node if serves else None
-        self._chunks: dict[Key, _Chunk] = {}
+        self._advertised_name = node if is_serving else None
+        self._chunks: dict[ChunkKey, _WantedChunk] = {}
         # By tenant, the query that is about to be sent
-        self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}
+        self._next_queries: dict[str, tuple[list[str], asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -63,111 +65,115 @@ class PeerGroup:
         await cancel_and_wait(tuple(self._tasks))
 
     @contextmanager
-    def loading(self, key: Key) -> Iterator[None]:
+    def mark_wanted(self, key: ChunkKey) -> Iterator[None]:
         """Mark the chunk as wanted while the block runs. It may be wanted twice: for memory and for the disk."""
-        chunk = self._chunks.setdefault(key, _Chunk(self._clock()))
-        chunk.users += 1
+        chunk = self._chunks.setdefault(key, _WantedChunk(self._clock()))
+        chunk.load_count += 1
         try:
             yield
         finally:
-            chunk.users -= 1
-            if not chunk.users:
+            chunk.load_count -= 1
+            if not chunk.load_count:
                 del self._chunks[key]
-            self.note_moved()
+            self.record_progress()
             self._changed.set()
             self._changed = asyncio.Event()
 
-    def note_moved(self) -> None:
+    def record_progress(self) -> None:
         """Record that bytes arrived here, so this node and the nodes that wait for it keep waiting."""
-        self._moved += 1
-        self._moved_at = self._clock()
+        self._progress_count += 1
+        self._progress_at_s = self._clock()
 
-    def was_asked(self, key: Key) -> bool:
+    def was_queried(self, key: ChunkKey) -> bool:
         """Return whether the other nodes were queried about the chunk."""
-        question = self._chunks[key].question
-        return question is not None and question.done()
+        query = self._chunks[key].query
+        return query is not None and query.done()
 
-    async def ask(self, key: Key) -> None:
+    async def query_peers(self, key: ChunkKey) -> None:
         """Query the other nodes about the chunk, once, together with all chunks that are wanted at this moment."""
         chunk = self._chunks[key]
-        if chunk.question is None:
+        if chunk.query is None:
             tenant, digest = key
-            if tenant not in self._next:
+            if tenant not in self._next_queries:
                 digests: list[str] = []
-                task = asyncio.create_task(self._ask_all(tenant, digests))
-                self._next[tenant] = digests, task
+                task = asyncio.create_task(self._query_all(tenant, digests))
+                self._next_queries[tenant] = digests, task
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            asked, chunk.question = self._next[tenant]
-            asked.append(digest)
-        await asyncio.shield(chunk.question)
+            next_digests, chunk.query = self._next_queries[tenant]
+            next_digests.append(digest)
+        await asyncio.shield(chunk.query)
 
-    def choose(self, key: Key) -> tuple[Peer, ChunkState] | None:
+    def choose_peer(self, key: ChunkKey) -> tuple[Peer, ChunkState] | None:
         """Return the peer that has or will have the chunk, and its state; None: this node must read the store. A node
         that has claimed the chunk never waits for others, even after its read failed, because others wait for it.
         """
         chunk = self._chunks[key]
         peer_states = {
-            peer: says for peer, says in chunk.peer_states.items() if says is ChunkState.READY or not chunk.claimed
+            peer: state
+            for peer, state in chunk.peer_states.items()
+            if state is ChunkState.READY or not chunk.is_claimed
         }
-        known = {peer.node: peer for peer in peer_states if peer.answers and peer.node is not None}
-        others = {node: peer_states[peer] for node, peer in known.items()}
-        node = choose(self.node, key[1], others, [node for node, peer in known.items() if peer.is_busy])
-        return None if node is None else (known[node], others[node])
+        known = {peer.node: peer for peer in peer_states if peer.is_available and peer.node is not None}
+        state_by_node = {node: peer_states[peer] for node, peer in known.items()}
+        node = choose_node(self.node, key[1], state_by_node, [node for node, peer in known.items() if peer.is_busy])
+        return None if node is None else (known[node], state_by_node[node])
 
-    def claim(self, key: Key) -> bool:
+    def try_claim(self, key: ChunkKey) -> bool:
         """Return whether this node must read the chunk from the store. If so, other nodes wait for it from now on."""
         chunk = self._chunks[key]
-        if not chunk.claimed:
-            chunk.claimed = chunk.is_forced_owner or (self.was_asked(key) and self.choose(key) is None)
-        return chunk.claimed
+        if not chunk.is_claimed:
+            chunk.is_claimed = chunk.is_forced_owner or (self.was_queried(key) and self.choose_peer(key) is None)
+        return chunk.is_claimed
 
-    def take_ownership(self, key: Key) -> None:
+    def force_ownership(self, key: ChunkKey) -> None:
         """Let this node read the chunk from the store, regardless of other nodes: a copy of it was wrong, or it is on
         this node's disk, so that no peer was queried.
         """
         self._chunks[key].is_forced_owner = True
 
-    def forget(self, peer: Peer, key: Key | None = None) -> None:
+    def forget_states(self, peer: Peer, key: ChunkKey | None = None) -> None:
         """Forget the peer's state of the chunk; of all chunks if `key` is None."""
-        for each in list(self._chunks) if key is None else [key]:
-            if (chunk := self._chunks.get(each)) is not None:
+        for chunk_key in list(self._chunks) if key is None else [key]:
+            if (chunk := self._chunks.get(chunk_key)) is not None:
                 chunk.peer_states.pop(peer, None)
 
-    async def wait(self, key: Key, owner: Peer) -> None:
+    async def wait_for_owner(self, key: ChunkKey, owner: Peer) -> None:
         """Wait until the owner has the chunk or will not have it, or for WAIT_S. If the owner does not answer, or no
         bytes arrive there or here for too long, its chunks are no longer waited for.
         """
         tenant, digest = key
-        chunk, began = self._chunks[key], self._clock()
-        await self._ask_one(owner, tenant, [digest], WAIT_S)
-        now = self._clock()
-        if now - max(chunk.since, owner.moved_at) > STALL_S or now - max(chunk.since, self._moved_at) > PATIENCE_S:
-            self.forget(owner)
-        elif chunk.peer_states.get(owner) in (ChunkState.CLAIMED, ChunkState.WANTED) and now - began < WAIT_S / 2:
-            await asyncio.sleep(PAUSE_S)
+        chunk, began_s = self._chunks[key], self._clock()
+        await self._query_peer(owner, tenant, [digest], WAIT_S)
+        now_s = self._clock()
+        owner_stall_s = now_s - max(chunk.wanted_at_s, owner.progress_at_s)
+        own_stall_s = now_s - max(chunk.wanted_at_s, self._progress_at_s)
+        if owner_stall_s > OWNER_STALL_S or own_stall_s > OWN_STALL_S:
+            self.forget_states(owner)
+        elif chunk.peer_states.get(owner) in (ChunkState.CLAIMED, ChunkState.WANTED) and now_s - began_s < WAIT_S / 2:
+            await asyncio.sleep(REQUERY_PAUSE_S)
 
-    async def answer(self, tenant: str, question: ChunkQuery) -> ChunkStates:
+    async def answer_query(self, tenant: str, query: ChunkQuery) -> ChunkStates:
         """Answer another node's query. With a wait, answer once one of the chunks is here, or will not be."""
-        if question.node is not None:
-            self._note_peer_wants(question.node, tenant, question.digests)
-        until = self._clock() + question.wait_s
+        if query.node is not None:
+            self._note_peer_wants(query.node, tenant, query.digests)
+        deadline_s = self._clock() + query.wait_s
         while True:
-            standings = [self._standing(tenant, digest) for digest in question.digests]
-            left = until - self._clock()
-            if left <= 0 or ChunkState.READY in standings or ChunkState.ABSENT in standings:
-                return ChunkStates(node=self.node, standings="".join(standings), moved=self._moved)
+            states = [self._own_state(tenant, digest) for digest in query.digests]
+            left_s = deadline_s - self._clock()
+            if left_s <= 0 or ChunkState.READY in states or ChunkState.ABSENT in states:
+                return ChunkStates(node=self.node, standings="".join(states), moved=self._progress_count)
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(left_s):
                     await self._changed.wait()
 
-    def _standing(self, tenant: str, digest: str) -> ChunkState:
-        if self._is_here(tenant, digest):
+    def _own_state(self, tenant: str, digest: str) -> ChunkState:
+        if self._is_local(tenant, digest):
             return ChunkState.READY
         chunk = self._chunks.get((tenant, digest))
         if chunk is None:
             return ChunkState.ABSENT
-        return ChunkState.CLAIMED if chunk.claimed else ChunkState.WANTED
+        return ChunkState.CLAIMED if chunk.is_claimed else ChunkState.WANTED
 
     def _note_peer_wants(self, node: str, tenant: str, digests: Sequence[str]) -> None:
         """Record that another node wants these chunks."""
@@ -177,25 +183,25 @@ class PeerGroup:
             if chunk is None:
                 continue
             if peer is None:
-                chunk.question = None  # an unknown node: it did not answer before, or has restarted
+                chunk.query = None  # an unknown node: it did not answer before, or has restarted
             elif chunk.peer_states.get(peer, ChunkState.ABSENT) is ChunkState.ABSENT:
                 chunk.peer_states[peer] = ChunkState.WANTED
 
-    async def _ask_all(self, tenant: str, asked: list[str]) -> None:
+    async def _query_all(self, tenant: str, digests_to_query: list[str]) -> None:
         await asyncio.sleep(0)  # let all tasks of this loop iteration add their chunks
-        del self._next[tenant]
-        for at in range(0, len(asked), MAX_DIGESTS):
-            digests = asked[at : at + MAX_DIGESTS]
-            await asyncio.gather(*(self._ask_one(peer, tenant, digests) for peer in self.peers if peer.answers))
+        del self._next_queries[tenant]
+        for begin in range(0, len(digests_to_query), MAX_DIGESTS):
+            digests = digests_to_query[begin : begin + MAX_DIGESTS]
+            await asyncio.gather(*(self._query_peer(peer, tenant, digests) for peer in self.peers if peer.is_available))
 
-    async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
+    async def _query_peer(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
         """Query one peer and store its answer. If it doesn't answer, forget all its states."""
-        standings = await peer.query_chunks(tenant, digests, None if wait_s else self._advertised_name, wait_s)
-        if standings is None:
-            self.forget(peer)
+        states = await peer.query_chunks(tenant, digests, None if wait_s else self._advertised_name, wait_s)
+        if states is None:
+            self.forget_states(peer)
         elif peer.node == self.node:  # all nodes may have the same list of peers
             self.peers = [each for each in self.peers if each is not peer]
         else:
-            for digest, standing in zip(digests, standings, strict=True):
+            for digest, state in zip(digests, states, strict=True):
                 if (chunk := self._chunks.get((tenant, digest))) is not None:
-                    chunk.peer_states[peer] = standing
+                    chunk.peer_states[peer] = state

@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 512
 IDLE_S: Final = 75.0  # longest idle time of a kept connection
 PIECE_BYTES: Final = 256 << 10  # encrypted at once: about 0.2 ms of the event loop
-STALL_S: Final = 5.0  # longest time to send one piece; then the reader is cut off
+SEND_STALL_S: Final = 5.0  # longest time to send one piece; then the reader is cut off
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 
-MAX_OUT: Final = 64  # responses
-MAX_OUT_BYTES: Final = 512 << 20  # bytes of chunks; a larger chunk is sent alone
+MAX_SENDS: Final = 64  # responses
+MAX_SENDING_BYTES: Final = 512 << 20  # bytes of chunks; a larger chunk is sent alone
 RETRY_S: Final = 1.0
 
 
@@ -52,36 +52,38 @@ class PeerExports:
 
     def __init__(
         self, arena: Arena, nvme: NvmeTier, verifier: Verifier, counters: Counters, *,
-        max_out: int = MAX_OUT, max_out_bytes: int = MAX_OUT_BYTES,
+        max_sends: int = MAX_SENDS, max_sending_bytes: int = MAX_SENDING_BYTES,
     ) -> None:  # fmt: skip
         self._arena = arena
         self._nvme = nvme
         self._verifier = verifier
         self._counters = counters
-        self._max_out = max_out
-        self._max_out_bytes = max_out_bytes
-        self.out = 0
-        self.out_bytes = 0
+        self._max_sends = max_sends
+        self._max_sending_bytes = max_sending_bytes
+        self.sending_count = 0
+        self.sending_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<PeerExports out={self.out}/{self._max_out} bytes={self.out_bytes}/{self._max_out_bytes}>"
+        sends, nbytes = f"{self.sending_count}/{self._max_sends}", f"{self.sending_bytes}/{self._max_sending_bytes}"
+        return f"<PeerExports sends={sends} bytes={nbytes}>"
 
-    def has(self, tenant: str, digest: str) -> bool:
+    def has_chunk(self, tenant: str, digest: str) -> bool:
         """Return whether the chunk would be sent."""
-        return self._arena.index.is_ready(tenant, digest) or self._nvme.index.holds((tenant, digest))
+        return self._arena.index.is_ready(tenant, digest) or self._nvme.index.is_readable((tenant, digest))
 
     @asynccontextmanager
-    async def borrow(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
+    async def open_chunk(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
         """Yield the chunk's verified bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
-        if not self.has(tenant, digest):
+        if not self.has_chunk(tenant, digest):
             raise Refused(NotFound("chunk", digest))
         place = self._arena.index.try_place(tenant, digest)
         length = self._nvme.index.length((tenant, digest)) if place is None else place.length
-        if self.out >= self._max_out or (self.out and self.out_bytes + length > self._max_out_bytes):
+        are_sends_used = self.sending_count >= self._max_sends
+        if are_sends_used or (self.sending_count and self.sending_bytes + length > self._max_sending_bytes):
             self._counters.peer_refusals += 1
-            limit, unit = (self._max_out, "chunks") if self.out >= self._max_out else (self._max_out_bytes, "bytes")
+            limit, unit = (self._max_sends, "chunks") if are_sends_used else (self._max_sending_bytes, "bytes")
             raise Refused(Overloaded("the send window for other nodes", limit, RETRY_S, unit))
-        self.out, self.out_bytes = self.out + 1, self.out_bytes + length
+        self.sending_count, self.sending_bytes = self.sending_count + 1, self.sending_bytes + length
         try:
             if place is None:
                 # A mapping can't be empty, although a file may be: such a file is then found faulty, like any other.
@@ -91,7 +93,7 @@ class PeerExports:
                     read = await self._nvme.fetch(tenant, digest, view)
                 except Refused as error:  # the disk fails, so let the peer use another source at once
                     raise Refused(NotFound("chunk", digest)) from error
-                if await self._verifier.check(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
+                if await self._verifier.verify_read(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
                     raise Refused(NotFound("chunk", digest))
                 yield view.toreadonly()
             else:
@@ -101,7 +103,7 @@ class PeerExports:
                 finally:
                     self._arena.unpin((place.slab,))
         finally:
-            self.out, self.out_bytes = self.out - 1, self.out_bytes - length
+            self.sending_count, self.sending_bytes = self.sending_count - 1, self.sending_bytes - length
 
 
 class PeerServer:
@@ -109,7 +111,7 @@ class PeerServer:
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext, exports: PeerExports, group: PeerGroup, counters: Counters,
-        *, stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
+        *, stall_s: float = SEND_STALL_S, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
         self._exports = exports
         self._group = group
@@ -176,11 +178,11 @@ class PeerServer:
                 body = await request.read()
             return await self._answer_query(tenant, decode(body, ChunkQuery))
         digest = _digest(last)
-        async with self._exports.borrow(tenant, digest) as chunk:
+        async with self._exports.open_chunk(tenant, digest) as chunk:
             return await self._send(request, chunk)
 
-    async def _answer_query(self, tenant: str, question: ChunkQuery) -> web.Response:
-        found = await self._group.answer(tenant, question)
+    async def _answer_query(self, tenant: str, query: ChunkQuery) -> web.Response:
+        found = await self._group.answer_query(tenant, query)
         return web.Response(body=encode(found), content_type="application/json")
 
     async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:

@@ -13,12 +13,12 @@ from typing import Final
 from kelvin.contracts.errors import Refused
 from weightcache.peers.ownership_policy import ChunkState
 from weightcache.peers.peer_client import Peer, PeerBusy
-from weightcache.peers.peer_group import Key, PeerGroup
+from weightcache.peers.peer_group import ChunkKey, PeerGroup
 from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot, Source
 
-PAUSE_S: Final = 0.02  # pause before retrying when all nodes with a chunk are busy
+BUSY_PAUSE_S: Final = 0.02  # pause before retrying when all nodes with a chunk are busy
 MAX_PEER_READS: Final = 8  # from all peers
 
 
@@ -27,61 +27,63 @@ class OwnerChanged(Exception):
 
 
 class PeerTier:
-    """A `Source`. A load uses it inside `loading`: it calls `ask`, then `wait` while there is an owner."""
+    """A `Source`. A load uses it inside `mark_wanted`: it calls `query_peers`, then `wait_for_owner` while there
+    is one.
+    """
 
     tier = "peer"
     attempts = 2  # another node may have a good copy
 
     def __init__(self, group: PeerGroup, is_local: Callable[[str, str], bool]) -> None:
         self.group = group
-        self.room = ChunkCountLimit(MAX_PEER_READS)
+        self.read_limit = ChunkCountLimit(MAX_PEER_READS)
         self._is_local = is_local
-        self._last_senders: dict[Key, Peer] = {}
+        self._last_senders: dict[ChunkKey, Peer] = {}
 
     def __repr__(self) -> str:
         return f"<PeerTier {self.group!r}>"
 
     @contextmanager
-    def loading(self, key: Key) -> Iterator[None]:
+    def mark_wanted(self, key: ChunkKey) -> Iterator[None]:
         """Tell other nodes that this node wants the chunk while the block runs."""
-        with self.group.loading(key):
+        with self.group.mark_wanted(key):
             try:
                 yield
             finally:
                 self._last_senders.pop(key, None)
 
-    async def ask(self, key: Key) -> None:
+    async def query_peers(self, key: ChunkKey) -> None:
         """Query the other nodes about the chunk, unless it is on this node's disk."""
         if self._is_local(*key):
-            self.group.take_ownership(key)
+            self.group.force_ownership(key)
         else:
-            await self.group.ask(key)
+            await self.group.query_peers(key)
 
-    def owner(self, key: Key) -> Peer | None:
+    def find_owner(self, key: ChunkKey) -> Peer | None:
         """Return the node to wait for because it will have the chunk, or None."""
-        found = self.group.choose(key)
+        found = self.group.choose_peer(key)
         return None if found is None or found[1] is ChunkState.READY else found[0]
 
-    async def wait(self, key: Key, owner: Peer) -> None:
-        """Wait for the owner, for a bounded time, if it still owns the chunk. See `PeerGroup.wait`."""
-        if self.owner(key) is owner:
-            await self.group.wait(key, owner)
+    async def wait_for_owner(self, key: ChunkKey, owner: Peer) -> None:
+        """Wait for the owner, for a bounded time, if it still owns the chunk. See `PeerGroup.wait_for_owner`."""
+        if self.find_owner(key) is owner:
+            await self.group.wait_for_owner(key, owner)
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """Return whether a peer may have the chunk. True if none was queried, as the chunk is on this node's disk."""
         key = tenant, digest
-        return not self.group.was_asked(key) or self._holder(key) is not None
+        return not self.group.was_queried(key) or self._find_holder(key) is not None
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. Returns `ABSENT` if no reachable node has the chunk now."""
         key = tenant, digest
-        await self.group.ask(key)  # needed if the copy on this node's disk is wrong
+        await self.group.query_peers(key)  # needed if the copy on this node's disk is wrong
         away: Refused | None = None
-        while (peer := self._holder(key)) is not None:
+        while (peer := self._find_holder(key)) is not None:
             if peer.is_busy:
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(BUSY_PAUSE_S)
                 continue
             try:
                 outcome = await peer.fetch(tenant, digest, into)
@@ -89,10 +91,10 @@ class PeerTier:
                 continue
             except Refused as refused:
                 away = refused
-                self.group.forget(peer)
+                self.group.forget_states(peer)
                 continue
             if outcome is ReadOutcome.ABSENT:
-                self.group.forget(peer, key)
+                self.group.forget_states(peer, key)
                 continue
             self._last_senders[key] = peer
             return outcome
@@ -105,12 +107,12 @@ class PeerTier:
         key = tenant, digest
         peer = self._last_senders.pop(key, None)
         if peer is not None:
-            self.group.take_ownership(key)
+            self.group.force_ownership(key)
             peer.set_aside()
-            self.group.forget(peer)
+            self.group.forget_states(peer)
 
-    def _holder(self, key: Key) -> Peer | None:
-        found = self.group.choose(key)
+    def _find_holder(self, key: ChunkKey) -> Peer | None:
+        found = self.group.choose_peer(key)
         return found[0] if found is not None and found[1] is ChunkState.READY else None
 
 
@@ -118,15 +120,15 @@ class PeerTier:
 class _ProgressSlot:
     """A read slot that reports each part to the group: other nodes wait for an owner as long as bytes arrive at it."""
 
-    turn: ReadSlot
+    slot: ReadSlot
     group: PeerGroup
 
-    async def part(self, nbytes: int) -> int:
-        return await self.turn.part(nbytes)
+    async def request_part(self, nbytes: int) -> int:
+        return await self.slot.request_part(nbytes)
 
     def record_arrival(self, nbytes: int) -> None:
-        self.group.note_moved()
-        self.turn.record_arrival(nbytes)
+        self.group.record_progress()
+        self.slot.record_arrival(nbytes)
 
 
 class SharedStore:
@@ -137,7 +139,7 @@ class SharedStore:
         self._group = group
         self.tier = inner.tier
         self.attempts = inner.attempts
-        self.room = inner.room
+        self.read_limit = inner.read_limit
 
     def __repr__(self) -> str:
         return f"<SharedStore {self._inner!r}>"
@@ -146,12 +148,12 @@ class SharedStore:
         return self._inner.may_have(tenant, digest)
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. Raises `OwnerChanged` if another node owns the chunk now."""
-        if not self._group.claim((tenant, digest)):
+        if not self._group.try_claim((tenant, digest)):
             raise OwnerChanged
-        return await self._inner.fetch(tenant, digest, into, _ProgressSlot(turn, self._group))
+        return await self._inner.fetch(tenant, digest, into, _ProgressSlot(slot, self._group))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         await self._inner.quarantine(tenant, digest)

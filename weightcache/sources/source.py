@@ -14,7 +14,7 @@ Verify = Callable[[memoryview, str], bool]
 class ReadSlot(Protocol):
     """A chunk's slot at a source that may be read in parts. See `read_scheduler.py`."""
 
-    async def part(self, nbytes: int) -> int:
+    async def request_part(self, nbytes: int) -> int:
         """Wait until the next part may be read. Return how many of the next `nbytes` may be read now, at least one."""
 
     def record_arrival(self, nbytes: int) -> None:
@@ -24,7 +24,7 @@ class ReadSlot(Protocol):
 class UnlimitedReadSlot:
     """A `ReadSlot` that never waits."""
 
-    async def part(self, nbytes: int) -> int:
+    async def request_part(self, nbytes: int) -> int:
         return nbytes
 
     def record_arrival(self, nbytes: int) -> None:
@@ -48,16 +48,16 @@ class Source(Protocol):
         """
 
     @property
-    def room(self) -> ReadLimit:
+    def read_limit(self) -> ReadLimit:
         """Return its limit of concurrent reads."""
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """Return False if it certainly has no copy, without I/O. Such a chunk does not wait for a slot here."""
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
-        """Fill `into` (page-aligned, whole pages), in parts as `turn` allows if the source is read in parts.
+        """Fill `into` (page-aligned, whole pages), in parts as `slot` allows if the source is read in parts.
 
         Raises `Refused(Unavailable)`, which does not judge the bytes. Once this returns, raises or is cancelled,
         nothing writes to `into`.

@@ -18,29 +18,29 @@ from weightcache.sources.source import ReadSlot
 
 
 class StoreRanges:
-    """Reads ranges of a store that serves many reads at once. `line` measures each of them."""
+    """Reads ranges of a store that serves many reads at once. `window` measures each of them."""
 
-    def __init__(self, store: RangeReader, hedging: ReadHedging, line: BdpWindow, counters: Counters) -> None:
-        self.line = line
+    def __init__(self, store: RangeReader, hedging: ReadHedging, window: BdpWindow, counters: Counters) -> None:
+        self.window = window
         self._store = store
         self._hedging = hedging
         self._counters = counters
 
     def __repr__(self) -> str:
-        return f"<StoreRanges {self._hedging!r} {self.line!r}>"
+        return f"<StoreRanges {self._hedging!r} {self.window!r}>"
 
-    def within(self, turn: ReadSlot) -> RangeReader:
-        """Return a reader whose parts have the lengths and start times that `turn` allows."""
-        return _Within(self, turn)
+    def reader_for(self, slot: ReadSlot) -> RangeReader:
+        """Return a reader whose parts have the lengths and start times that `slot` allows."""
+        return _SlotReader(self, slot)
 
-    async def read(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
+    async def read(self, key: str, offset: int, into: memoryview, slot: ReadSlot) -> None:
         """Fill `into` from `offset`, as `RangeReader.read_into` does, in parts."""
         reads: list[asyncio.Task[None]] = []
         at = 0
         try:
-            while not any(map(_is_lost, reads)):
-                nbytes = await turn.part(into.nbytes - at)
-                reads.append(asyncio.create_task(self._part(key, offset + at, into[at : at + nbytes], turn)))
+            while not any(map(_has_failed, reads)):
+                nbytes = await slot.request_part(into.nbytes - at)
+                reads.append(asyncio.create_task(self._read_part(key, offset + at, into[at : at + nbytes], slot)))
                 at += nbytes
                 if at >= into.nbytes:
                     break
@@ -48,18 +48,18 @@ class StoreRanges:
         finally:
             await cancel_and_wait(reads)
 
-    async def _part(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
-        came, read = 0, self.line.begin(time.monotonic())
+    async def _read_part(self, key: str, offset: int, into: memoryview, slot: ReadSlot) -> None:
+        came, read = 0, self.window.begin(time.monotonic())
         try:
-            await self._read(key, offset, into)
+            await self._read_hedged(key, offset, into)
             came = into.nbytes
         finally:
-            self.line.end(read, came, time.monotonic())
-        turn.record_arrival(came)
+            self.window.end(read, came, time.monotonic())
+        slot.record_arrival(came)
 
-    async def _read(self, key: str, offset: int, into: memoryview) -> None:
+    async def _read_hedged(self, key: str, offset: int, into: memoryview) -> None:
         began = time.monotonic()
-        late_s = self._hedging.began(into.nbytes)
+        late_s = self._hedging.begin_read(into.nbytes)
         first = asyncio.create_task(self._store.read_into(key, offset, into))
         try:
             await asyncio.wait((first,), timeout=late_s)
@@ -94,12 +94,12 @@ class StoreRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class _Within:
+class _SlotReader:
     ranges: StoreRanges
-    turn: ReadSlot
+    slot: ReadSlot
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-        await self.ranges.read(key, offset, into, self.turn)
+        await self.ranges.read(key, offset, into, self.slot)
 
 
 async def _wait_for_success(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
@@ -109,7 +109,7 @@ async def _wait_for_success(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]
         _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _is_lost(task: asyncio.Task[None]) -> bool:
+def _has_failed(task: asyncio.Task[None]) -> bool:
     return task.done() and not _succeeded(task)
 
 

@@ -32,23 +32,23 @@ from weightcache.sources.store_ranges import StoreRanges
 
 log = logging.getLogger(__name__)
 
-VERSIONS_EXPECTED: Final = 64
-TENANTS_KEPT: Final = 256  # tenants whose tables are kept; other tables are read again when needed
-BATCH: Final = 64  # indexes that are read before the next search for the chunk
-OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable
+MAX_EXPECTED_VERSIONS: Final = 64
+MAX_TENANTS: Final = 256  # tenants whose tables are kept; other tables are read again when needed
+INDEX_BATCH: Final = 64  # indexes that are read before the next search for the chunk
+MAX_UNAVAILABLE_PACKS: Final = 8  # unavailable packs; above that the store itself counts as unavailable
 
 
 @dataclass(slots=True)
-class _Table:
+class _PackTable:
     """The known packs of one tenant. A chunk's first place is tried first."""
 
     chunks: dict[str, tuple[ChunkLocation, ...]] = field(default_factory=dict)
-    packs: set[str] = field(default_factory=set)
-    unread: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
-    out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # unavailable packs since the last listing
-    doubted: dict[str, ChunkLocation] = field(default_factory=dict)  # chunk -> its wrong copy; another one is searched
-    expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
-    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    known_packs: set[str] = field(default_factory=set)
+    unread_packs: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
+    unavailable_packs: dict[str, BlobUnavailable] = field(default_factory=dict)  # since the last listing
+    wrong_copies: dict[str, ChunkLocation] = field(default_factory=dict)  # by chunk; another copy is searched
+    expected_versions: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, digest: str, place: ChunkLocation) -> None:
         known = self.chunks.get(digest, ())
@@ -61,8 +61,8 @@ class _Table:
         if place in known:
             self.chunks[digest] = (*(each for each in known if each != place), place)
 
-    def forget(self, packs: set[str]) -> None:
-        self.packs -= packs
+    def forget_packs(self, packs: set[str]) -> None:
+        self.known_packs -= packs
         if packs:
             left = {digest: tuple(at for at in known if at.pack not in packs) for digest, known in self.chunks.items()}
             self.chunks = {digest: known for digest, known in left.items() if known}
@@ -77,8 +77,8 @@ class StoreTier:
     def __init__(self, store: BlobStore, ranges: StoreRanges) -> None:
         self._store = store
         self._ranges = ranges
-        self.room: ReadLimit = ranges.line
-        self._tables: OrderedDict[str, _Table] = OrderedDict()  # the most recently used is last
+        self.read_limit: ReadLimit = ranges.window
+        self._tables: OrderedDict[str, _PackTable] = OrderedDict()  # the most recently used is last
         self.unreadable_packs = 0
 
     def __repr__(self) -> str:
@@ -88,23 +88,23 @@ class StoreTier:
         """Return True: another machine may have stored the chunk a moment ago."""
         return True
 
-    def expect(self, tenant: str, version: str, digests: Iterable[str]) -> None:
+    def expect_version(self, tenant: str, version: str, digests: Iterable[str]) -> None:
         """Announce fetches of this version's chunks. Its pack list then tells which indexes to read."""
-        expected = self._table(tenant).expected
+        expected = self._table(tenant).expected_versions
         expected[version] = frozenset(digests)
         expected.move_to_end(version)
-        while len(expected) > VERSIONS_EXPECTED:
+        while len(expected) > MAX_EXPECTED_VERSIONS:
             expected.popitem(last=False)
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. Raises BlobUnavailable, which is a `Refused(Unavailable)`."""
-        reader = self._ranges.within(turn)
+        reader = self._ranges.reader_for(slot)
         away: BlobUnavailable | None = None
         places = await self._locate(tenant, digest, stale=())
         try:
-            outcome = await self._read_one(tenant, digest, places, into, reader)
+            outcome = await self._read_first(tenant, digest, places, into, reader)
         except BlobUnavailable as error:
             outcome, away = ReadOutcome.ABSENT, error
         # The packs were collected or are unavailable: other packs may have the chunk.
@@ -112,12 +112,12 @@ class StoreTier:
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
                 self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
-            outcome = await self._read_one(tenant, digest, fresh, into, reader)
+            outcome = await self._read_first(tenant, digest, fresh, into, reader)
         if outcome is ReadOutcome.ABSENT and away is not None:
             raise away
         return outcome
 
-    async def length_of(self, tenant: str, digest: str) -> int | None:
+    async def find_length(self, tenant: str, digest: str) -> int | None:
         """Return the chunk's length from the packs' tables; None if no pack has it. Raises `Refused`."""
         places = await self._locate(tenant, digest, stale=())
         return places[0].length if places else None
@@ -128,16 +128,16 @@ class StoreTier:
         """
         table = self._table(tenant)
         if known := table.chunks.get(digest):
-            table.doubted[digest] = known[0]
+            table.wrong_copies[digest] = known[0]
 
-    def _table(self, tenant: str) -> _Table:
-        table = self._tables.setdefault(tenant, _Table())
+    def _table(self, tenant: str) -> _PackTable:
+        table = self._tables.setdefault(tenant, _PackTable())
         self._tables.move_to_end(tenant)
-        while len(self._tables) > TENANTS_KEPT:
+        while len(self._tables) > MAX_TENANTS:
             self._tables.popitem(last=False)
         return table
 
-    async def _read_one(
+    async def _read_first(
         self, tenant: str, digest: str, places: Iterable[ChunkLocation], into: memoryview, reader: RangeReader
     ) -> ReadOutcome:
         """Read from the first place that has a copy. Raises BlobUnavailable if none has, and some did not answer."""
@@ -170,21 +170,23 @@ class StoreTier:
         Raises BlobUnavailable if no index that can be read has the chunk, and some can't be read.
         """
         table = self._table(tenant)
-        if digest not in table.doubted and (fresh := _without_stale(table.chunks.get(digest, ()), stale)):
+        if digest not in table.wrong_copies and (fresh := _without_stale(table.chunks.get(digest, ()), stale)):
             return fresh
-        async with table.learning:
-            await self._learn(tenant, table, digest, stale)
+        async with table.lock:
+            await self._read_indexes(tenant, table, digest, stale)
             if digest not in table.chunks:  # a kept file's index may have been replaced by one with another layout
-                table.forget({pack for pack in table.packs if digest_of_file_pack(pack) is not None})
-                await self._learn(tenant, table, digest, stale)
-            if (wrong := table.doubted.pop(digest, None)) is not None:
+                table.forget_packs({pack for pack in table.known_packs if digest_of_file_pack(pack) is not None})
+                await self._read_indexes(tenant, table, digest, stale)
+            if (wrong := table.wrong_copies.pop(digest, None)) is not None:
                 table.put_last(digest, wrong)
         fresh = _without_stale(table.chunks.get(digest, ()), stale)
-        if not fresh and table.out_of_reach:
-            raise next(iter(table.out_of_reach.values()))
+        if not fresh and table.unavailable_packs:
+            raise next(iter(table.unavailable_packs.values()))
         return fresh
 
-    async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[ChunkLocation, ...]) -> None:
+    async def _read_indexes(
+        self, tenant: str, table: _PackTable, digest: str, stale: tuple[ChunkLocation, ...]
+    ) -> None:
         """Read indexes until the chunk is found.
 
         1. Of packs in the pack lists of the chunk's versions.
@@ -193,30 +195,30 @@ class StoreTier:
         """
 
         def is_found() -> bool:
-            return digest not in table.doubted and bool(_without_stale(table.chunks.get(digest, ()), stale))
+            return digest not in table.wrong_copies and bool(_without_stale(table.chunks.get(digest, ()), stale))
 
         if is_found():
             return
         # (1)
-        for version in [version for version, digests in table.expected.items() if digest in digests]:
-            table.expected.pop(version, None)  # it may have been dropped meanwhile
+        for version in [version for version, digests in table.expected_versions.items() if digest in digests]:
+            table.expected_versions.pop(version, None)  # it may have been dropped meanwhile
             named = await self._pack_list(tenant, version)
-            await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
+            await self._read_tables(tenant, table, [pack for pack in named if pack not in table.known_packs])
         # (2)
         await self._read_listed(tenant, table, is_found)
         if is_found():
             return
         # (3)
         there = {object_name(key) for key in await list_objects(self._store, tenant, PACKS)}
-        table.forget(table.packs - there)
-        table.out_of_reach.clear()
-        table.unread = sorted(there - table.packs)
+        table.forget_packs(table.known_packs - there)
+        table.unavailable_packs.clear()
+        table.unread_packs = sorted(there - table.known_packs)
         await self._read_listed(tenant, table, is_found)
 
-    async def _read_listed(self, tenant: str, table: _Table, is_found: Callable[[], bool]) -> None:
-        while table.unread and not is_found():
-            batch, table.unread = table.unread[:BATCH], table.unread[BATCH:]
-            await self._read_tables(tenant, table, [pack for pack in batch if pack not in table.packs])
+    async def _read_listed(self, tenant: str, table: _PackTable, is_found: Callable[[], bool]) -> None:
+        while table.unread_packs and not is_found():
+            batch, table.unread_packs = table.unread_packs[:INDEX_BATCH], table.unread_packs[INDEX_BATCH:]
+            await self._read_tables(tenant, table, [pack for pack in batch if pack not in table.known_packs])
 
     async def _pack_list(self, tenant: str, version: str) -> tuple[str, ...]:
         """Return the packs that a version's list names; none if it can't be read, so that all packs are searched."""
@@ -225,17 +227,17 @@ class StoreTier:
         except (BlobNotFound, BlobUnavailable):
             return ()
 
-    async def _read_tables(self, tenant: str, table: _Table, packs: Sequence[str]) -> None:
+    async def _read_tables(self, tenant: str, table: _PackTable, packs: Sequence[str]) -> None:
         """Read the indexes of packs. Unavailable ones are retried after the next listing. Raises BlobUnavailable if
-        more than OUT_OF_REACH are unavailable.
+        more than MAX_UNAVAILABLE_PACKS are unavailable.
         """
 
         async def look(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
             try:
-                return pack, await self._places(tenant, pack)
+                return pack, await self._try_read_index(tenant, pack)
             except BlobUnavailable as error:
-                table.out_of_reach[pack] = error
-                if len(table.out_of_reach) > OUT_OF_REACH:
+                table.unavailable_packs[pack] = error
+                if len(table.unavailable_packs) > MAX_UNAVAILABLE_PACKS:
                     raise
                 log.warning("a pack's index is unavailable", extra={"tenant": tenant, "pack": pack})
                 return pack, None
@@ -243,11 +245,11 @@ class StoreTier:
         for pack, places in await bounded_gather(look, packs):
             if places is None:
                 continue
-            table.packs.add(pack)
+            table.known_packs.add(pack)
             for digest, place in places.items():
                 table.add(digest, place)
 
-    async def _places(self, tenant: str, pack: str) -> dict[str, ChunkLocation] | None:
+    async def _try_read_index(self, tenant: str, pack: str) -> dict[str, ChunkLocation] | None:
         """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
         try:
             return await read_locations(self._store, tenant, pack)

@@ -56,7 +56,7 @@ class Verdict:
 
     outcome: ReadOutcome
     tag: bytes | None = None
-    recognised: bool = False
+    is_recognised: bool = False
 
 
 class Verifier:
@@ -74,7 +74,7 @@ class Verifier:
         """
         if self._tags is not None and tag is not None:
             is_known = self._tags.matches(data, digest, tag)
-            return Verdict(ReadOutcome.VERIFIED, recognised=True) if is_known else Verdict(ReadOutcome.DIGEST)
+            return Verdict(ReadOutcome.VERIFIED, is_recognised=True) if is_known else Verdict(ReadOutcome.DIGEST)
         if not self._verify(data, digest):
             return Verdict(ReadOutcome.DIGEST)
         if self._tags is None or data.nbytes > MAX_BYTES:
@@ -85,17 +85,17 @@ class Verifier:
         """Call `compare` in a hashing thread. Once this returns or is cancelled, no thread reads the bytes."""
         return await run_uncancellable(self._threads, self.compare, data, digest, tag)
 
-    async def is_right(self, data: memoryview, digest: str) -> bool:
+    async def matches_digest(self, data: memoryview, digest: str) -> bool:
         """Return whether the bytes have that digest, without tags. Afterwards, no thread reads the bytes."""
         return await run_uncancellable(self._threads, self._verify, data, digest)
 
-    async def check(
+    async def verify_read(
         self, source: Source, outcome: ReadOutcome, tenant: str, digest: str, data: memoryview
     ) -> ReadOutcome:
         """Return the outcome of a read, after comparing bytes that the source did not compare. A faulty copy is
         counted, and quarantined if the source can do that.
         """
-        if outcome is ReadOutcome.WHOLE and not await self.is_right(data, digest):
+        if outcome is ReadOutcome.WHOLE and not await self.matches_digest(data, digest):
             outcome = ReadOutcome.DIGEST
         if outcome in FAULTS:
             self._counters.chunk_faults[source.tier][outcome] += 1

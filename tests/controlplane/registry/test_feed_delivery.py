@@ -158,7 +158,7 @@ LIMIT_S = 30.0
 Change = Callable[[Registry], Coroutine[Any, Any, object]]
 
 
-def is_in_use(_: object) -> bool:
+def in_use(_: object) -> bool:
     return False
 
 
@@ -168,8 +168,8 @@ CHANGES: dict[str, Change] = {
     "split": lambda registry: registry.split(BY, TENANT, "m", {"a" * 12: 1, "b" * 12: 1}, NOW_S),
     "ladder": lambda registry: registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S),
     "scale": lambda registry: registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S),
-    "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, is_in_use),
-    "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, is_in_use, force=True),
+    "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, in_use),
+    "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, in_use, force=True),
 }
 
 

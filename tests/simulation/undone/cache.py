@@ -32,11 +32,11 @@ def slow_look_condemns_the_new_copy(undoing: Undoing) -> None:
             return ReadOutcome.ABSENT
         index.pin((place.slab,))
         try:
-            if await self._verifier.is_right(await self._arena.view(place), digest):
+            if await self._verifier.matches_digest(await self._arena.view(place), digest):
                 return ReadOutcome.WHOLE
             self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
-            self._forget(place.slab)
-            index.condemn(tenant, digest)
+            self._on_damage(place.slab)
+            index.drop_damaged(tenant, digest)
             self._damaged[MemoryDamage(tenant, digest, place)] = None
             return ReadOutcome.DIGEST
         finally:

@@ -10,7 +10,7 @@ from kelvin.contracts.errors import Refused, RemoteFailure
 from kelvin.contracts.serving.start_forecast import TierPlacement
 from tests.weightcache.disks import forget, needs_a_disk
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
-from weightcache.app.cache import SETTLE_S
+from weightcache.app.cache import EVICT_WAIT_S
 
 VERSION = make_version(seed=1)
 OTHER = make_version(seed=2)
@@ -110,7 +110,7 @@ def test_evict_nvme(tmp_path: Path) -> None:
 
 def test_eviction_ends_before_its_caller_gives_up() -> None:
     """The control plane's timeout is longer than the longest eviction, so it always gets the answer."""
-    assert EVICTION.timeout_s > SETTLE_S
+    assert EVICTION.timeout_s > EVICT_WAIT_S
 
 
 def test_evict_host_in_use(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kelvin.contracts.wire import decode
 from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, running, settings_of
 from tests.weightcache.processes import leasing
 from weightcache.app import lease_server
-from weightcache.app.lease_server import MAX_CONNECTIONS, PAUSE_S
+from weightcache.app.lease_server import ACCEPT_PAUSE_S, MAX_CONNECTIONS
 from weightcache.client.lease_protocol import SOCKET, LeaseReply
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -226,7 +226,7 @@ def test_clients_wait_for_free_descriptors(
         agent.wait_for("it tried again", lambda _: len(attempts) > 4)
         enough.set()
         leasing.result(TIMEOUT_S).close()
-    assert all(later - earlier > PAUSE_S / 2 for earlier, later in pairwise(attempts))
+    assert all(later - earlier > ACCEPT_PAUSE_S / 2 for earlier, later in pairwise(attempts))
     logged = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
     assert logged == [1 << power for power in range(len(attempts).bit_length())]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, sum_blocks
+from weightcache.client.device_checksum import BLOCK_BYTES, block_count, sum_blocks
 from weightcache.client.device_copy import CudaLane
 
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is none here")
@@ -38,7 +38,7 @@ class LateLane:
 
     def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.arenas += 1
-        return torch.empty(nbytes, dtype=torch.uint8), torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64)
+        return torch.empty(nbytes, dtype=torch.uint8), torch.zeros((block_count(nbytes), 2), dtype=torch.int64)
 
     def wait(self, slot: int) -> None:
         while any(due == slot for due, *_ in self._due):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.weightcache.client.lanes import HeedlessLane, LateLane, ThreadLane
-from weightcache.client.device_checksum import BLOCK_BYTES, fold, sums_of
-from weightcache.client.device_copy import Lane, send_all
+from weightcache.client.device_checksum import BLOCK_BYTES, block_sums, checksum_of_sums
+from weightcache.client.device_copy import Lane, copy_through_lane
 from weightcache.client.spans_policy import Span
 
 PAGE = 4096
@@ -33,9 +33,10 @@ class Host:
 
 
 def sent(lane: Lane, host: Host, *spans: Span) -> bytes:
-    arena, sums = send_all(lane, host.address, len(host.body), host.piecewise(*spans))
-    assert fold(sums, len(host.body)) == fold(sums_of(memoryview(bytes(arena.numpy()))), len(host.body))
-    return bytes(arena.numpy())
+    arena, sums = copy_through_lane(lane, host.address, len(host.body), host.piecewise(*spans))
+    body = bytes(arena.numpy())
+    assert checksum_of_sums(sums, len(host.body)) == checksum_of_sums(block_sums(memoryview(body)), len(host.body))
+    return body
 
 
 def all_of(host: Host) -> tuple[Span, ...]:
@@ -90,7 +91,7 @@ def test_late_span_delays_only_its_own_buffer() -> None:
         before.append(lane.staged)
         yield from host.piecewise((0, PAGE))
 
-    arena, _ = send_all(lane, host.address, len(host.body), late())
+    arena, _ = copy_through_lane(lane, host.address, len(host.body), late())
     assert bytes(arena.numpy()) == host.body
     assert before == [3 * BLOCK_BYTES]
 
@@ -104,5 +105,5 @@ def test_failed_load_fails_the_copy() -> None:
 
     host, lane = Host(4 * BLOCK_BYTES), LateLane(slots=3)
     with pytest.raises(OSError, match="no more"):
-        send_all(lane, host.address, len(host.body), failing())
+        copy_through_lane(lane, host.address, len(host.body), failing())
     assert lane.sent == [BLOCK_BYTES] * 3

@@ -9,7 +9,14 @@ from blake3 import blake3
 
 from tests.weightcache.client.lanes import needs_device
 from weightcache.client import device_checksum
-from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, sum_blocks, sums_of
+from weightcache.client.device_checksum import (
+    BLOCK_BYTES,
+    block_count,
+    block_sums,
+    checksum_of,
+    checksum_of_sums,
+    sum_blocks,
+)
 
 TOTAL = 3 * BLOCK_BYTES + 3 * 4096
 MASK = (1 << 64) - 1
@@ -80,17 +87,19 @@ def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearr
 @pytest.mark.parametrize("damage", [swap_words, swap_chunks, shift])
 def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with one key for all positions, and blocks in any order, moved bytes are not found."""
-    monkeypatch.setattr(device_checksum, "keys_on", lambda device: torch.ones((2, BLOCK_BYTES // 4), dtype=torch.int64))
+    monkeypatch.setattr(
+        device_checksum, "block_keys", lambda device: torch.ones((2, BLOCK_BYTES // 4), dtype=torch.int64)
+    )
     data = bytearray(body)
     damage(data)
-    assert int(sums_of(memoryview(data)).sum()) == int(sums_of(memoryview(body)).sum())
+    assert int(block_sums(memoryview(data)).sum()) == int(block_sums(memoryview(body)).sum())
 
 
 def test_checksum_matches_plain_integers(body: bytes) -> None:
     """The sums equal those of plain Python integers, for a full block and for a short one."""
     raw = blake3(b"kelvin device checksum 1").digest(length=2 * BLOCK_BYTES // 4 * 8)
-    sums = sums_of(memoryview(body))
-    assert sums.shape == (blocks_of(TOTAL), 2)
+    sums = block_sums(memoryview(body))
+    assert sums.shape == (block_count(TOTAL), 2)
     for block in (0, 3):
         data = body[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
         for sum_number in range(2):
@@ -105,11 +114,11 @@ def test_checksum_matches_plain_integers(body: bytes) -> None:
 def test_pieces_and_the_whole_agree(body: bytes) -> None:
     """The sums of pieces that begin at blocks equal those of the whole, because copies arrive in pieces."""
     whole = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64)
+    sums = torch.zeros((block_count(TOTAL), 2), dtype=torch.int64)
     for begin, end in ((0, 2 * BLOCK_BYTES), (2 * BLOCK_BYTES, TOTAL)):
-        sum_blocks(whole[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
-    assert torch.equal(sums, sums_of(memoryview(body)))
-    assert fold(sums, TOTAL) == checksum_of(memoryview(body))
+        sum_blocks(whole[begin:end], sums[begin // BLOCK_BYTES : block_count(end)])
+    assert torch.equal(sums, block_sums(memoryview(body)))
+    assert checksum_of_sums(sums, TOTAL) == checksum_of(memoryview(body))
 
 
 def test_checksum_depends_on_length() -> None:
@@ -123,6 +132,6 @@ def test_checksum_depends_on_length() -> None:
 def test_device_sums_equal_those_of_the_cpu(body: bytes) -> None:
     """A device computes the same sums as the CPU."""
     device_bytes = torch.frombuffer(bytearray(body), dtype=torch.uint8).cuda()
-    sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64, device="cuda")
+    sums = torch.zeros((block_count(TOTAL), 2), dtype=torch.int64, device="cuda")
     sum_blocks(device_bytes, sums)
-    assert torch.equal(sums.cpu(), sums_of(memoryview(body)))
+    assert torch.equal(sums.cpu(), block_sums(memoryview(body)))

@@ -15,7 +15,7 @@ from tests.weightcache.client.lanes import LANES, Damage, LateLane
 from tests.weightcache.kit import attestation_of, make_version, running, settings_of
 from weightcache.client import device_copy as device_module
 from weightcache.client.device_checksum import BLOCK_BYTES, checksum_of
-from weightcache.client.device_copy import Lane, checksum_in, copy_to_device, tensors
+from weightcache.client.device_copy import Lane, agreed_checksum, copy_to_device, view_tensors
 from weightcache.client.lease import Lease
 from weightcache.client.spans_policy import Span
 
@@ -66,7 +66,7 @@ def test_device_copy_equals_the_mapping(tmp_path: Path, make: Callable[[], Lane]
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
             weights = copy_to_device(lease, lane, expected)
-            wanted = {name: tensor.clone() for name, tensor in tensors(lease).items()}
+            wanted = {name: tensor.clone() for name, tensor in view_tensors(lease).items()}
     for name, tensor in wanted.items():
         assert weights.tensors[name].device == weights.arena.device
         assert torch.equal(weights.tensors[name].cpu().view(torch.uint8), tensor.view(torch.uint8))
@@ -128,7 +128,7 @@ def test_refused(host: Host, damage: Damage) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_control(host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: if sums are not compared, the damaged copies are served."""
-    monkeypatch.setattr(device_module, "fold", lambda sums, nbytes: RIGHT)
+    monkeypatch.setattr(device_module, "checksum_of_sums", lambda sums, nbytes: RIGHT)
     weights = copy_to_device(host, LateLane(damage=damage), RIGHT)
     assert bytes(weights.arena.numpy()) != VERSION.linear
 
@@ -170,4 +170,4 @@ SEAL = attestation_of(VERSION.id)
 )
 def test_checksum_in(checksums: tuple[str | None, ...], want: str | None) -> None:
     """The checksum is that of any seal that has one, unless seals contradict each other."""
-    assert checksum_in([msgspec.structs.replace(SEAL, device_checksum=value) for value in checksums]) == want
+    assert agreed_checksum([msgspec.structs.replace(SEAL, device_checksum=value) for value in checksums]) == want

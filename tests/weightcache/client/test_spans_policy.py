@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.client.spans_policy import Span, Spans, completed, merged, spans_of
+from weightcache.client.spans_policy import Span, Spans, completed_pieces, merge_spans, spans_of
 
 TOTAL = 100
 
@@ -84,7 +84,7 @@ def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject
         for at in range(found.total + 1):
             assert found.covers(at, min(at + 3, found.total)) == (set(range(at, min(at + 3, found.total))) <= model)
         assert {at for gap in found.gaps() for at in range(*gap)} == set(range(found.total)) - model
-        new = list(completed((begin, end), around, piece, found.total))
+        new = list(completed_pieces((begin, end), around, piece, found.total))
         assert all(set(range(*each)) <= model for each in new)
         found_pieces += new
     assert found.is_whole
@@ -96,7 +96,7 @@ def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject
 def test_merged(lengths: list[int], data: st.DataObject) -> None:
     """The merged spans have the same bytes, and no two of them touch."""
     chosen = [span for span in data.draw(st.permutations(pieces(lengths))) if data.draw(st.booleans())]
-    found = merged(chosen)
+    found = merge_spans(chosen)
     assert [at for span in found for at in range(*span)] == sorted(at for span in chosen for at in range(*span))
     assert all(one[1] < other[0] for one, other in pairwise(found))
 

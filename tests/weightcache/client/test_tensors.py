@@ -10,7 +10,7 @@ import torch
 
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES, Tensor
 from tests.weightcache.kit import Version, describe, make_version, padded, running, settings_of
-from weightcache.client.device_copy import DTYPES, tensors
+from weightcache.client.device_copy import DTYPES, view_tensors
 
 VALUES: dict[str, torch.Tensor] = {
     "F64": torch.tensor([[1.5, -2.0], [0.0, 1e300]], dtype=torch.float64),
@@ -46,7 +46,7 @@ def test_every_dtype(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
-            found = tensors(lease)
+            found = view_tensors(lease)
             assert list(found) == list(VALUES)
             for name, value in VALUES.items():
                 assert found[name].dtype is value.dtype
@@ -61,7 +61,7 @@ def test_no_copy(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
-            found = tensors(lease)
+            found = view_tensors(lease)
             for tensor in version.manifest.tensors:
                 assert found[tensor.name].data_ptr() == lease.address + tensor.offset
                 assert found[tensor.name].data_ptr() % PAGE_BYTES == 0
@@ -76,7 +76,7 @@ def test_version_without_bytes(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
-            assert tensors(lease)["empty"].shape == (0, 4)
+            assert view_tensors(lease)["empty"].shape == (0, 4)
 
 
 WRITER = """

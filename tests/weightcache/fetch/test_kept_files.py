@@ -25,7 +25,7 @@ SIZES = (100, 5000, 30_000, 7, 12_288, 1)
 async def served(cache: Cache, version: Version) -> bytes | str:
     """Return the version's linear space from the host tier, or the code of the refusal."""
     try:
-        async with cache.version_loader.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
+        async with cache.version_loader.pin_version(TENANT, version.id, TIMEOUT_S) as arrival:
             space = bytearray()
             chunks = [(chunk.digest, chunk.length) for chunk in version.manifest.chunks]
             reservation = cache.arena.reserve(TENANT, chunks, 0.0)

@@ -16,7 +16,7 @@ from tests.weightcache.kit import TENANT, Version, cached, describe, publish, se
 from weightcache.app.cache import Cache
 from weightcache.fetch import read_scheduler
 from weightcache.sources.policy import fair_read_queue
-from weightcache.sources.policy.fair_read_queue import FairReadQueue, Key, WaiterIndex
+from weightcache.sources.policy.fair_read_queue import ChunkKey, FairReadQueue, WaiterIndex
 
 AT_ONCE = 8
 LIMIT_S = 60.0
@@ -45,35 +45,35 @@ class FirstCome(FairReadQueue):
 
     def __init__(self, wants: WaiterIndex) -> None:
         super().__init__(wants)
-        self._fifo: dict[Key, int] = {}
+        self._fifo: dict[ChunkKey, int] = {}
 
-    def add(self, key: Key, nbytes: int) -> None:
+    def add(self, key: ChunkKey, nbytes: int) -> None:
         super().add(key, nbytes)
         self._fifo[key] = nbytes
 
-    def next(self) -> tuple[Key, int] | None:
+    def peek(self) -> tuple[ChunkKey, int] | None:
         return next(iter(self._fifo.items()), None)
 
-    def take(self, nbytes: int | None = None) -> Key:
+    def start_next(self, nbytes: int | None = None) -> ChunkKey:
         key = next(iter(self._fifo))
         del self._fifo[key]
         self.remove(key)
         return key
 
-    def end(self, key: Key) -> None:
+    def end_part(self, key: ChunkKey) -> None:
         """Do nothing: this queue keeps no account."""
 
 
 class Forgetful(FairReadQueue):
     """Another control: a read counts as ended when it begins."""
 
-    def take(self, nbytes: int | None = None) -> Key:
-        key = super().take(nbytes)
-        super().end(key)
+    def start_next(self, nbytes: int | None = None) -> ChunkKey:
+        key = super().start_next(nbytes)
+        super().end_part(key)
         return key
 
-    def end(self, key: Key) -> None:
-        """Do nothing: `take` ended it already."""
+    def end_part(self, key: ChunkKey) -> None:
+        """Do nothing: `start_next` ended it already."""
 
 
 def made_up(seed: int, chunks: int) -> Version:
@@ -100,10 +100,8 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
     versions = [made_up(seed, chunks) for seed, chunks in enumerate(sizes)]
     packs = [await publish(store, version) for version in versions]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
-        waiting = [
-            asyncio.create_task(leases.enter_async_context(cache.version_loader.pinned(TENANT, version.id, LIMIT_S)))
-            for version in versions
-        ]
+        pins = [cache.version_loader.pin_version(TENANT, version.id, LIMIT_S) for version in versions]
+        waiting = [asyncio.create_task(leases.enter_async_context(pin)) for pin in pins]
         await eventually(lambda: store_chunks(cache) == sum(sizes))
         store.open.set()
         await asyncio.gather(*waiting)
@@ -143,7 +141,7 @@ async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
     """Let a thousand leases wait through the cache before the first byte is served."""
 
     async def wait() -> None:
-        async with cache.version_loader.pinned(TENANT, version.id, LIMIT_S):
+        async with cache.version_loader.pin_version(TENANT, version.id, LIMIT_S):
             pass
 
     waiting = [asyncio.create_task(wait()) for _ in range(1000)]
@@ -195,7 +193,7 @@ async def beside_a_prefetch(root: Path, *, leased: bool) -> float:
         waiting = [asyncio.create_task(cache.version_loader.load(TENANT, early.id, LIMIT_S, urgent=False))]
         await eventually(lambda: store_chunks(cache) == 100)
         if leased:
-            lease = cache.version_loader.pinned(TENANT, early.id, LIMIT_S)
+            lease = cache.version_loader.pin_version(TENANT, early.id, LIMIT_S)
             waiting.append(asyncio.create_task(_enter(leases, lease)))
         waiting.append(asyncio.create_task(cache.version_loader.load(TENANT, start.id, LIMIT_S, urgent=True)))
         await eventually(lambda: store_chunks(cache) == 200)

@@ -58,7 +58,7 @@ SLABS = 4
 )
 def test_concurrent_writes_are_bounded(writing: int, loading: bool, want: bool) -> None:
     """Two chunks are written at once, or one during loads."""
-    assert may_begin_write(writing, loading=loading) is want
+    assert may_begin_write(writing, is_disk_read=loading) is want
 
 
 class GatedDisk(NvmeTier):
@@ -98,7 +98,7 @@ class World:
     async def load(self, *names: str, length: int = PAGE_BYTES) -> None:
         """Load these chunks and offer them for admission, as the loader does, then unpin the version."""
         reservation = await self.reserve(*names, length=length)
-        for name in reservation.load:
+        for name in reservation.to_load:
             self.arena.index.mark_ready(TENANT, name)
             self.admissions.offer(TENANT, name, reservation.places[name])
         self.arena.unpin(reservation.slabs)
@@ -126,11 +126,11 @@ async def test_offered_chunks_are_written_in_order() -> None:
         await world.load("a", "b", "c")
         await world.begun(2)
         assert world.writes == ["a", "b"]
-        assert (world.admissions.waiting, world.arena.index.busy_count) == (3, 1)
+        assert (world.admissions.waiting_count, world.arena.index.busy_count) == (3, 1)
         world.gate.set()
         await world.admissions.wait_until_idle()
         assert world.writes == ["a", "b", "c"]
-        assert world.admissions.waiting == 0
+        assert world.admissions.waiting_count == 0
         assert world.arena.index.busy_count == 0
         assert world.counters.admitted_chunks == 3
 
@@ -161,10 +161,10 @@ async def test_waiting_chunks_give_up_needed_memory() -> None:
         assert isinstance(refused.value.failure, Overloaded), "the control: without `drop_oldest` there is no room"
         world.arena.on_full = world.admissions.drop_oldest
         reservation = await world.reserve("x", "y")
-        assert (world.counters.unkept_chunks, world.admissions.waiting) == (2, 2)
+        assert (world.counters.unkept_chunks, world.admissions.waiting_count) == (2, 2)
         with pytest.raises(Refused):  # chunks that are being written stay
             await world.reserve("v", "w")
-        for name in reservation.load:
+        for name in reservation.to_load:
             world.arena.index.drop(TENANT, name)
         world.arena.unpin(reservation.slabs)
         world.gate.set()
@@ -180,7 +180,7 @@ async def test_chunk_found_wrong_in_memory_is_not_written() -> None:
     async with opened() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
-        world.arena.index.condemn(TENANT, "c")
+        world.arena.index.drop_damaged(TENANT, "c")
         world.gate.set()
         await world.admissions.wait_until_idle()
         assert world.writes == ["a", "b"]
@@ -204,7 +204,7 @@ ONE = make_version(seed=1, pages=(4,), files=())
 
 async def ensured(cache: Cache) -> str | None:
     """Admit the chunk as a prefetch does."""
-    return await cache.admissions.ensure(TENANT, CHUNK.digest, CHUNK.length)
+    return await cache.admissions.ensure_written(TENANT, CHUNK.digest, CHUNK.length)
 
 
 async def rewritten(cache: Cache) -> None:
@@ -271,7 +271,7 @@ async def test_load_does_not_wait_for_a_chunk_being_located(tmp_path: Path) -> N
         assert not cache.nvme.may_have(TENANT, CHUNK.digest)
         store.go.set()
         await rewriting
-        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+        assert cache.nvme.index.is_readable((TENANT, CHUNK.digest))
 
 
 async def test_missing_chunk_is_logged_and_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +300,7 @@ async def test_chunk_of_a_failed_load_is_still_admitted(tmp_path: Path) -> None:
         with pytest.raises(Refused):
             await loading
         assert await ensuring == "store"
-        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+        assert cache.nvme.index.is_readable((TENANT, CHUNK.digest))
 
 
 async def test_chunk_is_admitted_after_another_writer_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ async def test_chunk_is_admitted_after_another_writer_failed(tmp_path: Path, mon
         await asyncio.sleep(0)
         go.set()
         assert await ensuring == "host"
-        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+        assert cache.nvme.index.is_readable((TENANT, CHUNK.digest))
         await cache.loader.wait_until_idle()
         assert (cache.counters.admitted_chunks, cache.counters.unadmitted_chunks) == (1, 1)
 

@@ -25,7 +25,7 @@ from tests.weightcache.kit import (
     settings_of,
 )
 from weightcache.app.api import State
-from weightcache.fetch.prefetcher import MAX_UNDER_WAY
+from weightcache.fetch.prefetcher import MAX_PREFETCHES
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 LARGE = make_version(seed=2, pages=(200,), chunk_pages=4)
@@ -220,14 +220,14 @@ def test_prefetches_are_bounded(tmp_path: Path) -> None:
         agent.publish(VERSION)
         store.gate.clear()
         agent.prefetch(VERSION)
-        for number in range(1, MAX_UNDER_WAY):
+        for number in range(1, MAX_PREFETCHES):
             agent.prefetch(f"{number:064x}")
         with pytest.raises(Refused, match="the queue of prefetches is full") as refused:
-            agent.prefetch(f"{MAX_UNDER_WAY:064x}")
+            agent.prefetch(f"{MAX_PREFETCHES:064x}")
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == 503
         state = agent.state()
-        assert (state.prefetches.running, state.prefetches.waiting) == (1, MAX_UNDER_WAY - 1)
+        assert (state.prefetches.running, state.prefetches.waiting) == (1, MAX_PREFETCHES - 1)
         store.gate.set()
 
 

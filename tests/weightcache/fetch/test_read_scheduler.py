@@ -8,13 +8,13 @@ import pytest
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Cancelled
 from weightcache.fetch.read_scheduler import ReadScheduler
-from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, Key
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, ChunkKey
 from weightcache.sources.source import ReadSlot
 
 CHUNK = 100
 
 
-def key(name: str) -> Key:
+def key(name: str) -> ChunkKey:
     return "acme", name
 
 
@@ -54,7 +54,7 @@ async def run_tasks() -> None:
         await asyncio.sleep(0)
 
 
-def wants(*names: str) -> dict[Key, int]:
+def wants(*names: str) -> dict[ChunkKey, int]:
     return {key(name): position for position, name in enumerate(names)}
 
 
@@ -73,13 +73,13 @@ async def test_slow_source_does_not_delay_another(slow: str, quick: str) -> None
 
 @dataclass
 class InParts:
-    """A limit of `most` bytes that grants at most forty bytes of a chunk at once."""
+    """A limit of `limit_bytes` that grants at most forty bytes of a chunk at once."""
 
-    most: int
+    limit_bytes: int
 
-    def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        part = min(40, left)
-        return part if nbytes + part <= self.most else None
+    def next_part_bytes(self, running_parts: int, running_bytes: int, remaining_bytes: int) -> int | None:
+        part_bytes = min(40, remaining_bytes)
+        return part_bytes if running_bytes + part_bytes <= self.limit_bytes else None
 
 
 class Reader:
@@ -87,19 +87,19 @@ class Reader:
 
     def __init__(self, scheduler: ReadScheduler, name: str, nbytes: int = CHUNK) -> None:
         self.parts: list[int] = []
-        self.turn: ReadSlot | None = None
+        self.slot: ReadSlot | None = None
         self.gate = asyncio.Event()
         self.task = asyncio.create_task(self._read(scheduler, name, nbytes))
 
     async def _read(self, scheduler: ReadScheduler, name: str, nbytes: int) -> None:
-        async with scheduler.hold_slot("store", key(name), CHUNK) as self.turn:
+        async with scheduler.hold_slot("store", key(name), CHUNK) as self.slot:
             while sum(self.parts) < nbytes:
-                self.parts.append(await self.turn.part(nbytes - sum(self.parts)))
+                self.parts.append(await self.slot.request_part(nbytes - sum(self.parts)))
             await self.gate.wait()
 
     async def record_arrival(self, nbytes: int) -> None:
-        assert self.turn is not None
-        self.turn.record_arrival(nbytes)
+        assert self.slot is not None
+        self.slot.record_arrival(nbytes)
         await run_tasks()
 
 
@@ -170,8 +170,8 @@ async def test_cancellation_between_parts_frees_all_room(moment: str) -> None:
     if moment == "its part has just begun":
         scheduler.leave("b")
         await asyncio.wait({second.task})
-        assert first.turn is not None
-        first.turn.record_arrival(40)  # the reader has its next part, but has not run since
+        assert first.slot is not None
+        first.slot.record_arrival(40)  # the reader has its next part, but has not run since
     first.task.cancel()
     await asyncio.wait({first.task})
     assert first.task.cancelled()

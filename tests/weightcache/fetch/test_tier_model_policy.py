@@ -5,13 +5,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weightcache.fetch.tier_model_policy import (
+    INITIAL_SPEEDS,
     LARGE_BYTES,
-    UNKNOWN,
-    Rate,
     TierModel,
-    file_reload,
+    TierSpeed,
+    file_reload_estimator,
     predict_load_s,
-    slab_reload,
+    slab_reload_estimator,
 )
 
 GB = 10**9
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 def test_a_guess_is_used_until_something_is_known() -> None:
     """Before any load the guess is used. Bytes of the host tier take no time."""
-    rates = TierModel({"nvme": Rate(1e9, 0.5)})
+    rates = TierModel({"nvme": TierSpeed(1e9, 0.5)})
     assert rates.load_time_s({"host": 5 * GB, "nvme": 2 * GB}) == pytest.approx(2.5)
     assert rates.load_time_s({"host": 5 * GB, "nvme": 0}) == 0.0
     assert rates.by_tier["nvme"].loads == 0
@@ -28,14 +28,14 @@ def test_a_guess_is_used_until_something_is_known() -> None:
 
 def test_first_load_replaces_the_guess() -> None:
     """The first measurement replaces the guess."""
-    rates = TierModel({"nvme": Rate(1e9, 0.0)})
+    rates = TierModel({"nvme": TierSpeed(1e9, 0.0)})
     rates.observe({"nvme": GB}, 4.0)
-    assert rates.by_tier["nvme"] == Rate(pytest.approx(0.25e9), 0.0, 1, 1)  # type: ignore[arg-type]
+    assert rates.by_tier["nvme"] == TierSpeed(pytest.approx(0.25e9), 0.0, 1, 1)  # type: ignore[arg-type]
 
 
 def test_small_loads_teach_fixed_time_and_large_ones_rate() -> None:
     """A small load changes only the fixed time, and a large one the rate."""
-    rates = TierModel({"nvme": Rate(1e9, 0.01)})
+    rates = TierModel({"nvme": TierSpeed(1e9, 0.01)})
     rates.observe({"nvme": 1_000_000}, 0.2)
     assert rates.by_tier["nvme"].fixed_s == pytest.approx(0.199)
     assert rates.by_tier["nvme"].bytes_per_s == pytest.approx(1e9)
@@ -82,7 +82,7 @@ def test_no_load_makes_a_rate_absurd(loads: list[tuple[dict[str, int], float]]) 
 def test_an_agent_that_learned_nothing_is_told_from_one_that_did() -> None:
     """Negative control: without learning, a tier ten times slower than the guess is predicted ten times too fast."""
     slow = {"nvme": GB}
-    slow_s = 10 * predict_load_s(UNKNOWN, slow)
+    slow_s = 10 * predict_load_s(INITIAL_SPEEDS, slow)
     fixed, learning = TierModel(), TierModel()
     learning.observe(slow, slow_s)
     assert slow_s / fixed.load_time_s(slow) > 5
@@ -91,7 +91,9 @@ def test_an_agent_that_learned_nothing_is_told_from_one_that_did() -> None:
 
 def test_chunks_on_nvme_cost_less_to_reload() -> None:
     """Each chunk of a slab costs what a reload from its tier costs. Another tenant's files do not count."""
-    cost = slab_reload(TierModel({"nvme": Rate(1000.0, 0.5), "store": Rate(10.0, 2.0)}), {("a", "near")}.__contains__)
+    cost = slab_reload_estimator(
+        TierModel({"nvme": TierSpeed(1000.0, 0.5), "store": TierSpeed(10.0, 2.0)}), {("a", "near")}.__contains__
+    )
     assert cost("a", [("near", 1000)]) == pytest.approx(1.5)
     assert cost("a", [("far", 10)]) == pytest.approx(3.0)
     assert cost("a", [("near", 1000), ("far", 10)]) == pytest.approx(4.0)
@@ -102,7 +104,7 @@ def test_chunks_on_nvme_cost_less_to_reload() -> None:
 def test_reload_cost_follows_observed_loads() -> None:
     """When the store becomes slow, files that are only there cost more to reload."""
     rates = TierModel()
-    cost = file_reload(rates)
+    cost = file_reload_estimator(rates)
     before = cost(8 * MIB)
     for _ in range(20):
         rates.observe({"store": 64 * MIB}, 64.0)

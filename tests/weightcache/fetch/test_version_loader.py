@@ -149,7 +149,7 @@ async def test_lease_during_the_last_clients_exit_is_granted(tmp_path: Path, mon
         later: list[asyncio.Task[None]] = []
 
         async def lease() -> None:
-            async with cache.version_loader.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
+            async with cache.version_loader.pin_version(TENANT, VERSION.id, TIMEOUT_S) as arrival:
                 assert index.busy_count == len(arrival.resident.slabs)
 
         def arrived(*_: object) -> None:
@@ -157,7 +157,7 @@ async def test_lease_during_the_last_clients_exit_is_granted(tmp_path: Path, mon
                 first.cancel()
                 later.append(asyncio.create_task(lease()))
 
-        monkeypatch.setattr(cache.version_loader.rates, "observe", arrived)
+        monkeypatch.setattr(cache.version_loader.tier_model, "observe", arrived)
         first = asyncio.create_task(lease())
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -174,7 +174,7 @@ async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None
     await publish(FileStore(tmp_path / "store"), VERSION)
     async with cached(settings_of(tmp_path)) as cache:
         with pytest.raises(TimeoutError):
-            await cache.version_loader.pinned(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
+            await cache.version_loader.pin_version(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
         await cache.loader.wait_until_idle()
         assert cache.arena.index.busy_count == 0
 
@@ -231,7 +231,7 @@ async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monk
     async with cached(settings_of(tmp_path, slabs=4), *kept) as cache:
         with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
             await cache.version_loader.load("other", wide.id, TIMEOUT_S, urgent=True)
-        assert all(cache.version_loader.try_hot(TENANT, version.id) for version in kept)
+        assert all(cache.version_loader.try_hot_tally(TENANT, version.id) for version in kept)
 
 
 @pytest.mark.parametrize("why", ["too many slabs", "no descriptor left"])
@@ -251,7 +251,7 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
         with monkeypatch.context() as patch:
             if why == "too many slabs":
                 patch.setattr(version_loader, "MAX_SLABS", 2)
-                patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if its chunks were scattered
+                patch.setattr(cache.arena.index, "count_slabs_needed", lambda _: 2)  # as if its chunks were scattered
             else:
                 patch.setattr(version_loader, "build_resident", refuse)
             with pytest.raises(Refused) as refused:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from weightcache.client.lease_protocol import HUGE_PAGE
-from weightcache.fetch.tier_model_policy import ReloadS, TierModel, slab_reload
+from weightcache.fetch.tier_model_policy import ReloadEstimator, TierModel, slab_reload_estimator
 from weightcache.host.policy.host_index import HostIndex
 
 SLAB = 16 * HUGE_PAGE
@@ -32,28 +32,28 @@ def trace(seed: int) -> list[list[tuple[str, int]]]:
     return starts
 
 
-def true_cost() -> ReloadS:
-    return slab_reload(TierModel(), lambda key: key[1].startswith("large"))
+def true_cost() -> ReloadEstimator:
+    return slab_reload_estimator(TierModel(), lambda key: key[1].startswith("large"))
 
 
 def lru(_tenant: str, _chunks: Iterable[tuple[str, int]]) -> float:
     return 1.0
 
 
-def waited_s(starts: list[list[tuple[str, int]]], reload_s: ReloadS) -> float:
+def waited_s(starts: list[list[tuple[str, int]]], reload_s: ReloadEstimator) -> float:
     """Return the seconds that all starts wait for bytes if eviction uses these reload costs."""
     index, cost, waited = HostIndex(SLAB, SLABS, reload_s=reload_s), true_cost(), 0.0
     lengths = {digest: length for version in starts for digest, length in version}
     for number, version in enumerate(starts):
         arrived = index.reserve("a", version, number * SPACING_S)
-        for digest in arrived.load:
+        for digest in arrived.to_load:
             index.mark_ready("a", digest)
-        waited += cost("a", ((digest, lengths[digest]) for digest in arrived.load))
+        waited += cost("a", ((digest, lengths[digest]) for digest in arrived.to_load))
         index.unpin(arrived.slabs)
     return waited
 
 
-def is_better(reload_s: ReloadS, seed: int) -> bool:
+def is_better(reload_s: ReloadEstimator, seed: int) -> bool:
     """Return whether eviction by these costs saves more than a fifth of LRU's waiting."""
     starts = trace(seed)
     return waited_s(starts, reload_s) < 0.8 * waited_s(starts, lru)

@@ -14,10 +14,10 @@ from weightcache.host.policy.extents import (
     FreeTail,
     SlabRange,
     WantedChunk,
-    count_fresh_slabs,
+    count_new_slabs,
     distinct_chunks,
     extents_of,
-    place,
+    place_chunks,
 )
 
 SLAB = 8 * HUGE_PAGE
@@ -42,10 +42,10 @@ def rooms(draw: st.DrawFn) -> list[FreeTail]:
 def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> None:
     """Each distinct chunk gets one place of its length in one slab, behind used bytes and without overlap."""
     wanted = distinct_chunks(chunks)
-    fresh = range(100, 100 + count_fresh_slabs(wanted, open_rooms, SLAB))
-    placed = place(wanted, open_rooms, fresh, SLAB)
+    fresh = range(100, 100 + count_new_slabs(wanted, open_rooms, SLAB))
+    placed = place_chunks(wanted, open_rooms, fresh, SLAB)
     assert {digest: spot.length for digest, spot in placed.items()} == dict(chunks)
-    ends = {room.slab: room.used for room in open_rooms} | dict.fromkeys(fresh, 0)
+    ends = {room.slab: room.used_bytes for room in open_rooms} | dict.fromkeys(fresh, 0)
     for spot in sorted(placed.values(), key=lambda each: (each.slab, each.offset)):
         assert spot.offset >= ends[spot.slab]
         assert spot.offset % PAGE_BYTES == 0
@@ -58,7 +58,7 @@ def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> Non
 def test_extents(chunks: list[tuple[str, int]]) -> None:
     """Extents cover the linear space once, in order, map each byte to its chunk, and are as few as possible."""
     wanted = distinct_chunks(chunks)
-    places = place(wanted, (), range(count_fresh_slabs(wanted, (), SLAB)), SLAB)
+    places = place_chunks(wanted, (), range(count_new_slabs(wanted, (), SLAB)), SLAB)
     extents = extents_of(chunks, places)
     virtual = 0
     for extent in extents:
@@ -80,7 +80,7 @@ def test_huge_runs_are_congruent(first_pages: int, count: int) -> None:
     before = WantedChunk("before", max(1, first_pages) * PAGE_BYTES, 0)
     run = [WantedChunk(f"{n}", HUGE_PAGE // 2, before.length + n * HUGE_PAGE // 2) for n in range(4, 4 + count)]
     wanted = [chunk for chunk in run if count * HUGE_PAGE // 2 >= HUGE_PAGE]
-    placed = place(wanted, [FreeTail(0, 5 * PAGE_BYTES)], range(1, 60), SLAB)
+    placed = place_chunks(wanted, [FreeTail(0, 5 * PAGE_BYTES)], range(1, 60), SLAB)
     for slab in {spot.slab for spot in placed.values()}:
         in_slab = [chunk for chunk in wanted if placed[chunk.digest].slab == slab]
         if sum(chunk.length for chunk in wanted[wanted.index(in_slab[0]) :]) >= HUGE_PAGE:
@@ -130,7 +130,7 @@ def chunks_of(*lengths: int) -> list[WantedChunk]:
 def test_packing_rules(wanted: list[WantedChunk], open_rooms: list[FreeTail], want: dict[str, SlabRange]) -> None:
     if "c1" in want and want["c1"].slab == 100:
         want["c1"] = SlabRange(100, wanted[1].virtual % HUGE_PAGE, wanted[1].length)
-    assert place(wanted, open_rooms, [100], SLAB) == want
+    assert place_chunks(wanted, open_rooms, [100], SLAB) == want
 
 
 class Counted:
@@ -152,7 +152,7 @@ def test_a_large_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "reads", 0)
     chunks, slabs, length = 8000, 250, 8 << 20
     wanted = cast(list[WantedChunk], [Counted(number, length) for number in range(chunks)])
-    placed = place(wanted, [], range(slabs), 256 << 20)
+    placed = place_chunks(wanted, [], range(slabs), 256 << 20)
     assert [(spot.slab, spot.offset) for spot in placed.values()] == [
         (number // 32, number % 32 * length) for number in range(chunks)
     ]
@@ -162,11 +162,11 @@ def test_a_large_version(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_few_fresh_slabs_raise() -> None:
     """Too few fresh slabs raise IndexError: it is a bug of the caller."""
     with pytest.raises(IndexError):
-        place(chunks_of(SLAB, SLAB), [], [1], SLAB)
+        place_chunks(chunks_of(SLAB, SLAB), [], [1], SLAB)
 
 
 def test_a_chunk_that_occurs_twice() -> None:
     """A repeated chunk is stored once and mapped twice."""
     chunks = [("a", PAGE_BYTES), ("b", PAGE_BYTES), ("a", PAGE_BYTES)]
-    places = place(distinct_chunks(chunks), [], [0], SLAB)
+    places = place_chunks(distinct_chunks(chunks), [], [0], SLAB)
     assert extents_of(chunks, places) == (Extent(0, 0, 0, 2 * PAGE_BYTES), Extent(2 * PAGE_BYTES, 0, 0, PAGE_BYTES))

@@ -10,7 +10,7 @@ from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import CapacityExceeded, Failure, Refused
 from kelvin.contracts.traffic_errors import Overloaded
 from weightcache.client.lease_protocol import HUGE_PAGE
-from weightcache.host.policy.extents import SlabRange, count_fresh_slabs, distinct_chunks
+from weightcache.host.policy.extents import SlabRange, count_new_slabs, distinct_chunks
 from weightcache.host.policy.host_index import HostIndex, Reservation
 
 SLAB = HUGE_PAGE
@@ -23,7 +23,7 @@ def version(*names: str, length: int = SLAB // 4) -> Chunks:
 
 def brought(index: HostIndex, reservation: Reservation) -> Reservation:
     """Mark the reservation's loads as successful."""
-    for digest in reservation.load:
+    for digest in reservation.to_load:
         index.mark_ready(reservation.tenant, digest)
     return reservation
 
@@ -62,22 +62,22 @@ class HostMachine(RuleBasedStateMachine):
         idle = not (self.reserved or self.loading or self.holders)
         got = self._reserved(tenant, chunks)
         if isinstance(got, Failure):
-            alone = count_fresh_slabs(distinct_chunks(chunks), (), SLAB)
+            alone = count_new_slabs(distinct_chunks(chunks), (), SLAB)
             assert isinstance(got, CapacityExceeded if alone > 4 else Overloaded)
             assert alone > 4 or not idle, "a version that fits an idle tier was refused"
             return
-        self._end(got.evicted)
-        assert not self.ended & set(got.fresh)
-        self.alive |= set(got.fresh)
+        self._end(got.evicted_slabs)
+        assert not self.ended & set(got.new_slabs)
+        self.alive |= set(got.new_slabs)
         assert set(got.slabs) <= self.alive
         assert {digest for digest, _ in chunks} == set(got.places)
-        assert set(got.ready) == set(got.places) - set(got.load) - set(got.wait)
+        assert set(got.ready) == set(got.places) - set(got.to_load) - set(got.to_await)
         assert all(self.index.is_ready(tenant, digest) for digest in got.ready)
-        for at in (got.places[digest] for digest in got.load):
+        for at in (got.places[digest] for digest in got.to_load):
             apart = all(at.slab != old.slab or at.end <= old.offset or old.end <= at.offset for old in self.given)
             assert apart, "two chunks share a place"
             self.given.append(at)
-        for digest in got.load:
+        for digest in got.to_load:
             slab = got.places[digest].slab
             self.index.pin((slab,))
             self.loading.append((tenant, digest, slab))
@@ -107,7 +107,7 @@ class HostMachine(RuleBasedStateMachine):
         self.now += 1
         done = self.reserved.pop(which % len(self.reserved))
         if holder is not None:
-            self.index.hold(holder, done.slabs, self.now)
+            self.index.add_holder(holder, done.slabs, self.now)
             self.holders.setdefault(holder, set()).update(done.slabs)
         self._end(self.index.unpin(done.slabs))
 
@@ -117,7 +117,7 @@ class HostMachine(RuleBasedStateMachine):
         """A process gets the slabs while they are being filled."""
         self.now += 1
         slabs = self.reserved[which % len(self.reserved)].slabs
-        self.index.hold(holder, slabs, self.now)
+        self.index.add_holder(holder, slabs, self.now)
         self.holders.setdefault(holder, set()).update(slabs)
 
     @precondition(lambda self: self.holders)
@@ -148,7 +148,7 @@ def test_shared_chunks_are_there_once() -> None:
     index = HostIndex(SLAB, 4)
     first = brought(index, index.reserve("a", version("x", "y"), 1.0))
     second = index.reserve("a", version("y", "z"), 2.0)
-    assert (second.load, second.wait) == (("z",), ())
+    assert (second.to_load, second.to_await) == (("z",), ())
     assert second.places["y"] == first.places["y"]
 
 
@@ -157,7 +157,7 @@ def test_a_load_in_progress_is_waited_for() -> None:
     index = HostIndex(SLAB, 4)
     index.reserve("a", version("x"), 1.0)
     second = index.reserve("a", version("x", "y"), 2.0)
-    assert (second.load, second.wait) == (("y",), ("x",))
+    assert (second.to_load, second.to_await) == (("y",), ("x",))
 
 
 def test_tenants_share_nothing() -> None:
@@ -165,7 +165,7 @@ def test_tenants_share_nothing() -> None:
     index = HostIndex(SLAB, 4)
     first = brought(index, index.reserve("a", version("x"), 1.0))
     second = index.reserve("b", version("x"), 2.0)
-    assert second.load == ("x",)
+    assert second.to_load == ("x",)
     assert not set(first.slabs) & set(second.slabs)
 
 
@@ -176,23 +176,23 @@ def test_least_recently_used_goes_first() -> None:
     newer = brought(index, index.reserve("a", [("y", SLAB)], 2.0))
     index.unpin(older.slabs)
     index.unpin(newer.slabs)
-    index.hold(1, older.slabs, 3.0)
+    index.add_holder(1, older.slabs, 3.0)
     index.drop_holder(1)
-    assert index.reserve("a", [("z", SLAB)], 4.0).evicted == newer.slabs
+    assert index.reserve("a", [("z", SLAB)], 4.0).evicted_slabs == newer.slabs
 
 
 def test_a_living_holder_keeps_its_slab() -> None:
     """A slab that a live process received is not reused, even without a lease. The death of the process frees it."""
     index = HostIndex(SLAB, 1)
     first = brought(index, index.reserve("a", [("x", SLAB)], 1.0))
-    index.hold(7, first.slabs, 1.0)
+    index.add_holder(7, first.slabs, 1.0)
     index.unpin(first.slabs)
     with pytest.raises(Refused) as refused:
         index.reserve("a", [("y", SLAB)], 2.0)
     assert refused.value.failure == Overloaded("the host tier of the weight cache", 1, 1.0, "slabs")
     assert index.evict(None, None) == ((), 1)
     index.drop_holder(7)
-    assert index.reserve("a", [("y", SLAB)], 3.0).evicted == first.slabs
+    assert index.reserve("a", [("y", SLAB)], 3.0).evicted_slabs == first.slabs
 
 
 def test_scattered_chunks_do_not_keep_their_version_out() -> None:
@@ -215,7 +215,7 @@ def test_costlier_slab_is_evicted_later() -> None:
             arrived = brought(index, index.reserve("a", [(name, SLAB)], used_at))
             index.unpin(arrived.slabs)
             slabs[name] = arrived.slabs
-        assert index.reserve("a", [("new", SLAB)], now).evicted == slabs[gone]
+        assert index.reserve("a", [("new", SLAB)], now).evicted_slabs == slabs[gone]
 
 
 def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
@@ -228,10 +228,10 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
     index.unpin(theirs.slabs)
     assert index.slabs_by_tenant == {"a": 2, "b": 1}
     again = brought(index, index.reserve("a", [("z", SLAB)], 2.0))
-    assert set(again.evicted) < {slab for each in mine for slab in each.slabs}, "though b's is the oldest"
+    assert set(again.evicted_slabs) < {slab for each in mine for slab in each.slabs}, "though b's is the oldest"
     third = brought(index, index.reserve("c", [("x", SLAB)], 3.0))
     assert index.slabs_by_tenant == {"a": 1, "b": 1, "c": 1}
-    index.hold(1, (*again.slabs, *third.slabs), 3.0)
+    index.add_holder(1, (*again.slabs, *third.slabs), 3.0)
     with pytest.raises(Refused, match="this tenant's share of the weight cache is full"):
         index.reserve("a", [("w", SLAB)], 4.0)
     with pytest.raises(Refused, match=r"one tenant may have \(KELVIN_HOST_QUOTA\): needs 2, has 1"):
@@ -277,7 +277,7 @@ def test_failed_loads_leave_no_slab_behind() -> None:
     """A slab whose loads all failed ends as soon as nothing uses it."""
     index = HostIndex(SLAB, 1)
     failed = index.reserve("a", version("x", "y"), 1.0)
-    for digest in failed.load:
+    for digest in failed.to_load:
         index.drop("a", digest)
     assert index.unpin(failed.slabs) == failed.slabs
     assert index.slab_count == 0

@@ -121,7 +121,7 @@ class Scene:
     async def answered(self, *, count: int) -> None:
         """Let the kernel answer, and wait until the tracker has `count` processes and no pending checks."""
         self.kernel.answers.set()
-        await eventually(lambda: self.table.count == count and not self.table.pending_checks)
+        await eventually(lambda: self.table.holder_count == count and not self.table.pending_checks)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def hung_up(kernel: Kernel) -> Iterator[Scene]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         holder = table.track_process(ours)
-        holder.lend(MappingProxyType({}))
+        holder.record_lent(MappingProxyType({}))
         table.note_lease_end(holder, [1])
         yield Scene(kernel, table, holder, forgotten)
 
@@ -152,7 +152,7 @@ async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
         kernel.answers.clear()
         with hung_up(kernel) as scene:
             await eventually(kernel.asked.is_set)
-            assert (scene.table.count, scene.forgotten) == (1, [])
+            assert (scene.table.holder_count, scene.forgotten) == (1, [])
             await scene.answered(count=int(kernel.sees))
             assert scene.forgotten == ([] if kernel.sees else [scene.holder.number])
             await scene.table.close()
@@ -163,7 +163,7 @@ async def test_lease_during_a_check_keeps_the_process(kernel: Kernel) -> None:
     """A check that began before a new lease does not end it. After the next lease end the process is checked again."""
 
     with hung_up(kernel) as scene:
-        scene.holder.lend(MappingProxyType({}))
+        scene.holder.record_lent(MappingProxyType({}))
         await scene.answered(count=1)
         assert scene.forgotten == []
         scene.table.note_lease_end(scene.holder, [1])

@@ -12,19 +12,19 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("stock", "limit", "want"),
     [
-        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 8, 1, id="one after another for stock"),
-        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=0), 8, 0, id="the next one when that is made"),
-        pytest.param(SlabCounts(used=0, free=3, making=0, waiting=0), 8, 0, id="enough is in stock"),
-        pytest.param(SlabCounts(used=2, free=1, making=0, waiting=0), 8, 1, id="a taken slab is replaced"),
-        pytest.param(SlabCounts(used=7, free=1, making=0, waiting=0), 8, 0, id="the whole budget exists already"),
-        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=5), 8, 2, id="two at once for waiting loads"),
-        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=5), 8, 1, id="one is being made already"),
-        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=1), 8, 0, id="the one being made is enough"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=0, waiting=0), 8, 1, id="one after another for stock"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=1, waiting=0), 8, 0, id="the next one when that is made"),
+        pytest.param(SlabCounts(used=0, free=3, being_made=0, waiting=0), 8, 0, id="enough is in stock"),
+        pytest.param(SlabCounts(used=2, free=1, being_made=0, waiting=0), 8, 1, id="a taken slab is replaced"),
+        pytest.param(SlabCounts(used=7, free=1, being_made=0, waiting=0), 8, 0, id="the whole budget exists already"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=0, waiting=5), 8, 2, id="two at once for waiting loads"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=1, waiting=5), 8, 1, id="one is being made already"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=1, waiting=1), 8, 0, id="the one being made is enough"),
         pytest.param(
-            SlabCounts(used=7, free=0, making=0, waiting=5), 8, 1, id="no more than the budget, however many wait"
+            SlabCounts(used=7, free=0, being_made=0, waiting=5), 8, 1, id="no more than the budget, however many wait"
         ),
-        pytest.param(SlabCounts(used=8, free=0, making=0, waiting=1), 8, 0, id="the budget is used: wait for a return"),
-        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 0, 0, id="closed"),
+        pytest.param(SlabCounts(used=8, free=0, being_made=0, waiting=1), 8, 0, id="the budget is used: callers wait"),
+        pytest.param(SlabCounts(used=0, free=0, being_made=0, waiting=0), 0, 0, id="closed"),
     ],
 )
 def test_slabs_to_make(stock: SlabCounts, limit: int, want: int) -> None:
@@ -73,4 +73,4 @@ def test_threads(cores: int, want: tuple[int, int, int]) -> None:
     """Threads depend on the cores, within bounds. Each reader has one chunk to read and a next one."""
     threads = choose_thread_counts(cores)
     assert (threads.read, threads.hash, threads.make) == want
-    assert threads.chunks == 2 * want[0] + want[1]
+    assert threads.loads_at_once == 2 * want[0] + want[1]

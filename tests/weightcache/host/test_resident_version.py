@@ -31,13 +31,13 @@ async def test_load_progress_is_reported_to_every_reader() -> None:
 
     early = asyncio.create_task(listen())
     await wait_until_idle()
-    with progress.loading_into(resident_place, CHUNKS, ["c"]):
+    with progress.track_load(resident_place, CHUNKS, ["c"]):
         await wait_until_idle()
         assert received == [(10, 11)]
-        progress.add(resident_place, "a")
+        progress.mark_ready(resident_place, "a")
         assert await progress.ready_since(resident_place, 0) == ((10, 11), (0, 4), (6, 10))
         await wait_until_idle()
-        progress.add(resident_place, "b")
+        progress.mark_ready(resident_place, "b")
     assert await early is resident_place
     assert received == [(10, 11), (0, 4), (6, 10)], "the last part is not reported: the load's end is"
     assert await progress.ready_since(resident_place, 0) == ()
@@ -47,14 +47,14 @@ async def test_moved_load_reports_from_the_start() -> None:
     """After a move, the old place reports nothing more, and the new one reports only its own parts."""
 
     progress, old, new = LoadProgress(), place(), place()
-    with progress.loading_into(old, CHUNKS, []):
+    with progress.track_load(old, CHUNKS, []):
         listening = asyncio.create_task(progress.ready_since(old, 0))
         await wait_until_idle()
-    with progress.loading_into(new, CHUNKS, []):
-        progress.add(old, "a")
+    with progress.track_load(new, CHUNKS, []):
+        progress.mark_ready(old, "a")
         assert await listening == ()
         assert await progress.wait_until_placed() is new
-        progress.add(new, "b")
+        progress.mark_ready(new, "b")
         assert await progress.ready_since(new, 0) == ((4, 6),)
 
 
@@ -62,6 +62,6 @@ async def test_a_message_is_bounded() -> None:
     """One message reports at most `MAX_SPANS` parts."""
 
     progress, resident_place = LoadProgress(), place()
-    with progress.loading_into(resident_place, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
+    with progress.track_load(resident_place, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
         assert len(await progress.ready_since(resident_place, 0)) == MAX_SPANS
         assert await progress.ready_since(resident_place, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)

@@ -170,13 +170,13 @@ async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
     """A spare is made when one is taken, never beyond the limit. A taker over the limit waits for a return."""
 
     async with pooled() as pool:
-        first = await pool.take("a", 10)
-        second = await pool.take("a", 10)
+        first = await pool.acquire("a", 10)
+        second = await pool.acquire("a", 10)
         assert first is not second
-        third = asyncio.create_task(pool.take("a", 10))
+        third = asyncio.create_task(pool.acquire("a", 10))
         await asyncio.sleep(0)
         assert not third.done()
-        pool.give_back(first)
+        pool.release(first)
         assert await third is first
         assert pool.counts["used"] == 2
 
@@ -185,9 +185,9 @@ async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
     """A slab that is given back after the pool closed is unmapped already, and nothing happens."""
 
     async with pooled() as pool:
-        slab = await pool.take("a", 10)
+        slab = await pool.acquire("a", 10)
         await pool.close()
-        pool.give_back(slab)
+        pool.release(slab)
         assert pool.counts == {"used": 0, "free": 0, "huge": 0}
 
 
@@ -197,8 +197,8 @@ async def test_pool_keeps_a_spare() -> None:
     async with pooled(limit=4, spare=3, quiet_s=0.0) as pool:
         pool.ensure_spare()
         await free(pool, 3)
-        await pool.take("a", 10)
-        await pool.take("a", 10)
+        await pool.acquire("a", 10)
+        await pool.acquire("a", 10)
         await free(pool, 2)
         assert pool.counts["used"] == 2
 
@@ -210,7 +210,7 @@ async def test_pool_waits_for_quiet() -> None:
         pool.ensure_spare()
         await free(pool, 2)
         for _ in range(3):
-            await pool.take("a", 10)
+            await pool.acquire("a", 10)
         assert pool.counts == {"used": 3, "free": 0, "huge": pool.counts["huge"]}
 
 
@@ -223,7 +223,7 @@ async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
         return Slab(length)
 
     async with pooled(make, limit=2, at_once=2) as pool:
-        first, second = await asyncio.gather(pool.take("a", 20), pool.take("a", 20))
+        first, second = await asyncio.gather(pool.acquire("a", 20), pool.acquire("a", 20))
         assert first is not second
 
 
@@ -231,13 +231,13 @@ async def test_pool_zeroes_between_tenants() -> None:
     """The next tenant gets zero bytes. The same tenant gets its slab back without zeroing."""
 
     async with pooled(limit=1) as pool:
-        slab = await pool.take("a", 10)
+        slab = await pool.acquire("a", 10)
         slab.view(HUGE - 6, 6)[:] = b"secret"
-        pool.give_back(slab)
-        assert await pool.take("a", 10) is slab
+        pool.release(slab)
+        assert await pool.acquire("a", 10) is slab
         assert bytes(slab.view(HUGE - 6, 6)) == b"secret"
-        pool.give_back(slab)
-        assert await pool.take("b", 10) is slab
+        pool.release(slab)
+        assert await pool.acquire("b", 10) is slab
         assert bytes(slab.view(0, HUGE)) == bytes(HUGE)
 
 
@@ -245,15 +245,15 @@ async def test_cancelled_taker_leaves_the_slab_to_the_next() -> None:
     """A taker that is cancelled while its slab is being zeroed leaves the slab to the next taker."""
 
     async with pooled(limit=1) as pool:
-        slab = await pool.take("a", 10)
+        slab = await pool.acquire("a", 10)
         slab.view(0, 6)[:] = b"secret"
-        pool.give_back(slab)
-        taking = asyncio.create_task(pool.take("b", 10))
+        pool.release(slab)
+        taking = asyncio.create_task(pool.acquire("b", 10))
         await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        assert await pool.take("c", 10) is slab
+        assert await pool.acquire("c", 10) is slab
         assert bytes(slab.view(0, 6)) == bytes(6)
 
 
@@ -269,14 +269,14 @@ async def test_failed_slab_is_retried_for_the_next_taker(error: Exception) -> No
 
     async with pooled(make) as pool, asyncio.timeout(5.0):
         with pytest.raises(Refused, match="memory for the weight cache"):
-            await pool.take("a", 10)
+            await pool.acquire("a", 10)
         failing.append(False)
         failing.append(False)
-        assert (await pool.take("a", 10)).length == HUGE
+        assert (await pool.acquire("a", 10)).length == HUGE
 
 
 async def test_waiting_for_a_slab_times_out() -> None:
     async with pooled(limit=1) as pool:
-        await pool.take("a", 10)
+        await pool.acquire("a", 10)
         with pytest.raises(Refused, match="memory for the weight cache"):
-            await pool.take("a", 0.01)
+            await pool.acquire("a", 0.01)

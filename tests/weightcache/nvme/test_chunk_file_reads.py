@@ -15,7 +15,7 @@ import pytest
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from tests.weightcache.disks import forget, needs_a_disk, refuse_direct
 from weightcache.client import libc
-from weightcache.nvme.chunk_files import ReadPath, fill
+from weightcache.nvme.chunk_files import ReadPath, read_start
 
 LENGTH = 8 * PAGE_BYTES
 BODY = random.Random(1).randbytes(LENGTH)
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[int]:
 def read(path: Path, length: int = LENGTH) -> tuple[ReadPath, bytes]:
     into = memoryview(mmap.mmap(-1, length))
     with opened(path) as fd:
-        way = fill(fd, into)
+        way = read_start(fd, into)
         assert not _fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT, "the descriptor's flags are restored"
     return way, bytes(into)
 

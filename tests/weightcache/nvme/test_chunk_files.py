@@ -36,7 +36,7 @@ def tier(tmp_path: Path) -> ChunkFiles:
 def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
     into = aligned(len(body))
     into[:] = body
-    path = tier.chunk("a", digest)
+    path = tier.chunk_path("a", digest)
     tier.write(path, into, direct=True)
     return path
 
@@ -63,7 +63,7 @@ def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) ->
     foreign = [
         tmp_path / chunk_files.STAGING / "lost+found",
         tmp_path / chunk_files.QUARANTINE / "lost+found",
-        tier.chunk("b", DIGEST),
+        tier.chunk_path("b", DIGEST),
     ]
     for directory in foreign:
         directory.mkdir(parents=True)
@@ -164,8 +164,8 @@ def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> No
     path = written(tier)
     path.read_bytes()
     into = aligned(len(BODY))
-    assert tier.read(path, into).way is ReadPath.CACHED
-    assert tier.read(path, into, touch=False).way is ReadPath.DIRECT
+    assert tier.read(path, into).read_path is ReadPath.CACHED
+    assert tier.read(path, into, touch=False).read_path is ReadPath.DIRECT
     assert bytes(into) == BODY
 
 
@@ -183,7 +183,7 @@ def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.Monke
     fill(monkeypatch)
     with pytest.raises(OSError, match="no space"):
         written(tier)
-    path = tier.chunk("a", DIGEST)
+    path = tier.chunk_path("a", DIGEST)
     assert not path.exists()
     assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
 
@@ -222,7 +222,7 @@ def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
     """A quarantined file is moved aside, only the newest `MAX_QUARANTINED` are kept, and a missing file is no error."""
     for number in range(MAX_QUARANTINED + 3):
         tier.quarantine(written(tier), f"bad{number}")
-    tier.quarantine(tier.chunk("a", DIGEST), "again")
-    assert not tier.chunk("a", DIGEST).exists()
+    tier.quarantine(tier.chunk_path("a", DIGEST), "again")
+    assert not tier.chunk_path("a", DIGEST).exists()
     kept = {name.split(".")[0] for name in os.listdir(tmp_path / chunk_files.QUARANTINE)}
     assert kept == {f"bad{number}" for number in range(3, MAX_QUARANTINED + 3)}

@@ -102,8 +102,8 @@ async def test_fetched_chunk_is_verified(
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(mark))
         assert await tier.fetch("a", NAMES[0], page(0)) is want
-        assert sum(tier.bytes_by_way.values()) == PAGE_BYTES
-        assert tier.bytes_by_way[ReadPath.CACHED] == (PAGE_BYTES if hot else 0)
+        assert sum(tier.bytes_by_read_path.values()) == PAGE_BYTES
+        assert tier.bytes_by_read_path[ReadPath.CACHED] == (PAGE_BYTES if hot else 0)
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
@@ -196,7 +196,7 @@ async def test_missing_o_direct_is_logged_once(
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
             assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
-        assert tier.bytes_by_way == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
+        assert tier.bytes_by_read_path == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
     assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
         "the file system refuses O_DIRECT: cold files are read through the page cache"
     ]
@@ -439,9 +439,9 @@ async def test_eviction_removes_chunks_and_documents(tmp_path: Path) -> None:
             await tier.keep_document(tenant, "one", b"s", DocumentKind.ATTESTATIONS)
             await tier.keep_document(tenant, "two", b"2", DocumentKind.MANIFESTS)
         await tier.evict("a", "one", frozenset(NAMES[:2]))
-        assert not tier.index.holds(("a", NAMES[0]))
-        assert tier.index.holds(("a", NAMES[2]))
-        assert tier.index.holds(("b", NAMES[0]))
+        assert not tier.index.is_readable(("a", NAMES[0]))
+        assert tier.index.is_readable(("a", NAMES[2]))
+        assert tier.index.is_readable(("b", NAMES[0]))
         assert await tier.try_read_document("a", "one", DocumentKind.MANIFESTS) is None
         assert await tier.try_read_document("a", "one", DocumentKind.ATTESTATIONS) is None
         assert await tier.try_read_document("a", "two", DocumentKind.MANIFESTS) == b"2"
@@ -562,7 +562,7 @@ async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: st
             assert await tier.admit(*key, page(7))
         verify.go.set()
         assert await slow is ReadOutcome.ABSENT
-        assert tier.index.holds(key) is again
+        assert tier.index.is_readable(key) is again
         if again:
             assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 

@@ -25,7 +25,7 @@ from tests.weightcache.kit import (
 )
 from tests.weightcache.processes import leasing
 from weightcache.app.cache import Cache
-from weightcache.nvme.scrubber import BUSY_S, BYTES_PER_S, Fault, Scrubber, ScrubReport
+from weightcache.nvme.scrubber import BUSY_PAUSE_S, BYTES_PER_S, Fault, Scrubber, ScrubReport
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import is_digest_of
 
@@ -57,8 +57,8 @@ def damage(path: Path) -> None:
 
 async def served(cache: Cache, version: Version) -> bytes:
     """Return the version's bytes as a lease would map them now."""
-    async with cache.version_loader.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
-        raw = os.pread(arrival.resident.papers.fd, 1 << 20, arrival.resident.manifest_bytes)
+    async with cache.version_loader.pin_version(TENANT, version.id, TIMEOUT_S) as arrival:
+        raw = os.pread(arrival.resident.documents.fd, 1 << 20, arrival.resident.manifest_bytes)
         slabs = [cache.arena.slab(number) for number in arrival.resident.slabs]
         extents = json.loads(raw)["extents"]
         return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in extents)
@@ -72,7 +72,7 @@ async def scrub_once(cache: Cache) -> list[float]:
         slept.append(seconds)
         await asyncio.sleep(0)
 
-    await Scrubber(cache.examiner, 1.0, lambda: False, cache.counters, sleep).sweep()
+    await Scrubber(cache.examiner, 1.0, lambda: False, cache.counters, sleep).run_pass()
     return slept
 
 
@@ -93,7 +93,7 @@ async def test_a_flip_in_memory(tmp_path: Path) -> None:
         assert cache.arena.index.try_place(TENANT, bad) != before
         cache.arena.index.check_integrity()
         assert (await scrub_once(cache), cache.counters.chunk_faults["host"][ReadOutcome.DIGEST])[1] == 1
-        assert cache.counters.sweeps == 2
+        assert cache.counters.scrub_passes == 2
 
 
 async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
     async with opened(tmp_path) as cache:
         total_bytes = 2 * (len(VERSION.linear) + len(OTHER.linear))
         assert sum(await scrub_once(cache)) == pytest.approx(total_bytes / BYTES_PER_S)
-        assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
+        assert sum(cache.counters.examined_chunks.values()) == 2 * (COUNT + len(OTHER.digests))
         waits: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -200,8 +200,8 @@ async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
         scrubber = Scrubber(cache.examiner, 1.0, lambda: len(waits) < 5, cache.counters, sleep)
-        await scrubber.sweep()
-        assert waits[:5] == [BUSY_S] * 5
+        await scrubber.run_pass()
+        assert waits[:5] == [BUSY_PAUSE_S] * 5
 
 
 async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

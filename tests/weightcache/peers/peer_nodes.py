@@ -18,7 +18,7 @@ from weightcache.peers.peer_client import Peer
 from weightcache.peers.peer_group import PeerGroup
 from weightcache.peers.peer_protocol import ChunkQuery
 from weightcache.peers.peer_tier import PeerTier, SharedStore
-from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, by_position
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, positions_by_chunk
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
 from weightcache.sources.verifier import Verifier
@@ -75,12 +75,13 @@ class Wire(Peer):
     ) -> list[ChunkState] | None:
         await asyncio.sleep(LATENCY_S)
         if not self.target.dead:
-            found = await self.target.group.answer(tenant, ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s))
+            query = ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s)
+            found = await self.target.group.answer_query(tenant, query)
             self.node = found.node
-            if found.moved != self._moved:
-                self._moved, self.moved_at = found.moved, self._loop.time()
+            if found.moved != self._progress_count:
+                self._progress_count, self.progress_at_s = found.moved, self._loop.time()
         if self.target.dead:
-            self._fail(OSError("dead"))
+            self._record_failure(OSError("dead"))
             return None
         return [ChunkState(letter) for letter in found.standings]
 
@@ -90,7 +91,7 @@ class Wire(Peer):
             return ReadOutcome.ABSENT
         await self.target.line.move(into.nbytes)
         if self.target.dead:
-            self._fail(OSError("dead"))
+            self._record_failure(OSError("dead"))
             raise Refused(Unavailable("a peer"))
         return ReadOutcome.WHOLE
 
@@ -100,7 +101,7 @@ class SimStore:
 
     tier = "store"
     attempts = 2
-    room = ChunkCountLimit(STORE_READS)
+    read_limit = ChunkCountLimit(STORE_READS)
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -110,11 +111,11 @@ class SimStore:
         return True
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         async for nbytes in self.store.read(digest):
             if self.tells:
-                turn.record_arrival(nbytes)
+                slot.record_arrival(nbytes)
         return ReadOutcome.WHOLE
 
     async def quarantine(self, tenant: str, digest: str) -> None:
@@ -127,7 +128,7 @@ class Trusting(Verifier):
     def __init__(self) -> None:
         super().__init__(cast(Executor, None), lambda *_: True, Counters())
 
-    async def is_right(self, data: memoryview, digest: str) -> bool:
+    async def matches_digest(self, data: memoryview, digest: str) -> bool:
         return True
 
 
@@ -141,7 +142,7 @@ class Node:
         self.line = Line(LINE)
         self.here: set[str] = set()
         self.dead = False
-        self.group = PeerGroup(name, (), lambda _, digest: digest in self.here, clock, serves=True)
+        self.group = PeerGroup(name, (), lambda _, digest: digest in self.here, clock, is_serving=True)
         self.tier = PeerTier(self.group, lambda *_: False)
         self.from_peers = 0
         self._loads: set[asyncio.Task[None]] = set()
@@ -164,7 +165,7 @@ class Node:
         """Load these chunks. Returns early if the node dies."""
         flow = object()
         missing = [digest for digest in digests if digest not in self.here]
-        self.fetcher.scheduler.enter(flow, by_position(missing, TENANT))
+        self.fetcher.scheduler.enter(flow, positions_by_chunk(missing, TENANT))
         loads = {asyncio.create_task(self._load(digest)) for digest in missing}
         self._loads |= loads
         try:

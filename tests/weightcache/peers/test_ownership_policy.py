@@ -7,7 +7,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.peers.ownership_policy import ChunkState, choose, rank
+from weightcache.peers.ownership_policy import ChunkState, choose_node, rank
 
 R, C, W, A = ChunkState.READY, ChunkState.CLAIMED, ChunkState.WANTED, ChunkState.ABSENT
 DIGEST = blake3(b"a chunk").hexdigest()
@@ -32,7 +32,7 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
     ],
 )
 def test_choose(others: dict[str, ChunkState], busy: list[str], want: str | None) -> None:
-    assert choose(ME, DIGEST, others, busy) == want
+    assert choose_node(ME, DIGEST, others, busy) == want
 
 
 def test_ranks_divide_chunks_evenly() -> None:
@@ -65,7 +65,7 @@ def test_owner_waits_never_form_a_cycle(data: st.DataObject) -> None:
         others = {
             node: data.draw(st.sampled_from([A, W, C] if node in reading else [A, W])) for node in nodes if node != me
         }
-        owner = choose(me, DIGEST, others)
+        owner = choose_node(me, DIGEST, others)
         if owner is not None:
             assert others[owner] in (C, W)
             waits[me] = owner

@@ -21,7 +21,7 @@ from tests.weightcache.peers.peer_nodes import (
 )
 from weightcache.peers import peer_group
 from weightcache.peers.ownership_policy import ChunkState, rank
-from weightcache.peers.peer_group import PATIENCE_S, STALL_S, WAIT_S
+from weightcache.peers.peer_group import OWN_STALL_S, OWNER_STALL_S, WAIT_S
 from weightcache.peers.peer_protocol import ChunkQuery
 
 SLOW_LINE = 6 * CHUNK
@@ -177,7 +177,7 @@ class Lying(Promising):
         self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
     ) -> list[ChunkState] | None:
         answer = await super().query_chunks(tenant, digests, node, wait_s)
-        self.moved_at = self._loop.time()
+        self.progress_at_s = self._loop.time()
         return answer
 
 
@@ -191,7 +191,7 @@ class Silent(Wire):
             self.node = self.target.name
             return [ChunkState.WANTED] * len(digests)
         await asyncio.sleep(wait_s + 5.0)
-        self._fail(TimeoutError())
+        self._record_failure(TimeoutError())
         return None
 
 
@@ -205,7 +205,7 @@ class Hasty(Wire):
     ) -> list[ChunkState] | None:
         self.node = self.target.name
         self.questions += 1
-        assert self.questions < 16 * 10 * (STALL_S + 1), "more than ten queries a second for each of 16 chunks"
+        assert self.questions < 16 * 10 * (OWNER_STALL_S + 1), "more than ten queries a second for each of 16 chunks"
         await asyncio.sleep(0.001)
         return [ChunkState.WANTED] * len(digests)
 
@@ -224,8 +224,8 @@ def test_owner_that_answers_at_once_is_polled_slowly() -> None:
 @pytest.mark.parametrize(
     ("kind", "at_most_s"),
     [
-        pytest.param(Promising, STALL_S + 2 * WAIT_S, id="always claims to want it"),
-        pytest.param(Lying, PATIENCE_S + 2 * WAIT_S, id="claims that other chunks arrive"),
+        pytest.param(Promising, OWNER_STALL_S + 2 * WAIT_S, id="always claims to want it"),
+        pytest.param(Lying, OWN_STALL_S + 2 * WAIT_S, id="claims that other chunks arrive"),
         pytest.param(Silent, WAIT_S + 5.0, id="stops answering"),
     ],
 )
@@ -300,12 +300,12 @@ def test_node_with_a_claim_waits_for_no_owner() -> None:
     async def story(nodes: list[Node], store: Store) -> None:
         digest = next(each for each in DIGESTS if rank("node1", each) > rank("node0", each))
         key, node = (TENANT, digest), nodes[0]
-        with node.tier.loading(key):
-            await node.tier.ask(key)
-            assert node.group.claim(key)
-            answer = await node.group.answer(TENANT, ChunkQuery(digests=(digest,), node="node1"))
+        with node.tier.mark_wanted(key):
+            await node.tier.query_peers(key)
+            assert node.group.try_claim(key)
+            answer = await node.group.answer_query(TENANT, ChunkQuery(digests=(digest,), node="node1"))
             assert answer.standings == ChunkState.CLAIMED
-            assert node.tier.owner(key) is None
+            assert node.tier.find_owner(key) is None
 
     play(story, count=2)
 
@@ -317,13 +317,13 @@ def test_query_of_an_older_agent_is_answered() -> None:
         loop, node = asyncio.get_running_loop(), nodes[0]
         load = asyncio.create_task(node.load(DIGESTS))
         await asyncio.sleep(0.1)
-        found = await node.group.answer(TENANT, ChunkQuery(digests=tuple(DIGESTS), node="old", wait_s=5.0))
+        found = await node.group.answer_query(TENANT, ChunkQuery(digests=tuple(DIGESTS), node="old", wait_s=5.0))
         assert "r" in found.standings
         assert found.moved > 0
         assert loop.time() < 1.0
         await load
         at_s = loop.time()
-        found = await node.group.answer(TENANT, ChunkQuery(digests=("0" * 64,), node="old", wait_s=5.0))
+        found = await node.group.answer_query(TENANT, ChunkQuery(digests=("0" * 64,), node="old", wait_s=5.0))
         assert (found.standings, loop.time()) == ("-", at_s)
 
     play(story, count=1)
@@ -335,7 +335,7 @@ def _without_turns(me: str, digest: str, others: Mapping[str, ChunkState], busy:
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without owners, chunks are read more than twice on average, and it takes as much longer."""
-    monkeypatch.setattr(peer_group, "choose", _without_turns)
+    monkeypatch.setattr(peer_group, "choose_node", _without_turns)
     nodes, store, took_s = play(all_at_once)
     assert_all_here(nodes)
     assert store.reads.total() > 2 * COUNT

@@ -46,7 +46,7 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
     """Run the product's server with the test's bounds. Yield it and its port."""
     listener = socket.create_server((HOST, 0))
     number = listener.getsockname()[1]
-    group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
+    group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, is_serving=True)
     server = PeerServer(listener, TLS.server_context(), exports_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
     server.open()
     try:
@@ -66,8 +66,9 @@ async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
         with await asyncio.to_thread(TLS.client_context().wrap_socket, sock) as secure:
             request = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
             await asyncio.to_thread(secure.sendall, request.encode())
-            await eventually(lambda: cache.counters.peer_cuts and not server._exports.out and not server.connections)
-        assert server._exports.out_bytes == 0
+            exports = server._exports
+            await eventually(lambda: cache.counters.peer_cuts and not exports.sending_count and not server.connections)
+        assert server._exports.sending_bytes == 0
         assert cache.arena.evict(None, None) == 0, "a chunk stays pinned"
 
 
@@ -112,25 +113,30 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 
     async with held(tmp_path) as cache:
         one_at_a_time = exports_of(cache, max_out=1)
-        async with one_at_a_time.borrow(TENANT, SMALL.digest) as chunk:
+        async with one_at_a_time.open_chunk(TENANT, SMALL.digest) as chunk:
             assert is_digest_of(chunk, SMALL.digest)
             assert cache.arena.evict(None, None) > 0, "the chunk is not pinned"
             with pytest.raises(Refused) as refused:
-                async with one_at_a_time.borrow(TENANT, LARGE.digest):
+                async with one_at_a_time.open_chunk(TENANT, LARGE.digest):
                     pass
             assert isinstance(refused.value.failure, Overloaded)
         few_bytes = exports_of(cache, max_out_bytes=SMALL.length)
-        async with few_bytes.borrow(TENANT, LARGE.digest), asyncio.timeout(30):
+        async with few_bytes.open_chunk(TENANT, LARGE.digest), asyncio.timeout(30):
             with pytest.raises(Refused):
-                async with few_bytes.borrow(TENANT, SMALL.digest):
+                async with few_bytes.open_chunk(TENANT, SMALL.digest):
                     pass
-        assert (one_at_a_time.out, one_at_a_time.out_bytes, few_bytes.out, few_bytes.out_bytes) == (0, 0, 0, 0)
+        assert (
+            one_at_a_time.sending_count,
+            one_at_a_time.sending_bytes,
+            few_bytes.sending_count,
+            few_bytes.sending_bytes,
+        ) == (0, 0, 0, 0)
         assert cache.arena.evict(None, None) == 0
-        async with one_at_a_time.borrow(TENANT, LARGE.digest) as chunk:
+        async with one_at_a_time.open_chunk(TENANT, LARGE.digest) as chunk:
             assert is_digest_of(chunk, LARGE.digest), "the disk's bytes are wrong"
         await cache.nvme.evict(None, None, None)
         with pytest.raises(Refused) as refused:
-            async with one_at_a_time.borrow(TENANT, LARGE.digest):
+            async with one_at_a_time.open_chunk(TENANT, LARGE.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
 
@@ -141,12 +147,12 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     async with cached(settings_of(tmp_path)) as cache:
-        assert cache.nvme.index.holds((TENANT, SMALL.digest))
+        assert cache.nvme.index.is_readable((TENANT, SMALL.digest))
         with pytest.raises(Refused) as refused:
-            async with exports_of(cache).borrow(TENANT, SMALL.digest):
+            async with exports_of(cache).open_chunk(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
-        assert not cache.nvme.index.holds((TENANT, SMALL.digest))
+        assert not cache.nvme.index.is_readable((TENANT, SMALL.digest))
         assert not path.exists()
 
 
@@ -160,7 +166,7 @@ async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatc
         assert cache.arena.evict(None, None) == 0
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(Refused) as refused:
-            async with exports_of(cache).borrow(TENANT, SMALL.digest):
+            async with exports_of(cache).open_chunk(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
-        assert cache.nvme.index.holds((TENANT, SMALL.digest))
+        assert cache.nvme.index.is_readable((TENANT, SMALL.digest))

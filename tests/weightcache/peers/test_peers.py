@@ -242,9 +242,9 @@ async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> No
                 with pytest.raises(Refused):
                     await peer.fetch(TENANT, digest, memoryview(bytearray(8)))
                 now += pause - 0.1
-                assert not peer.answers
+                assert not peer.is_available
                 now += 0.1
-                assert peer.answers
+                assert peer.is_available
 
 
 def test_interrupted_answer_is_resumed(tmp_path: Path) -> None:

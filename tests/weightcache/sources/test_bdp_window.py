@@ -18,7 +18,7 @@ from weightcache.sources.policy.bdp_window import (
     BdpWindow,
     ThroughputMeter,
 )
-from weightcache.sources.policy.fair_read_queue import FairReadQueue, Key, ReadLimit, WaiterIndex
+from weightcache.sources.policy.fair_read_queue import ChunkKey, FairReadQueue, ReadLimit, WaiterIndex
 
 MIB = 1 << 20
 CHUNK = 8 * MIB
@@ -48,7 +48,7 @@ def measured(rate: float, at_once: int = READS) -> BdpWindow:
 )
 def test_window(line: BdpWindow, window: int, size: int) -> None:
     """The window is half a second of the measured rate, within bounds, and ranges are as long as the window allows."""
-    assert (line.window, line.range_bytes) == (window, size)
+    assert (line.window_bytes, line.range_bytes) == (window, size)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_window(line: BdpWindow, window: int, size: int) -> None:
 )
 def test_part_fits_the_window(parts: int, nbytes: int, left: int, want: int | None) -> None:
     """At a link that was not measured, a part begins if it fits beside the parts in flight."""
-    assert BdpWindow(READS).part(parts, nbytes, left) == want
+    assert BdpWindow(READS).next_part_bytes(parts, nbytes, left) == want
 
 
 @given(
@@ -81,18 +81,18 @@ def test_window_and_ranges_are_bounded(at_once: int, reads: list[tuple[int, floa
         read = line.begin(now)
         now += seconds
         line.end(read, nbytes, now)
-    assert min(LEAST_BYTES, at_once * RANGE_BYTES) <= line.window <= at_once * RANGE_BYTES
+    assert min(LEAST_BYTES, at_once * RANGE_BYTES) <= line.window_bytes <= at_once * RANGE_BYTES
     assert LEAST_RANGE_BYTES <= line.range_bytes <= RANGE_BYTES
-    assert line.part(0, 0, left) == min(left, line.range_bytes)
+    assert line.next_part_bytes(0, 0, left) == min(left, line.range_bytes)
     if parts >= at_once:
-        assert line.part(parts, 0, left) is None
+        assert line.next_part_bytes(parts, 0, left) is None
     elif parts:
-        assert line.part(parts, line.window, left or 1) is None
+        assert line.next_part_bytes(parts, line.window_bytes, left or 1) is None
 
 
 @dataclass
 class Transfer:
-    key: Key
+    key: ChunkKey
     nbytes: int
     left: float
     begins: float
@@ -109,7 +109,7 @@ class Wire:
         self.now = 0.0
         self.under_way: list[Transfer] = []
 
-    def begin(self, key: Key, nbytes: int) -> Transfer:
+    def begin(self, key: ChunkKey, nbytes: int) -> Transfer:
         transfer = Transfer(key, nbytes, nbytes, self.now + self.wait_s * self.chance.uniform(0.5, 1.5))
         self.under_way.append(transfer)
         return transfer
@@ -137,7 +137,7 @@ class Storm:
         self.wire, self.room, self.line = wire, room, line
         wants = WaiterIndex()
         self.sharing = FairReadQueue(wants)
-        self.left: dict[Key, int] = {}  # bytes of a chunk that have not begun
+        self.left: dict[ChunkKey, int] = {}  # bytes of a chunk that have not begun
         self.missing = dict.fromkeys(range(len(sizes)), 0)  # bytes of a version that have not arrived
         self.finished: dict[int, float] = {}
         self.reads: dict[int, line_policy.Transfer] = {}  # by the id of the wire's transfer
@@ -152,12 +152,12 @@ class Storm:
             self.begin()
 
     def begin(self) -> None:
-        while (following := self.sharing.next()) is not None:
+        while (following := self.sharing.peek()) is not None:
             under_way = self.wire.under_way
-            part = self.room.part(len(under_way), sum(each.nbytes for each in under_way), following[1])
+            part = self.room.next_part_bytes(len(under_way), sum(each.nbytes for each in under_way), following[1])
             if part is None:
                 return
-            key = self.sharing.take(part)
+            key = self.sharing.start_next(part)
             self.reads[id(self.wire.begin(key, part))] = self.line.begin(self.wire.now)
             self.left[key] -= part
             if self.left[key]:
@@ -168,7 +168,7 @@ class Storm:
         while len(self.finished) < len(self.missing):
             transfer = self.wire.next()
             self.line.end(self.reads.pop(id(transfer)), transfer.nbytes, self.wire.now)
-            self.sharing.end(transfer.key)
+            self.sharing.end_part(transfer.key)
             version = int(transfer.key[0])
             self.missing[version] -= transfer.nbytes
             if not self.missing[version]:
@@ -180,8 +180,8 @@ class Storm:
 class Constant:
     """The control: always as many long ranges as allowed, whatever the link."""
 
-    def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        return min(left, RANGE_BYTES) if parts < READS else None
+    def next_part_bytes(self, running_parts: int, running_bytes: int, remaining_bytes: int) -> int | None:
+        return min(remaining_bytes, RANGE_BYTES) if running_parts < READS else None
 
 
 def run_storm(
@@ -202,7 +202,7 @@ def test_thirty_small_loads_finish_fairly(rate: float) -> None:
     finished, line = run_storm(SIZES, rate)
     assert unfairness(finished, SIZES) <= 0.2
     assert max(finished) < 1.05 * sum(SIZES) / rate + 0.1
-    assert line.rate == pytest.approx(rate, rel=0.25)
+    assert line.bytes_per_s == pytest.approx(rate, rel=0.25)
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -232,7 +232,7 @@ def test_fast_link_is_used_from_the_start(rate: float) -> None:
     (slow_start,), line = run_storm(sizes, rate)
     (at_once,), _ = run_storm(sizes, rate, room=Constant())
     assert slow_start < at_once + 0.1
-    assert line.window == CEILING
+    assert line.window_bytes == CEILING
 
 
 def test_late_small_load_gets_its_share() -> None:
@@ -241,7 +241,7 @@ def test_late_small_load_gets_its_share() -> None:
     storm = Storm(wire, line, line, [64 * MIB] * 4)
     for _ in range(40):
         storm.line.end(storm.reads.pop(id(each := wire.next())), each.nbytes, wire.now)
-        storm.sharing.end(each.key)
+        storm.sharing.end_part(each.key)
         storm.begin()
     assert sum(each.nbytes for each in wire.under_way) <= 2 * TARGET_WAIT_S * 25e6
 
@@ -255,7 +255,7 @@ def test_bdp_window_follows_the_rate(before: float, after: float) -> None:
         read = line.begin(now)
         now += RANGE_BYTES / after
         line.end(read, RANGE_BYTES, now)
-    assert line.rate == pytest.approx(after, rel=0.1)
+    assert line.bytes_per_s == pytest.approx(after, rel=0.1)
 
 
 def test_short_and_failed_reads_are_no_sample() -> None:
@@ -264,9 +264,9 @@ def test_short_and_failed_reads_are_no_sample() -> None:
     for nbytes in (0, 4096):
         read = line.begin(10.0)
         line.end(read, nbytes, 20.0)
-    assert line.rate == 50e6
+    assert line.bytes_per_s == 50e6
     line.end(line.begin(1000.0), RANGE_BYTES, 1000.0 + RANGE_BYTES / 50e6)
-    assert line.rate == pytest.approx(50e6)
+    assert line.bytes_per_s == pytest.approx(50e6)
 
 
 def moved(meter: ThroughputMeter, nbytes: int, begin: float, end: float) -> ThroughputMeter:
@@ -277,21 +277,21 @@ def moved(meter: ThroughputMeter, nbytes: int, begin: float, end: float) -> Thro
 def test_no_throughput_before_the_first_transfer() -> None:
     """The rate is None, also during the first transfer."""
     meter = ThroughputMeter()
-    assert meter.rate is None
+    assert meter.bytes_per_s is None
     meter.begin(0.0)
-    assert meter.rate is None
+    assert meter.bytes_per_s is None
 
 
 def test_throughput_of_sequential_transfers() -> None:
     """A hundred bytes in a second are a rate of 100. A refused transfer does not change it."""
     meter = moved(ThroughputMeter(), 100, 0.0, 1.0)
-    assert meter.rate == 100
+    assert meter.bytes_per_s == 100
     meter.end(meter.begin(5.0), 0, 9.0)
-    assert meter.rate == 100
+    assert meter.bytes_per_s == 100
 
 
 def test_idle_time_does_not_lower_throughput() -> None:
-    assert moved(moved(ThroughputMeter(), 100, 0.0, 1.0), 100, 60.0, 61.0).rate == 100
+    assert moved(moved(ThroughputMeter(), 100, 0.0, 1.0), 100, 60.0, 61.0).bytes_per_s == 100
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 1e-6, 0.2], ids=["together", "all but together", "one by one"])
@@ -304,15 +304,15 @@ def test_concurrent_transfers_are_added_up(apart_s: float) -> None:
             now = round_ + apart_s * number
             meter.end(begun[number], 100, now)
             begun[number] = meter.begin(now)
-    assert meter.rate == pytest.approx(400, rel=0.05)
+    assert meter.bytes_per_s == pytest.approx(400, rel=0.05)
 
 
 def test_throughput_follows_a_slowdown() -> None:
     meter = moved(ThroughputMeter(), 1000, 0.0, 1.0)
     for second in range(2, 22):
         moved(meter, 10, second, second + 1.0)
-    assert meter.rate is not None
-    assert 10 < meter.rate < 12
+    assert meter.bytes_per_s is not None
+    assert 10 < meter.bytes_per_s < 12
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 10), st.booleans()), max_size=30))
@@ -322,4 +322,4 @@ def test_throughput_is_never_negative(transfers: list[tuple[int, float, bool]]) 
         transfer = meter.begin(now)
         now += duration_s
         meter.end(transfer, nbytes if succeeded else 0, now)
-        assert meter.rate is None or meter.rate >= 0
+        assert meter.bytes_per_s is None or meter.bytes_per_s >= 0

@@ -10,17 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weightcache.sources.policy.fair_read_queue import (
     MAX_CREDIT_BYTES,
     ChunkCountLimit,
+    ChunkKey,
     FairReadQueue,
     Flow,
-    Key,
     WaiterIndex,
-    by_position,
+    positions_by_chunk,
 )
 
 CHUNK = 100
 
 
-def key(name: str) -> Key:
+def key(name: str) -> ChunkKey:
     return "acme", name
 
 
@@ -40,20 +40,20 @@ class World:
         for name in names:
             self.sharing.add(key(name), nbytes)
 
-    def leave(self, flow: Flow) -> tuple[Key, ...]:
+    def leave(self, flow: Flow) -> tuple[ChunkKey, ...]:
         self.wants.leave(flow)
         return self.sharing.leave(flow)
 
     def begin(self, count: int) -> list[str]:
         """Return the names of the next chunks. Their reads have begun."""
-        return [self.sharing.take()[1] for _ in range(count)]
+        return [self.sharing.start_next()[1] for _ in range(count)]
 
     def drain(self, count: int | None = None) -> list[str]:
         """Return the names of the next chunks. Each read ends before the next begins."""
         names = list[str]()
         for _ in range(len(self.sharing) if count is None else count):
             names += self.begin(1)
-            self.sharing.end(key(names[-1]))
+            self.sharing.end_part(key(names[-1]))
         return names
 
 
@@ -72,7 +72,7 @@ def named(prefix: str, count: int) -> list[str]:
 )
 def test_limit(parts: int, left: int, want: int | None) -> None:
     """A source with room for four chunks at once starts no fifth one, whatever their length."""
-    assert ChunkCountLimit(4).part(parts, parts << 40, left) == want
+    assert ChunkCountLimit(4).next_part_bytes(parts, parts << 40, left) == want
 
 
 def test_earlier_flow_is_first_in_each_round() -> None:
@@ -168,7 +168,7 @@ def test_reads_that_end_while_none_may_begin_still_count() -> None:
     world.enter("b", named("b", 20))
     world.queue(named("b", 20))
     for number in range(8):
-        world.sharing.end(key(f"a{number}"))
+        world.sharing.end_part(key(f"a{number}"))
     assert world.drain(10) == [*named("b", 8), "a8", "b8"]
 
 
@@ -179,17 +179,17 @@ def test_parts_of_chunks_take_turns() -> None:
         world.enter(flow, named(flow, 1))
         world.queue(named(flow, 1))
     begun = list[tuple[str, int]]()
-    while (following := world.sharing.next()) is not None:
+    while (following := world.sharing.peek()) is not None:
         chunk, left = following
         part = min(40, left)
-        assert world.sharing.take(part) == chunk
+        assert world.sharing.start_next(part) == chunk
         begun.append((chunk[1], part))
         if left > part:
             world.sharing.add(chunk, left - part)
     assert begun == [("a0", 40), ("b0", 40), ("a0", 40), ("b0", 40), ("a0", 20), ("b0", 20)]
     for name, _ in begun:
         world.sharing.check_integrity()
-        world.sharing.end(key(name))
+        world.sharing.end_part(key(name))
 
 
 def test_chunk_wanted_twice_is_queued_once() -> None:
@@ -202,7 +202,7 @@ def test_chunk_wanted_twice_is_queued_once() -> None:
     assert world.leave("a") == (key("a0"),)
     assert world.drain() == ["both", "b1"]
     world.enter("c", ["both"])  # the chunk is no longer queued, so the flow has nothing to read
-    assert world.sharing.next() is None
+    assert world.sharing.peek() is None
 
 
 def test_unwanted_chunks_leave_the_queue() -> None:
@@ -236,7 +236,7 @@ def test_shares_are_within_a_chunk_of_each(weights: list[float], sizes: list[int
     world = World()
     largest = max(sizes)
     left: dict[int, int] = {}
-    length: dict[Key, int] = {}
+    length: dict[ChunkKey, int] = {}
     for flow, weight in enumerate(weights):
         names = named(f"{flow}.", len(sizes))
         world.enter(flow, names, weight)
@@ -263,9 +263,9 @@ class SharingMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.sharing = self.world.sharing
-        self.wants: dict[int, list[Key]] = {}  # in order of position
-        self.queued: set[Key] = set()
-        self.running: set[Key] = set()
+        self.wants: dict[int, list[ChunkKey]] = {}  # in order of position
+        self.queued: set[ChunkKey] = set()
+        self.running: set[ChunkKey] = set()
         self.flows = 0
 
     @rule(weight=st.sampled_from([0.1, 1.0, 3.0]), names=st.lists(st.sampled_from("abcdefgh"), unique=True))
@@ -284,8 +284,8 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queued)
     @rule()
     def take(self) -> None:
-        following = self.sharing.next()
-        taken = self.sharing.take()
+        following = self.sharing.peek()
+        taken = self.sharing.start_next()
         assert following is not None
         assert taken == following[0]
         wanting = [wants for wants in self.wants.values() if taken in wants]
@@ -299,7 +299,7 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         ended = data.draw(st.sampled_from(sorted(self.running)))
-        self.sharing.end(ended)
+        self.sharing.end_part(ended)
         self.running.remove(ended)
 
     @precondition(lambda self: self.queued)
@@ -324,17 +324,17 @@ class SharingMachine(RuleBasedStateMachine):
         assert gone == abandoned
         self.queued -= abandoned
 
-    def wanted(self) -> set[Key]:
+    def wanted(self) -> set[ChunkKey]:
         return {each for wants in self.wants.values() for each in wants}
 
-    def unqueued(self) -> set[Key]:
+    def unqueued(self) -> set[ChunkKey]:
         return self.wanted() - self.queued - self.running
 
     @invariant()
     def agrees(self) -> None:
         self.sharing.check_integrity()
         assert len(self.sharing) == len(self.queued)
-        assert (self.sharing.next() is None) == (not self.queued)
+        assert (self.sharing.peek() is None) == (not self.queued)
 
 
 TestSharing = SharingMachine.TestCase
@@ -359,4 +359,4 @@ def test_flows_keep_their_own_positions() -> None:
 
 def test_chunks_are_ordered_by_position() -> None:
     """Positions follow the order of the linear space."""
-    assert by_position(["x", "y"], "acme") == {key("x"): 0, key("y"): 1}
+    assert positions_by_chunk(["x", "y"], "acme") == {key("x"): 0, key("y"): 1}

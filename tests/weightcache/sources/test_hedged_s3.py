@@ -44,7 +44,7 @@ def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
     """Return ranges that have seen enough quick reads to hedge the first late one."""
     hedging, counters = ReadHedging(HedgeRule(share=share)), Counters()
     for _ in range(MIN_SAMPLES):
-        hedging.began(len(BODY))
+        hedging.begin_read(len(BODY))
         hedging.record_read(len(BODY), 0.01)
     return StoreRanges(RetryingStore(world.store()), hedging, BdpWindow(40), counters), counters
 

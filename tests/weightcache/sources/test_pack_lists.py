@@ -10,7 +10,7 @@ from kelvin.contracts.artifacts.object_keys import pack_list_key
 from tests.weightcache.kit import TENANT, Version, describe, publish, publish_kept, put_pack, tier_of
 from tests.weightcache.sources.test_store_tier import fetched
 from weightcache.sources.policy.healing import ReadOutcome
-from weightcache.sources.store_tier import BATCH, OUT_OF_REACH, VERSIONS_EXPECTED, StoreTier
+from weightcache.sources.store_tier import INDEX_BATCH, MAX_EXPECTED_VERSIONS, MAX_UNAVAILABLE_PACKS, StoreTier
 
 PACKS = 1000
 VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
@@ -49,7 +49,7 @@ async def check_served(tier: StoreTier, version: Version = VERSION) -> None:
 
 def expecting(store: MemoryStore) -> StoreTier:
     tier = tier_of(store)
-    tier.expect(TENANT, VERSION.id, VERSION.digests)
+    tier.expect_version(TENANT, VERSION.id, VERSION.digests)
     return tier
 
 
@@ -76,7 +76,7 @@ async def test_only_the_indexes_of_the_version_are_read() -> None:
 async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> None:
     """The pack list is a hint. A version without one, or with a damaged or stale one, is served all the same."""
 
-    store, pack = await store_of(2 * BATCH)
+    store, pack = await store_of(2 * INDEX_BATCH)
     if raw is not None:
         await store.put_if_absent(pack_list_key(TENANT, VERSION.id), raw)
     await check_served(expecting(store))
@@ -86,11 +86,11 @@ async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> Non
 async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     """Without a pack list, further indexes are read only when needed, and no index is read twice."""
 
-    store, pack = await store_of(4 * BATCH)
+    store, pack = await store_of(4 * INDEX_BATCH)
     tier = tier_of(store)
     await check_served(tier)
     before = sorted([*(store.read_indexes)]).index(pack)
-    assert len(store.read_indexes) <= before + BATCH
+    assert len(store.read_indexes) <= before + INDEX_BATCH
     assert (await fetched(tier, "0" * 64))[0] is ReadOutcome.ABSENT
     assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
 
@@ -98,7 +98,7 @@ async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
 async def test_unreadable_index_is_replaced_by_the_footer() -> None:
     """The footer of a pack has the same content. If it can't be read either, only versions in that pack fail."""
 
-    store, pack = await store_of(BATCH)
+    store, pack = await store_of(INDEX_BATCH)
     store.sick = (f"/index/{pack}",)
     await check_served(tier_of(store))
     other = next(name for name in store.read_indexes if name != pack)
@@ -133,13 +133,13 @@ async def test_unavailable_store_is_given_up_soon() -> None:
     store.sick = ("/",)
     with pytest.raises(BlobUnavailable):
         await fetched(expecting(store), VERSION.digests[0])
-    assert len(store.read_indexes) <= OUT_OF_REACH + 16
+    assert len(store.read_indexes) <= MAX_UNAVAILABLE_PACKS + 16
 
 
 async def test_wrong_copy_is_replaced_from_an_unlisted_pack() -> None:
     """The pack list names one pack, whose copy is wrong. The indexes of all other packs are read for another copy."""
 
-    store, pack = await store_of(BATCH)
+    store, pack = await store_of(INDEX_BATCH)
     await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
     await put_pack(store, VERSION.chunks[:1])
     whole = await store.read(f"{TENANT}/packs/{pack}")
@@ -159,12 +159,12 @@ async def test_version_forgotten_during_a_list_read_fails_no_load() -> None:
 
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
             if "/packlists/" in key and self.tier is not None:
-                for number in range(VERSIONS_EXPECTED):
-                    self.tier.expect(TENANT, f"{number:064x}", ())
+                for number in range(MAX_EXPECTED_VERSIONS):
+                    self.tier.expect_version(TENANT, f"{number:064x}", ())
             return await super().read(key, offset, length)
 
     store = Busy()
     await publish(store, VERSION)
     store.tier = expecting(store)
-    store.tier.expect(TENANT, "f" * 64, VERSION.digests)
+    store.tier.expect_version(TENANT, "f" * 64, VERSION.digests)
     await check_served(store.tier)

@@ -36,7 +36,7 @@ def after_reads(*seconds: float, nbytes: int = MIB, rule: HedgeRule = RULE) -> R
 )
 def test_late_read_threshold(hedging: ReadHedging, nbytes: int, want: float | None) -> None:
     """A read is late after twice the usual time for its size, if enough reads of that size were seen."""
-    assert hedging.began(nbytes) == (None if want is None else pytest.approx(want))
+    assert hedging.begin_read(nbytes) == (None if want is None else pytest.approx(want))
 
 
 def test_hedge_budget_is_bounded() -> None:
@@ -44,12 +44,12 @@ def test_hedge_budget_is_bounded() -> None:
     hedging = ReadHedging(RULE)
     assert not hedging.try_hedge()
     for _ in range(21):
-        hedging.began(MIB)
+        hedging.begin_read(MIB)
     assert hedging.try_hedge()
     assert not hedging.try_hedge()
     hedging.end_hedge()
     for _ in range(10_000):
-        hedging.began(MIB)
+        hedging.begin_read(MIB)
     assert [hedging.try_hedge() for _ in range(5)] == [True, True, True, True, False]
     for _ in range(4):
         hedging.end_hedge()
@@ -62,7 +62,7 @@ def test_hedge_budget_is_bounded() -> None:
 def test_zero_share_never_hedges() -> None:
     hedging = ReadHedging(HedgeRule(share=0.0))
     for _ in range(1000):
-        hedging.began(MIB)
+        hedging.begin_read(MIB)
     assert not hedging.try_hedge()
 
 
@@ -75,7 +75,7 @@ def test_hedges_never_exceed_their_share(share: float, steps: list[str]) -> None
     reads = hedges = running = 0
     for step in steps:
         if step == "began":
-            hedging.began(MIB)
+            hedging.begin_read(MIB)
             reads += 1
         elif step == "hedge" and hedging.try_hedge():
             hedges += 1
@@ -91,7 +91,7 @@ def simulate(hedging: ReadHedging, seconds: Callable[[int], float], reads: int) 
     """Simulate sequential reads of these durations, with hedges of 0.05 s. Return durations and number of hedges."""
     durations, hedges = [], 0
     for number in range(reads):
-        late, alone = hedging.began(MIB), seconds(number)
+        late, alone = hedging.begin_read(MIB), seconds(number)
         if late is not None and alone > late and hedging.try_hedge():
             hedges += 1
             alone = min(alone, late + 0.05)

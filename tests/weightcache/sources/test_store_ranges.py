@@ -56,24 +56,24 @@ class Held:
 class World:
     """Ranges over a held store, with enough reads recorded that the next one can be late."""
 
-    def __init__(self, rule: HedgeRule = EAGER, turn: ReadSlot = UNLIMITED_READ_SLOT) -> None:
+    def __init__(self, rule: HedgeRule = EAGER, slot: ReadSlot = UNLIMITED_READ_SLOT) -> None:
         self.store = Held()
-        self.turn = turn
+        self.slot = slot
         self.counters = Counters()
         self.hedging = ReadHedging(rule)
         self.line = BdpWindow(8)
         self.ranges = StoreRanges(self.store, self.hedging, self.line, self.counters)
         self.into = bytearray(NBYTES)
         for _ in range(MIN_SAMPLES):
-            self.hedging.began(NBYTES)
+            self.hedging.begin_read(NBYTES)
             self.hedging.record_read(NBYTES, 0.0001)
 
     def read(self, offset: int = 0) -> asyncio.Task[None]:
-        return asyncio.create_task(self.ranges.within(self.turn).read_into("k", offset, memoryview(self.into)))
+        return asyncio.create_task(self.ranges.reader_for(self.slot).read_into("k", offset, memoryview(self.into)))
 
     @property
     def measured(self) -> bool:
-        return self.line.rate is not None
+        return self.line.bytes_per_s is not None
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -180,25 +180,25 @@ class InParts:
     """A read slot that grants 300 bytes a part. With `waiting`, grants wait until `go` is set."""
 
     def __init__(self, *, waiting: bool = False) -> None:
-        self.came_bytes = 0
+        self.arrived_bytes = 0
         self.go = asyncio.Event()
         if not waiting:
             self.go.set()
 
-    async def part(self, nbytes: int) -> int:
+    async def request_part(self, nbytes: int) -> int:
         await self.go.wait()
         return min(300, nbytes)
 
     def record_arrival(self, nbytes: int) -> None:
-        self.came_bytes += nbytes
+        self.arrived_bytes += nbytes
 
 
 async def test_ranges_are_read_concurrently() -> None:
     """A chunk is read in concurrent ranges, as its slot grants them. The first that fails cancels the others."""
 
     async with nothing_left():
-        turn = InParts()
-        world = World(HedgeRule(share=0.0), turn)
+        slot = InParts()
+        world = World(HedgeRule(share=0.0), slot)
         read = world.read(offset=7)
         await world.store.asked(4)
         assert [offset for offset, _ in world.store.reads] == [7, 307, 607, 907]
@@ -206,14 +206,14 @@ async def test_ranges_are_read_concurrently() -> None:
             world.store.end(number)
         await read
         assert bytes(world.into) == BODY[7 : 7 + NBYTES]
-        assert turn.came_bytes == NBYTES
+        assert slot.arrived_bytes == NBYTES
         read = world.read()
         await world.store.asked(8)
         world.store.fail(5)
         with pytest.raises(BlobUnavailable):
             await read
         assert world.store.writing == 0
-        assert turn.came_bytes == NBYTES, "a failed read counted bytes"
+        assert slot.arrived_bytes == NBYTES, "a failed read counted bytes"
 
 
 async def test_reads_are_measured() -> None:
@@ -227,7 +227,7 @@ async def test_reads_are_measured() -> None:
         assert world.store.reads == []
         read.cancel()
         await asyncio.wait({read})
-        world.turn = UNLIMITED_READ_SLOT
+        world.slot = UNLIMITED_READ_SLOT
         read = world.read()
         await world.store.asked(1)
         await asyncio.sleep(0.01)
@@ -242,4 +242,4 @@ async def test_reads_are_measured() -> None:
         await asyncio.sleep(0.01)
         world.store.end(1)
         await read
-        assert 0 < (world.line.rate or 0) < MIN_SAMPLE_BYTES / 0.005
+        assert 0 < (world.line.bytes_per_s or 0) < MIN_SAMPLE_BYTES / 0.005

@@ -20,7 +20,7 @@ from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
 from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
 from weightcache.sources.policy.healing import ReadOutcome
-from weightcache.sources.store_tier import TENANTS_KEPT, StoreTier
+from weightcache.sources.store_tier import MAX_TENANTS, StoreTier
 
 VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2, 3)], PAGE_BYTES)
 OTHER = describe([bytes([n]) * PAGE_BYTES for n in (4, 5)], PAGE_BYTES)
@@ -293,10 +293,10 @@ async def test_indexes_are_read_concurrently() -> None:
 
 
 async def test_indexes_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTier) -> None:
-    """Only the last `TENANTS_KEPT` tenants' indexes are kept. Forgotten indexes are read again."""
+    """Only the last `MAX_TENANTS` tenants' indexes are kept. Forgotten indexes are read again."""
     await publish(store, VERSION)
-    for number in range(TENANTS_KEPT + 10):
+    for number in range(MAX_TENANTS + 10):
         assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT
-        tier.expect(f"tenant-{number}", VERSION.id, VERSION.digests)
-    assert f"tenants={TENANTS_KEPT} " in repr(tier)
+        tier.expect_version(f"tenant-{number}", VERSION.id, VERSION.digests)
+    assert f"tenants={MAX_TENANTS} " in repr(tier)
     assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.WHOLE

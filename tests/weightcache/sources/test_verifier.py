@@ -25,7 +25,7 @@ class QuarantiningSource:
 
     tier = "nvme"
     attempts = 1
-    room = ChunkCountLimit(1)
+    read_limit = ChunkCountLimit(1)
 
     def __init__(self) -> None:
         self.aside: list[tuple[str, str]] = []
@@ -34,7 +34,7 @@ class QuarantiningSource:
         return True
 
     async def fetch(
-        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+        self, tenant: str, digest: str, into: memoryview, slot: ReadSlot = UNLIMITED_READ_SLOT
     ) -> ReadOutcome:
         raise AssertionError("the verifier reads no source")
 
@@ -60,7 +60,7 @@ def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
     async def main() -> ReadOutcome:
         with ThreadPoolExecutor(1) as threads:
             verifier = Verifier(threads, is_digest_of, counters)
-            return await verifier.check(source, read, "acme", DIGEST, memoryview(data))
+            return await verifier.verify_read(source, read, "acme", DIGEST, memoryview(data))
 
     assert asyncio.run(main()) is want
     assert source.aside == ([("acme", DIGEST)] if want in FAULTS else [])

@@ -18,16 +18,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-Key = TypeVar("Key")
+KeyT = TypeVar("KeyT")
 
 _LEAST_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Generic[Key]):
+class Candidate(Generic[KeyT]):
     """Something evictable: its size in the budget's unit, the time of its last use, and the seconds to reload it."""
 
-    key: Key
+    key: KeyT
     size: int
     used_at: float
     reload_s: float = 1.0
@@ -43,38 +43,38 @@ class TenantShares:
     requesting_tenant: str
 
 
-def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
+def rank(candidate: Candidate[KeyT], half_life_s: float) -> tuple[float, float]:
     """Return a sort key that orders candidates like their values, lowest first."""
     per_unit = max(candidate.reload_s, _LEAST_S) / max(candidate.size, 1)
     return math.log2(per_unit) + candidate.used_at / half_life_s, candidate.used_at
 
 
 def choose_victims(
-    candidates: Iterable[Candidate[Key]], need: int, half_life_s: float, shares: TenantShares | None = None
-) -> tuple[Key, ...] | None:
-    """Return the least valuable candidates that together free `need`; None if they can't free as much."""
-    if need <= 0:
+    candidates: Iterable[Candidate[KeyT]], needed: int, half_life_s: float, shares: TenantShares | None = None
+) -> tuple[KeyT, ...] | None:
+    """Return the least valuable candidates that together free `needed`; None if they can't free as much."""
+    if needed <= 0:
         return ()  # the common case, once per admission: skip the sort
     ranked = sorted(candidates, key=lambda each: rank(each, half_life_s))
     if shares is not None:
         ranked = _order_by_quota(ranked, shares)
-    chosen: list[Key] = []
+    chosen: list[KeyT] = []
     freed = 0
     for candidate in ranked:
-        if freed >= need:
+        if freed >= needed:
             break
         chosen.append(candidate.key)
         freed += candidate.size
-    return tuple(chosen) if freed >= need else None
+    return tuple(chosen) if freed >= needed else None
 
 
-def _order_by_quota(ranked: Iterable[Candidate[Key]], shares: TenantShares) -> list[Candidate[Key]]:
+def _order_by_quota(ranked: Iterable[Candidate[KeyT]], shares: TenantShares) -> list[Candidate[KeyT]]:
     """Return the surplus of tenants over their quotas, then the rest. The rest has other tenants' candidates only if
     `requesting_tenant` stays within its quota.
     """
     held = dict(shares.held)
-    surplus: list[Candidate[Key]] = []
-    within: list[Candidate[Key]] = []
+    surplus: list[Candidate[KeyT]] = []
+    within: list[Candidate[KeyT]] = []
     for candidate in ranked:
         if held.get(candidate.tenant, 0) > shares.quota:
             held[candidate.tenant] -= candidate.size

@@ -25,7 +25,7 @@ class FreeTail:
     """A slab that is free from offset `used` on."""
 
     slab: int
-    used: int
+    used_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +62,42 @@ def distinct_chunks(chunks: Iterable[tuple[str, int]]) -> tuple[WantedChunk, ...
     return tuple(first.values())
 
 
-def place(
-    wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], fresh: Sequence[int], slab_bytes: int
+def place_chunks(
+    wanted: Sequence[WantedChunk], free_tails: Sequence[FreeTail], new_slabs: Sequence[int], slab_bytes: int
 ) -> dict[str, SlabRange]:
-    """Return a place for each chunk. Raises IndexError if `fresh` has too few slabs.
+    """Return a place for each chunk. Raises IndexError if `new_slabs` has too few.
 
     A run goes into the first slab with room for all of its remaining chunks. If there is none, its next chunks fill the
-    first slab with room for one of them, or the next slab of `fresh`. No chunk may be longer than `slab_bytes`.
+    first slab with room for one of them, or the next one of `new_slabs`. No chunk may be longer than `slab_bytes`.
     """
-    used = {room.slab: room.used for room in rooms}
-    unopened = iter(fresh)
-    placed: dict[str, SlabRange] = {}
+    used_by_slab = {tail.slab: tail.used_bytes for tail in free_tails}
+    unopened = iter(new_slabs)
+    places: dict[str, SlabRange] = {}
     for run in _runs(wanted):
-        left, length = run, sum(chunk.length for chunk in run)
-        while left:
-            slab = _room_for(left[0], length, used, slab_bytes)
+        remaining, length = run, sum(chunk.length for chunk in run)
+        while remaining:
+            slab = _find_slab(remaining[0], length, used_by_slab, slab_bytes)
             if slab is None:
                 slab = next(unopened, None)
                 if slab is None:
                     raise IndexError("more slabs are needed")
-                used[slab] = 0
-            taken = _fitting(left, _start(left[0], length, used[slab], slab_bytes), slab_bytes)
-            for chunk, spot in taken:
-                placed[chunk.digest] = SlabRange(slab, spot, chunk.length)
-                used[slab] = spot + chunk.length
+                used_by_slab[slab] = 0
+            start = _start_offset(remaining[0], length, used_by_slab[slab], slab_bytes)
+            fitting = _fitting(remaining, start, slab_bytes)
+            for chunk, offset in fitting:
+                places[chunk.digest] = SlabRange(slab, offset, chunk.length)
+                used_by_slab[slab] = offset + chunk.length
                 length -= chunk.length
-            left = left[len(taken) :]
-    return placed
+            remaining = remaining[len(fitting) :]
+    return places
 
 
-def count_fresh_slabs(wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], slab_bytes: int) -> int:
-    """Return how many fresh slabs `place` opens for these chunks."""
-    beyond = max((room.slab for room in rooms), default=-1) + 1
-    fresh = range(beyond, beyond + len(wanted))  # a slab holds at least one chunk
-    return len({spot.slab for spot in place(wanted, rooms, fresh, slab_bytes).values() if spot.slab >= beyond})
+def count_new_slabs(wanted: Sequence[WantedChunk], free_tails: Sequence[FreeTail], slab_bytes: int) -> int:
+    """Return how many new slabs `place_chunks` opens for these chunks."""
+    first = max((tail.slab for tail in free_tails), default=-1) + 1
+    new_slabs = range(first, first + len(wanted))  # a slab holds at least one chunk
+    places = place_chunks(wanted, free_tails, new_slabs, slab_bytes).values()
+    return len({place.slab for place in places if place.slab >= first})
 
 
 def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, SlabRange]) -> tuple[Extent, ...]:
@@ -103,12 +105,12 @@ def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, SlabRange
     extents: list[Extent] = []
     virtual = 0
     for digest, length in chunks:
-        spot = places[digest]
+        place = places[digest]
         last = extents[-1] if extents else None
-        if last is not None and last.slab == spot.slab and last.offset + last.length == spot.offset:
+        if last is not None and last.slab == place.slab and last.offset + last.length == place.offset:
             extents[-1] = Extent(last.virtual, last.slab, last.offset, last.length + length)
         else:
-            extents.append(Extent(virtual, spot.slab, spot.offset, length))
+            extents.append(Extent(virtual, place.slab, place.offset, length))
         virtual += length
     return tuple(extents)
 
@@ -124,14 +126,14 @@ def _runs(wanted: Sequence[WantedChunk]) -> list[tuple[WantedChunk, ...]]:
     return [tuple(run) for run in runs]
 
 
-def _room_for(first: WantedChunk, length: int, used: Mapping[int, int], slab_bytes: int) -> int | None:
+def _find_slab(first: WantedChunk, length: int, used_by_slab: Mapping[int, int], slab_bytes: int) -> int | None:
     """Return the first slab with room for a run of this length, else with room for its first chunk, else None."""
     found: int | None = None
     last = slab_bytes - first.length
-    for slab, begin in used.items():
+    for slab, begin in used_by_slab.items():
         if begin > last:
             continue  # the common case in a large version
-        start = _start(first, length, begin, slab_bytes)
+        start = _start_offset(first, length, begin, slab_bytes)
         if start + length <= slab_bytes:
             return slab
         if found is None and start <= last:
@@ -141,20 +143,20 @@ def _room_for(first: WantedChunk, length: int, used: Mapping[int, int], slab_byt
 
 def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[tuple[WantedChunk, int]]:
     """Return the leading chunks of the run that fit from `offset` on, each with its offset."""
-    taken: list[tuple[WantedChunk, int]] = []
+    fitting: list[tuple[WantedChunk, int]] = []
     for chunk in run:
         if offset + chunk.length > slab_bytes:
             break
-        taken.append((chunk, offset))
+        fitting.append((chunk, offset))
         offset += chunk.length
-    return taken
+    return fitting
 
 
-def _start(first: WantedChunk, length: int, used: int, slab_bytes: int) -> int:
+def _start_offset(first: WantedChunk, length: int, used_bytes: int, slab_bytes: int) -> int:
     """Return the run's start: congruent to its virtual offset if huge pages are possible. The first chunk may not fit
     there in a used slab. In an empty slab it always fits.
     """
-    congruent = used + (first.virtual - used) % HUGE_PAGE
+    congruent = used_bytes + (first.virtual - used_bytes) % HUGE_PAGE
     # A chunk nearly as long as the slab fits an empty one only at its start.
-    fits = congruent + first.length <= slab_bytes or used > 0
-    return congruent if length >= HUGE_PAGE and fits else used
+    fits = congruent + first.length <= slab_bytes or used_bytes > 0
+    return congruent if length >= HUGE_PAGE and fits else used_bytes

@@ -14,12 +14,19 @@ from kelvin.contracts.artifact_errors import ChunkCorrupt
 from kelvin.contracts.errors import CapacityExceeded, Refused
 from kelvin.contracts.traffic_errors import Overloaded
 from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
-from weightcache.host.policy.extents import FreeTail, SlabRange, WantedChunk, count_fresh_slabs, distinct_chunks, place
+from weightcache.host.policy.extents import (
+    FreeTail,
+    SlabRange,
+    WantedChunk,
+    count_new_slabs,
+    distinct_chunks,
+    place_chunks,
+)
 
 RETRY_S: Final = 1.0
 HALF_LIFE_S: Final = 600.0  # half-life of an idle slab's value
 
-ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to reload a tenant's (digest, length)
+ReloadEstimator = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to reload a tenant's (digest, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +35,15 @@ class Reservation:
 
     tenant: str
     places: dict[str, SlabRange]  # by digest
-    load: tuple[str, ...]  # digests that the owner of this reservation must load
-    wait: tuple[str, ...]  # digests that another load will bring
-    fresh: tuple[int, ...]  # new, empty slabs of this reservation
-    evicted: tuple[int, ...]  # slabs that were evicted for it
+    to_load: tuple[str, ...]  # digests that the owner of this reservation must load
+    to_await: tuple[str, ...]  # digests that another load will bring
+    new_slabs: tuple[int, ...]  # new, empty slabs of this reservation
+    evicted_slabs: tuple[int, ...]  # slabs that were evicted for it
 
     @property
     def ready(self) -> tuple[str, ...]:
         """Return the digests that were ready when the reservation was made."""
-        coming = {*self.load, *self.wait}
+        coming = {*self.to_load, *self.to_await}
         return tuple(digest for digest in self.places if digest not in coming)
 
     @property
@@ -49,20 +56,20 @@ class Reservation:
 class _Slab:
     tenant: str
     used_at: float
-    used: int = 0
+    used_bytes: int = 0
     pins: int = 0
     chunks: set[str] = field(default_factory=set)
     holders: set[int] = field(default_factory=set)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.pins > 0 or bool(self.holders)
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ChunkEntry:
     place: SlabRange
-    ready: bool = False
+    is_ready: bool = False
 
 
 class HostIndex:
@@ -76,18 +83,18 @@ class HostIndex:
         slab_bytes: int,
         max_slabs: int,
         quota: int | None = None,
-        reload_s: ReloadS = lambda _tenant, _chunks: 1.0,
+        reload_s: ReloadEstimator = lambda _tenant, _chunks: 1.0,
     ) -> None:
         self.slab_bytes = slab_bytes
         self.max_slabs = max_slabs
         self.quota = max_slabs if quota is None else min(quota, max_slabs)
         self._reload_s = reload_s
         self._slabs: dict[int, _Slab] = {}
-        self._chunks: dict[tuple[str, str], _Entry] = {}
+        self._chunks: dict[tuple[str, str], _ChunkEntry] = {}
         self._next = 0
 
     def __repr__(self) -> str:
-        busy = sum(slab.busy for slab in self._slabs.values())
+        busy = sum(slab.is_busy for slab in self._slabs.values())
         return f"<HostIndex slabs={len(self._slabs)}/{self.max_slabs} busy={busy} chunks={len(self._chunks)}>"
 
     @property
@@ -98,12 +105,12 @@ class HostIndex:
     @property
     def busy_count(self) -> int:
         """Return the number of slabs that can't be evicted now."""
-        return sum(slab.busy for slab in self._slabs.values())
+        return sum(slab.is_busy for slab in self._slabs.values())
 
     @property
-    def ready(self) -> tuple[int, int]:
+    def ready_totals(self) -> tuple[int, int]:
         """Return the number of ready chunks, and their bytes."""
-        lengths = [entry.place.length for entry in self._chunks.values() if entry.ready]
+        lengths = [entry.place.length for entry in self._chunks.values() if entry.is_ready]
         return len(lengths), sum(lengths)
 
     @property
@@ -119,7 +126,7 @@ class HostIndex:
         `Overloaded` if too much is in use; `ChunkCorrupt` if a digest is here with another length.
         """
         wanted = distinct_chunks(chunks)
-        alone = self._needed_alone(wanted)
+        alone = self._count_slabs_alone(wanted)
         if alone > self.max_slabs:
             raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
         if alone > self.quota:
@@ -132,31 +139,31 @@ class HostIndex:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
         return self._apply(tenant, wanted, *plan, now)
 
-    def slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
+    def count_slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
         """Return how many slabs these (digest, length) need in an empty tier. Raises `Refused(CapacityExceeded)` if a
         chunk is longer than a slab.
         """
-        return self._needed_alone(distinct_chunks(chunks))
+        return self._count_slabs_alone(distinct_chunks(chunks))
 
     def mark_ready(self, tenant: str, digest: str) -> None:
         """Record that the chunk's bytes are in place and verified."""
         entry = self._chunks[tenant, digest]
-        assert not entry.ready
-        entry.ready = True
+        assert not entry.is_ready
+        entry.is_ready = True
 
     def drop(self, tenant: str, digest: str) -> None:
         """Forget a chunk whose load failed. Its place stays unused until the slab ends."""
         entry = self._chunks[tenant, digest]
-        assert not entry.ready
+        assert not entry.is_ready
         del self._chunks[tenant, digest]
         self._slabs[entry.place.slab].chunks.discard(digest)
 
-    def condemn(self, tenant: str, digest: str) -> None:
+    def drop_damaged(self, tenant: str, digest: str) -> None:
         """Forget a ready chunk that was found damaged. Its place stays unused until the slab ends. The slab must be
         pinned. Processes with a mapping still see the damaged bytes.
         """
         entry = self._chunks[tenant, digest]
-        assert entry.ready
+        assert entry.is_ready
         assert self._slabs[entry.place.slab].pins
         del self._chunks[tenant, digest]
         self._slabs[entry.place.slab].chunks.discard(digest)
@@ -167,30 +174,30 @@ class HostIndex:
 
     def ready_chunks(self) -> tuple[tuple[tuple[str, str], int], ...]:
         """Return ((tenant, digest), length) of each ready chunk."""
-        return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.ready)
+        return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.is_ready)
 
     def has_slab(self, slab: int) -> bool:
         """Return whether the slab still exists."""
         return slab in self._slabs
 
-    def held_by(self, holder: int) -> tuple[int, ...]:
+    def slabs_of_holder(self, holder: int) -> tuple[int, ...]:
         """Return the slabs that the process may have mapped."""
         return tuple(number for number, slab in self._slabs.items() if holder in slab.holders)
 
     def is_ready(self, tenant: str, digest: str) -> bool:
         """Return whether the chunk may be served."""
         entry = self._chunks.get((tenant, digest))
-        return entry is not None and entry.ready
+        return entry is not None and entry.is_ready
 
     def is_loading(self, tenant: str, digest: str) -> bool:
         """Return whether the chunk is being loaded."""
         entry = self._chunks.get((tenant, digest))
-        return entry is not None and not entry.ready
+        return entry is not None and not entry.is_ready
 
     def try_place(self, tenant: str, digest: str) -> SlabRange | None:
         """Return the place of the chunk, if it is ready."""
         entry = self._chunks.get((tenant, digest))
-        return entry.place if entry is not None and entry.ready else None
+        return entry.place if entry is not None and entry.is_ready else None
 
     def touch(self, slabs: Iterable[int], now: float) -> None:
         """Record a use of these slabs."""
@@ -210,7 +217,7 @@ class HostIndex:
             self._slabs[number].pins -= 1
         return self._end_empty(numbers)
 
-    def hold(self, holder: int, slabs: Iterable[int], now: float) -> None:
+    def add_holder(self, holder: int, slabs: Iterable[int], now: float) -> None:
         """Record that the process `holder` received these slabs: they stay until `drop_holder`."""
         for number in slabs:
             self._slabs[number].holders.add(holder)
@@ -218,7 +225,7 @@ class HostIndex:
 
     def drop_holder(self, holder: int) -> tuple[int, ...]:
         """Remove a process that is dead or maps none of its slabs. Return the slabs that ended: they are empty."""
-        held = self.held_by(holder)
+        held = self.slabs_of_holder(holder)
         for number in held:
             self._slabs[number].holders.discard(holder)
         return self._end_empty(held)
@@ -230,7 +237,7 @@ class HostIndex:
             for number, slab in self._slabs.items()
             if tenant in (None, slab.tenant) and (digests is None or not digests.isdisjoint(slab.chunks))
         ]
-        ended = tuple(number for number in matching if not self._slabs[number].busy)
+        ended = tuple(number for number in matching if not self._slabs[number].is_busy)
         for number in ended:
             self._end(number)
         return ended, len(matching) - len(ended)
@@ -242,27 +249,27 @@ class HostIndex:
         for (tenant, digest), entry in self._chunks.items():
             slab = self._slabs[entry.place.slab]
             assert slab.tenant == tenant, "a slab holds one tenant's chunks"
-            assert entry.ready or slab.pins, "a load pins its slab"
+            assert entry.is_ready or slab.pins, "a load pins its slab"
             seen[entry.place.slab].add(digest)
         for number, slab in self._slabs.items():
             assert number < self._next
             assert slab.pins >= 0
             assert slab.chunks == seen[number]
-            assert slab.chunks or slab.busy, "an idle slab holds something"
+            assert slab.chunks or slab.is_busy, "an idle slab holds something"
             end = 0
             for spot in sorted((self._chunks[slab.tenant, d].place for d in slab.chunks), key=lambda p: p.offset):
                 assert spot.offset >= end, "places do not overlap"
                 end = spot.end
-            assert end <= slab.used <= self.slab_bytes
+            assert end <= slab.used_bytes <= self.slab_bytes
 
-    def _needed_alone(self, wanted: Sequence[WantedChunk]) -> int:
+    def _count_slabs_alone(self, wanted: Sequence[WantedChunk]) -> int:
         """Return how many slabs these chunks need if none of them is present. Raises `Refused(CapacityExceeded)`."""
         longest = max((chunk.length for chunk in wanted), default=0)
         if longest > self.slab_bytes:
             raise Refused(
                 CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
             )
-        return count_fresh_slabs(wanted, (), self.slab_bytes)
+        return count_new_slabs(wanted, (), self.slab_bytes)
 
     def _plan(
         self, tenant: str, wanted: Sequence[WantedChunk], *, keep_idle: bool
@@ -280,7 +287,7 @@ class HostIndex:
                 continue
             if entry.place.length != chunk.length:  # one digest with two lengths: the manifest is wrong
                 raise Refused(ChunkCorrupt(chunk.digest, "host"))
-            if keep_idle or self._slabs[entry.place.slab].busy:
+            if keep_idle or self._slabs[entry.place.slab].is_busy:
                 present[chunk.digest] = entry.place
             else:
                 ended.add(entry.place.slab)
@@ -289,7 +296,7 @@ class HostIndex:
         while True:
             free_tails = self._free_tails(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
-            fresh = count_fresh_slabs(missing, free_tails, self.slab_bytes)
+            fresh = count_new_slabs(missing, free_tails, self.slab_bytes)
             held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
             held[tenant] += fresh
             if fresh <= free:
@@ -297,7 +304,7 @@ class HostIndex:
             idle = (
                 Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
                 for number, slab in self._slabs.items()
-                if not slab.busy and number not in kept and number not in ended
+                if not slab.is_busy and number not in kept and number not in ended
             )
             least = choose_victims(idle, fresh - free, HALF_LIFE_S, TenantShares(held, self.quota, tenant))
             if least is None:
@@ -308,11 +315,11 @@ class HostIndex:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
         return self._reload_s(slab.tenant, lengths)
 
-    def _free_tails(self, tenant: str, without: set[int]) -> list[FreeTail]:
+    def _free_tails(self, tenant: str, excluded_slabs: set[int]) -> list[FreeTail]:
         return [
-            FreeTail(number, slab.used)
+            FreeTail(number, slab.used_bytes)
             for number, slab in self._slabs.items()
-            if slab.tenant == tenant and number not in without
+            if slab.tenant == tenant and number not in excluded_slabs
         ]
 
     def _apply(
@@ -327,20 +334,20 @@ class HostIndex:
         for number in ended:
             self._end(number)
         free_tails = self._free_tails(tenant, set())
-        count = count_fresh_slabs(missing, free_tails, self.slab_bytes)
+        count = count_new_slabs(missing, free_tails, self.slab_bytes)
         fresh = tuple(range(self._next, self._next + count))
         self._next += count
         for number in fresh:
             self._slabs[number] = _Slab(tenant, used_at)
-        placed = place(missing, free_tails, fresh, self.slab_bytes)
+        placed = place_chunks(missing, free_tails, fresh, self.slab_bytes)
         for digest, spot in placed.items():
-            self._chunks[tenant, digest] = _Entry(spot)
+            self._chunks[tenant, digest] = _ChunkEntry(spot)
             slab = self._slabs[spot.slab]
             slab.chunks.add(digest)
-            slab.used = max(slab.used, spot.end)
+            slab.used_bytes = max(slab.used_bytes, spot.end)
         both = {**present, **placed}
         places = {chunk.digest: both[chunk.digest] for chunk in wanted}
-        wait = tuple(digest for digest in present if not self._chunks[tenant, digest].ready)
+        wait = tuple(digest for digest in present if not self._chunks[tenant, digest].is_ready)
         reservation = Reservation(tenant, places, tuple(placed), wait, fresh, ended)
         for number in reservation.slabs:
             self._slabs[number].used_at = max(self._slabs[number].used_at, used_at)
@@ -349,7 +356,7 @@ class HostIndex:
 
     def _end_empty(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """End the slabs that hold no chunk and are not in use."""
-        empty = tuple(n for n in numbers if not self._slabs[n].chunks and not self._slabs[n].busy)
+        empty = tuple(n for n in numbers if not self._slabs[n].chunks and not self._slabs[n].is_busy)
         for number in empty:
             self._end(number)
         return empty

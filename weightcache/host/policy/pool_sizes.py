@@ -21,19 +21,19 @@ class SlabCounts:
 
     used: int
     free: int
-    making: int
+    being_made: int
     waiting: int
 
 
-def slabs_to_make(stock: SlabCounts, limit: int, spare: int, at_once: int) -> int:
+def slabs_to_make(slab_counts: SlabCounts, limit: int, spare: int, at_once: int) -> int:
     """Return how many more slabs to start making. For waiting callers, as many are made at once as possible. Spare
     slabs are made one after another, so that they take at most one core from other work.
     """
-    room = limit - stock.used - stock.free - stock.making
-    missing = stock.waiting - stock.free - stock.making
-    if stock.waiting:
-        return max(0, min(missing, room, at_once - stock.making))
-    return max(0, min(1 - stock.making, spare - stock.free, room))
+    room = limit - slab_counts.used - slab_counts.free - slab_counts.being_made
+    missing = slab_counts.waiting - slab_counts.free - slab_counts.being_made
+    if slab_counts.waiting:
+        return max(0, min(missing, room, at_once - slab_counts.being_made))
+    return max(0, min(1 - slab_counts.being_made, spare - slab_counts.free, room))
 
 
 def spare_slabs(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:
@@ -50,16 +50,16 @@ class ThreadCounts:
     make: int
 
     @property
-    def chunks(self) -> int:
+    def loads_at_once(self) -> int:
         """Return how many loads at once keep all threads busy: each reader has its next chunk queued."""
         return 2 * self.read + self.hash
 
 
 def choose_thread_counts(cores: int) -> ThreadCounts:
     """Return the numbers of threads for so many cores. They are never below those for two cores."""
-    return ThreadCounts(read=_within(READS, cores), hash=_within(HASHES, cores // 2), make=_within(MAKERS, cores // 2))
+    return ThreadCounts(read=_clamp(READS, cores), hash=_clamp(HASHES, cores // 2), make=_clamp(MAKERS, cores // 2))
 
 
-def _within(bounds: tuple[int, int], count: int) -> int:
+def _clamp(bounds: tuple[int, int], count: int) -> int:
     low, high = bounds
     return min(high, max(low, count))

@@ -38,7 +38,7 @@ class Transfer:
 class ThroughputMeter:
     """Moving average of bytes per second while transfers run; None before the first."""
 
-    rate: float | None = None
+    bytes_per_s: float | None = None
     _transfers: int = 0
     _transfer_seconds: float = 0.0
     _updated_at_s: float = 0.0
@@ -49,15 +49,17 @@ class ThroughputMeter:
         self._transfers += 1
         return Transfer(now, self._transfer_seconds)
 
-    def end(self, transfer: Transfer, moved: int, now: float) -> None:
-        """End a transfer of `moved` bytes. 0 bytes do not count: a refusal is not a slow transfer."""
+    def end(self, transfer: Transfer, moved_bytes: int, now: float) -> None:
+        """End a transfer of `moved_bytes`. 0 bytes do not count: a refusal is not a slow transfer."""
         self._update(now)
         self._transfers -= 1
         took_s = now - transfer.began_at_s
-        if moved and took_s > 0:
+        if moved_bytes and took_s > 0:
             at_once = (self._transfer_seconds - transfer.transfer_seconds) / took_s  # average, including this transfer
-            sample = moved / took_s * at_once
-            self.rate = sample if self.rate is None else NEWEST_WEIGHT * sample + (1 - NEWEST_WEIGHT) * self.rate
+            sample = moved_bytes / took_s * at_once
+            if self.bytes_per_s is not None:
+                sample = NEWEST_WEIGHT * sample + (1 - NEWEST_WEIGHT) * self.bytes_per_s
+            self.bytes_per_s = sample
 
     def _update(self, now: float) -> None:
         self._transfer_seconds += self._transfers * (now - self._updated_at_s)
@@ -69,39 +71,39 @@ class BdpWindow:
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
-        self._pace = ThroughputMeter()
+        self._meter = ThroughputMeter()
 
     def __repr__(self) -> str:
-        return f"<BdpWindow window={self.window} range={self.range_bytes} rate={self.rate}>"
+        return f"<BdpWindow window={self.window_bytes} range={self.range_bytes} rate={self.bytes_per_s}>"
 
     @property
-    def rate(self) -> float | None:
+    def bytes_per_s(self) -> float | None:
         """Return the bytes per second of all reads together; None before the first."""
-        return self._pace.rate
+        return self._meter.bytes_per_s
 
     @property
-    def window(self) -> int:
+    def window_bytes(self) -> int:
         """Return the limit of bytes in flight."""
-        wanted = FIRST_BYTES if self.rate is None else max(LEAST_BYTES, self.rate * TARGET_WAIT_S)
+        wanted = FIRST_BYTES if self.bytes_per_s is None else max(LEAST_BYTES, self.bytes_per_s * TARGET_WAIT_S)
         return int(min(wanted, self.at_once * RANGE_BYTES))
 
     @property
     def range_bytes(self) -> int:
         """Return the longest range of one read: a power of two, so that reads of one size can be compared."""
-        fitting = self.window // min(PARALLEL_RANGES, self.at_once)
+        fitting = self.window_bytes // min(PARALLEL_RANGES, self.at_once)
         return min(RANGE_BYTES, max(LEAST_RANGE_BYTES, 1 << fitting.bit_length() - 1))
 
-    def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        """Return how many of the `left` bytes may start now, as `ReadLimit.part` does."""
-        size = min(left, self.range_bytes)
-        if parts >= self.at_once or (parts and nbytes + size > self.window):
+    def next_part_bytes(self, running_parts: int, running_bytes: int, remaining_bytes: int) -> int | None:
+        """Return how many of the `remaining_bytes` may start now, as `ReadLimit` specifies."""
+        size = min(remaining_bytes, self.range_bytes)
+        if running_parts >= self.at_once or (running_parts and running_bytes + size > self.window_bytes):
             return None
         return size
 
     def begin(self, now: float) -> Transfer:
         """Count a read that starts now."""
-        return self._pace.begin(now)
+        return self._meter.begin(now)
 
-    def end(self, read: Transfer, moved: int, now: float) -> None:
-        """End a read of `moved` bytes; 0: it failed."""
-        self._pace.end(read, moved if moved >= MIN_SAMPLE_BYTES else 0, now)
+    def end(self, read: Transfer, moved_bytes: int, now: float) -> None:
+        """End a read of `moved_bytes`; 0: it failed."""
+        self._meter.end(read, moved_bytes if moved_bytes >= MIN_SAMPLE_BYTES else 0, now)

@@ -9,6 +9,7 @@ Virtual time is the lowest tag of running parts. A new version starts there, as 
 began. So the first version of a burst, whose chunks took all slots, waits until the others have had as many.
 """
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ PREFETCH_WEIGHT: Final = 1 / 16  # weight of a version that nothing waits for ye
 MAX_CREDIT_BYTES: Final = 64 << 20
 
 Flow = Hashable  # identifies one load of a version while it waits
-Key = tuple[str, str]  # tenant, digest
+ChunkKey = tuple[str, str]  # tenant, digest
 
 _NOBODY: Final[Mapping[Flow, int]] = MappingProxyType({})
 
@@ -32,8 +33,8 @@ class WaiterIndex:
     """The chunks of each flow, and the flows of each chunk. All sources share one index."""
 
     def __init__(self) -> None:
-        self._by_flow: dict[Flow, Mapping[Key, int]] = {}
-        self._by_key: dict[Key, dict[Flow, int]] = {}
+        self._by_flow: dict[Flow, Mapping[ChunkKey, int]] = {}
+        self._by_key: dict[ChunkKey, dict[Flow, int]] = {}
 
     def __repr__(self) -> str:
         return f"<WaiterIndex flows={len(self._by_flow)} chunks={len(self._by_key)}>"
@@ -41,11 +42,11 @@ class WaiterIndex:
     def __contains__(self, flow: Flow) -> bool:
         return flow in self._by_flow
 
-    def enter(self, flow: Flow, wanted: Mapping[Key, int]) -> None:
+    def enter(self, flow: Flow, position_by_chunk: Mapping[ChunkKey, int]) -> None:
         """Let the flow wait for these chunks, in the order of their positions, until `leave`."""
         assert flow not in self._by_flow
-        self._by_flow[flow] = wanted
-        for key, position in wanted.items():
+        self._by_flow[flow] = position_by_chunk
+        for key, position in position_by_chunk.items():
             self._by_key.setdefault(key, {})[flow] = position
 
     def leave(self, flow: Flow) -> None:
@@ -56,16 +57,16 @@ class WaiterIndex:
             if not flows:
                 del self._by_key[key]
 
-    def chunks_of(self, flow: Flow) -> Mapping[Key, int]:
+    def chunks_of(self, flow: Flow) -> Mapping[ChunkKey, int]:
         """Return the flow's positions by chunk."""
         return self._by_flow[flow]
 
-    def flows_of(self, key: Key) -> Mapping[Flow, int]:
+    def flows_of(self, key: ChunkKey) -> Mapping[Flow, int]:
         """Return the chunk's positions by flow; empty if no flow wants it."""
         return self._by_key.get(key, _NOBODY)
 
 
-def by_position(digests: Iterable[str], tenant: str) -> dict[Key, int]:
+def positions_by_chunk(digests: Iterable[str], tenant: str) -> dict[ChunkKey, int]:
     """Return the position of each chunk in its version's linear space."""
     return {(tenant, digest): position for position, digest in enumerate(digests)}
 
@@ -73,9 +74,9 @@ def by_position(digests: Iterable[str], tenant: str) -> dict[Key, int]:
 class ReadLimit(Protocol):
     """A limit of concurrent reads of a source."""
 
-    def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        """Return how many of a chunk's remaining `left` bytes may start now; None: none now. `parts` parts with
-        `nbytes` together are running. If there are none, some bytes must be allowed.
+    def next_part_bytes(self, running_parts: int, running_bytes: int, remaining_bytes: int) -> int | None:
+        """Return how many of a chunk's `remaining_bytes` may start now; None: none now. `running_parts` parts
+        with `running_bytes` together are running. If there are none, some bytes must be allowed.
         """
 
 
@@ -85,36 +86,36 @@ class ChunkCountLimit:
 
     at_once: int
 
-    def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        """Return `left`, or None if too many chunks are running."""
-        return left if parts < self.at_once else None
+    def next_part_bytes(self, running_parts: int, running_bytes: int, remaining_bytes: int) -> int | None:
+        """Return `remaining_bytes`, or None if too many chunks are running."""
+        return remaining_bytes if running_parts < self.at_once else None
 
 
 @dataclass(slots=True)
 class _FlowState:
     weight: float
-    entered: int  # arrival order, which breaks ties of tags
-    finish: float = 0.0  # the tag at which its next part may start
-    order: list[tuple[int, Key]] = field(default_factory=list)  # a heap; entries that are no longer queued are skipped
+    arrival_number: int  # arrival order, which breaks ties of tags
+    finish_tag: float = 0.0  # the tag at which its next part may start
+    heap: list[tuple[int, ChunkKey]] = field(default_factory=list)  # entries that are no longer queued are skipped
 
 
 class FairReadQueue:
-    """Chunks that wait for one source, or for their next part. Flows must enter and leave `wants` first.
+    """Chunks that wait for one source, or for their next part. Flows must enter and leave `waiters` first.
 
     A chunk may be wanted by several versions; the first whose turn comes pays for it. Within a version, chunks come in
     the order of its linear space, in which a model needs them. Of versions with equal tags, the earlier one is first.
     """
 
-    def __init__(self, wants: WaiterIndex) -> None:
-        self._wants = wants
-        self._now = 0.0  # virtual time, in bytes per weight; no running part ever had a lower tag
-        self._running: dict[Key, deque[float]] = {}  # tags of its running parts, in order of start
-        self._shares: dict[Flow, _FlowState] = {}
-        self._queued: dict[Key, int] = {}  # remaining bytes
-        self._entered = 0
+    def __init__(self, waiters: WaiterIndex) -> None:
+        self._waiters = waiters
+        self._virtual_time = 0.0  # virtual time, in bytes per weight; no running part ever had a lower tag
+        self._running: dict[ChunkKey, deque[float]] = {}  # tags of its running parts, in order of start
+        self._states: dict[Flow, _FlowState] = {}
+        self._queued: dict[ChunkKey, int] = {}  # remaining bytes
+        self._flow_count = 0
 
     def __repr__(self) -> str:
-        return f"<FairReadQueue flows={len(self._shares)} queued={len(self._queued)}>"
+        return f"<FairReadQueue flows={len(self._states)} queued={len(self._queued)}>"
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -124,62 +125,63 @@ class FairReadQueue:
         Bandwidth that other flows used before is not made up for.
         """
         assert weight > 0
-        assert flow not in self._shares
-        share = self._shares[flow] = _FlowState(weight, self._entered, self._now)
-        self._entered += 1
-        for key, position in self._wants.chunks_of(flow).items():
+        assert flow not in self._states
+        state = self._states[flow] = _FlowState(weight, self._flow_count, self._virtual_time)
+        self._flow_count += 1
+        for key, position in self._waiters.chunks_of(flow).items():
             if key in self._queued:
-                heappush(share.order, (position, key))
+                heappush(state.heap, (position, key))
 
     def set_weight(self, flow: Flow, weight: float) -> None:
         """Change the flow's weight. Its lead over virtual time is scaled to the new weight."""
         assert weight > 0
-        share = self._shares[flow]
-        share.finish = self._now + max(0.0, share.finish - self._now) * share.weight / weight
-        share.weight = weight
+        state = self._states[flow]
+        lead = max(0.0, state.finish_tag - self._virtual_time)
+        state.finish_tag = self._virtual_time + lead * state.weight / weight
+        state.weight = weight
 
-    def leave(self, flow: Flow) -> tuple[Key, ...]:
+    def leave(self, flow: Flow) -> tuple[ChunkKey, ...]:
         """Remove a flow. Return the chunks that leave the queue because no flow wants them."""
-        gone: list[Key] = []
-        for _, key in self._shares.pop(flow).order:
-            if key in self._queued and not self._wants.flows_of(key):
+        gone: list[ChunkKey] = []
+        for _, key in self._states.pop(flow).heap:
+            if key in self._queued and not self._waiters.flows_of(key):
                 del self._queued[key]
                 gone.append(key)
         return tuple(gone)
 
-    def add(self, key: Key, nbytes: int) -> None:
+    def add(self, key: ChunkKey, nbytes: int) -> None:
         """Queue a chunk that some flow wants."""
         assert key not in self._queued
-        wanted = self._wants.flows_of(key)
+        wanted = self._waiters.flows_of(key)
         assert wanted
         self._queued[key] = nbytes
         for flow, position in wanted.items():
-            heappush(self._shares[flow].order, (position, key))
+            heappush(self._states[flow].heap, (position, key))
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: ChunkKey) -> None:
         """Remove a queued chunk."""
         del self._queued[key]
 
-    def next(self) -> tuple[Key, int] | None:
-        """Return the chunk that `take` would start now, and its queued bytes; None if the queue is empty."""
+    def peek(self) -> tuple[ChunkKey, int] | None:
+        """Return the chunk that `start_next` would start now, and its queued bytes; None if the queue is empty."""
         chosen = self._choose()
         return None if chosen is None else (chosen[1], self._queued[chosen[1]])
 
-    def take(self, nbytes: int | None = None) -> Key:
+    def start_next(self, nbytes: int | None = None) -> ChunkKey:
         """Start `nbytes` (default: all) of the next chunk, charged to the version whose turn it was. The part runs
-        until `end`. The chunk is no longer queued.
+        until `end_part`. The chunk is no longer queued.
         """
         chosen = self._choose()
         assert chosen is not None
-        share, key = chosen
-        start = self._start(share)
-        self._running.setdefault(key, deque()).append(max(self._now, start))
+        state, key = chosen
+        start_tag = self._start_tag(state)
+        self._running.setdefault(key, deque()).append(max(self._virtual_time, start_tag))
         queued = self._queued.pop(key)
-        share.finish = start + (queued if nbytes is None else nbytes) / share.weight
-        self._now = self._lowest()
+        state.finish_tag = start_tag + (queued if nbytes is None else nbytes) / state.weight
+        self._virtual_time = self._lowest_running_tag()
         return key
 
-    def end(self, key: Key) -> None:
+    def end_part(self, key: ChunkKey) -> None:
         """End a running part of the chunk, read or not. The part that began first counts as ended."""
         tags = self._running[key]
         tags.popleft()
@@ -188,32 +190,34 @@ class FairReadQueue:
         # A waiting chunk may not start in its place yet. Virtual time must not pass that chunk's tag, so that it stays
         # as far behind as before.
         waiting = self._choose()
-        self._now = self._lowest() if waiting is None else min(self._lowest(), max(self._now, self._start(waiting[0])))
+        limit = math.inf if waiting is None else max(self._virtual_time, self._start_tag(waiting[0]))
+        self._virtual_time = min(self._lowest_running_tag(), limit)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if two facts contradict each other."""
-        assert all(tag >= self._now for tags in self._running.values() for tag in tags), "virtual time never goes back"
+        lowest_tags = (min(tags) for tags in self._running.values())
+        assert all(tag >= self._virtual_time for tag in lowest_tags), "virtual time never goes back"
         for key in self._queued:
-            wanted = self._wants.flows_of(key)
+            wanted = self._waiters.flows_of(key)
             assert wanted, "a chunk that no flow wants is not queued"
-            assert all((position, key) in self._shares[flow].order for flow, position in wanted.items())
+            assert all((position, key) in self._states[flow].heap for flow, position in wanted.items())
 
-    def _lowest(self) -> float:
-        return min((tag for tags in self._running.values() for tag in tags), default=self._now)
+    def _lowest_running_tag(self) -> float:
+        return min((tag for tags in self._running.values() for tag in tags), default=self._virtual_time)
 
-    def _choose(self) -> tuple[_FlowState, Key] | None:
-        heads = [(share, key) for share in self._shares.values() if (key := self._head(share)) is not None]
-        return min(heads, key=lambda head: (self._start(head[0]), head[0].entered), default=None)
+    def _choose(self) -> tuple[_FlowState, ChunkKey] | None:
+        heads = [(state, key) for state in self._states.values() if (key := self._first_queued(state)) is not None]
+        return min(heads, key=lambda head: (self._start_tag(head[0]), head[0].arrival_number), default=None)
 
-    def _start(self, share: _FlowState) -> float:
+    def _start_tag(self, state: _FlowState) -> float:
         """Return the tag of the flow's next part."""
-        return max(self._now - MAX_CREDIT_BYTES, share.finish)
+        return max(self._virtual_time - MAX_CREDIT_BYTES, state.finish_tag)
 
-    def _head(self, share: _FlowState) -> Key | None:
+    def _first_queued(self, state: _FlowState) -> ChunkKey | None:
         """Return the flow's first queued chunk, or None."""
-        while share.order:
-            key = share.order[0][1]
+        while state.heap:
+            key = state.heap[0][1]
             if key in self._queued:
                 return key
-            heappop(share.order)
+            heappop(state.heap)
         return None

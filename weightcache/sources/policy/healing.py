@@ -80,20 +80,20 @@ class Unrecoverable:
 HealingStep = TrySource | Fetched | Unrecoverable
 
 
-def choose_step(rules: Sequence[SourceRule], trials: Sequence[ReadAttempt]) -> HealingStep:
+def choose_step(rules: Sequence[SourceRule], attempts: Sequence[ReadAttempt]) -> HealingStep:
     """Return the next step after these trials, oldest first. There must be at least one rule."""
-    if trials and trials[-1].outcome in GOOD_OUTCOMES:
-        return Fetched(trials[-1].tier)
+    if attempts and attempts[-1].outcome in GOOD_OUTCOMES:
+        return Fetched(attempts[-1].tier)
     for position, rule in enumerate(rules):
-        own = [trial for trial in trials if trial.tier == rule.tier]
+        own = [trial for trial in attempts if trial.tier == rule.tier]
         if not own or (own[-1].is_fault and len(own) < rule.attempts):
             return TrySource(position)
-    return Unrecoverable(_decisive(trials))
+    return Unrecoverable(_find_decisive(attempts))
 
 
-def _decisive(trials: Sequence[ReadAttempt]) -> ReadAttempt:
+def _find_decisive(attempts: Sequence[ReadAttempt]) -> ReadAttempt:
     """Return the last source's attempt. If it has no copy, return one of an unavailable source, which may have it."""
-    last = trials[-1]
+    last = attempts[-1]
     if last.outcome in ABSENT_OUTCOMES:
-        return next((trial for trial in reversed(trials) if trial.outcome is ReadOutcome.AWAY), last)
+        return next((trial for trial in reversed(attempts) if trial.outcome is ReadOutcome.AWAY), last)
     return last

@@ -28,22 +28,22 @@ class HedgeRule:
 
 
 class ReadHedging:
-    """Hedging state of one store. Call `began` for each read, `record_read` with its duration or a lower bound."""
+    """Hedging state of one store. Call `begin_read` for each read, `record_read` with its duration or a lower bound."""
 
     def __init__(self, rule: HedgeRule) -> None:
         self.rule = rule
         self._recent: dict[int, SlidingQuantile] = {}  # by the number of bits of the size: within a factor of two
-        self._saved = 0.0
+        self._saved_hedges = 0.0
         self._running = 0
 
     def __repr__(self) -> str:
-        return f"<ReadHedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
+        return f"<ReadHedging share={self.rule.share:g} saved={self._saved_hedges:.2f} running={self._running}>"
 
-    def began(self, nbytes: int) -> float | None:
+    def begin_read(self, nbytes: int) -> float | None:
         """Count a read of `nbytes` that begins, which adds `share` to the budget. Return after how many seconds it is
         late; None if too few reads of that size are known.
         """
-        self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
+        self._saved_hedges = min(float(self.rule.burst), self._saved_hedges + self.rule.share)
         recent = self._recent.get(nbytes.bit_length())
         if recent is None or len(recent) < MIN_SAMPLES:
             return None
@@ -55,9 +55,9 @@ class ReadHedging:
 
     def try_hedge(self) -> bool:
         """Take a hedge from the budget. Return False if none is left. Otherwise call `end_hedge` after both reads."""
-        if self._saved < 1.0 or self._running >= self.rule.at_once:
+        if self._saved_hedges < 1.0 or self._running >= self.rule.at_once:
             return False
-        self._saved -= 1.0
+        self._saved_hedges -= 1.0
         self._running += 1
         return True
 
