@@ -15,19 +15,19 @@ from kelvin.ipc.socket_directory import SocketDirectory
 from tests.snapshotter.unix import unix_transport
 
 
-class Door:
+class SnapshotterTarget:
     """The CLI's context object, connected to the snapshotter's socket."""
 
     def __init__(self, directory: SocketDirectory) -> None:
         self._address = directory.address("snapshotter.sock")
 
-    def door(self) -> httpx.Client:
+    def client(self) -> httpx.Client:
         who = Principal(key_id="k1", tenant="acme", scopes=(Scope.ADMIN,))
         headers = {"x-kelvin-principal": encode(who).decode()}
         return httpx.Client(transport=unix_transport(self._address), base_url="http://snapshotter", headers=headers)
 
 
 if __name__ == "__main__":
-    door = Door(SocketDirectory(Path(sys.argv[1])))
+    target = SnapshotterTarget(SocketDirectory(Path(sys.argv[1])))
     print("begins", file=sys.stderr, flush=True)
-    push_command.main(sys.argv[2:], obj=door)
+    push_command.main(sys.argv[2:], obj=target)

@@ -198,7 +198,7 @@ def export_version(
     version: str,
     directory: Path,
     form: str,
-    door: httpx.Client,
+    client: httpx.Client,
     progress: Progress,
     retry_policy: RetryPolicy | None = None,
 ) -> ExportResult:
@@ -206,7 +206,7 @@ def export_version(
     if directory.exists() or directory.is_symlink():
         raise Refused(InvalidRequest("directory", str(directory), "exists already"))
     progress.begin("looking", None)
-    calls = ExportClient(door, retry_policy)
+    calls = ExportClient(client, retry_policy)
     manifest = calls.manifest(version)
     original = calls.try_original(version) if form == "tensors" else None
     if form == "tensors" and original is None:
@@ -299,12 +299,12 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
-def resolve_version(door: httpx.Client, reference: str) -> str:
+def resolve_version(client: httpx.Client, reference: str) -> str:
     """Return the version of `M`, `M@prod` or `M@HEX`, or the given 64 digits. Raises `Refused`."""
     if is_digest(reference):  # a model's name is never a digest
         return reference
     named = parse_reference(reference)
-    answer = raise_for_failure(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_TIMEOUT_S))
+    answer = raise_for_failure(client.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_TIMEOUT_S))
     found = decode_response(answer, _Model)
     if named.alias is not None:
         fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []
@@ -340,8 +340,8 @@ def export_command(reference: str, directory: Path, form: str, as_json: bool) ->
     \b
     kelvin export tinylm@prod ./tinylm
     """
-    with open_client() as door, open_progress(not as_json) as progress:
-        exported = export_version(resolve_version(door, reference), directory, form, door, progress)
+    with open_client() as client, open_progress(not as_json) as progress:
+        exported = export_version(resolve_version(client, reference), directory, form, client, progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(exported)))
         return

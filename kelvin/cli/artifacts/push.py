@@ -69,7 +69,7 @@ class TransferOptions:
 def push_directory(
     directory: Path,
     model: str,
-    door: httpx.Client,
+    client: httpx.Client,
     progress: Progress,
     line: TransferOptions | None = None,
     tensors: TensorsOptions | None = None,
@@ -79,21 +79,21 @@ def push_directory(
     `directory` may be a tensorizer file; `tensors` are its options.
     """
     return _with_retries(
-        _PushRun(directory, model, door, progress, line or TransferOptions(), tensors, signing), _PushRun.run
+        _PushRun(directory, model, client, progress, line or TransferOptions(), tensors, signing), _PushRun.run
     )
 
 
 def rehearse(
     directory: Path,
     model: str,
-    door: httpx.Client,
+    client: httpx.Client,
     progress: Progress,
     line: TransferOptions | None = None,
     tensors: TensorsOptions | None = None,
 ) -> DryRunResult:
     """Do all of a push except sending, and keep nothing. Raises `Refused` as the push would."""
     return _with_retries(
-        _PushRun(directory, model, door, progress, line or TransferOptions(), tensors), _PushRun.rehearse
+        _PushRun(directory, model, client, progress, line or TransferOptions(), tensors), _PushRun.rehearse
     )
 
 
@@ -118,7 +118,7 @@ class _PushRun:
         self,
         directory: Path,
         model: str,
-        door: httpx.Client,
+        client: httpx.Client,
         progress: Progress,
         line: TransferOptions,
         tensors: TensorsOptions | None,
@@ -131,7 +131,7 @@ class _PushRun:
         self._line = line
         self._stopped = threading.Event()
         bandwidth_limit = None if line.bytes_s is None else BandwidthLimit(line.bytes_s, sleep=self._stopped.wait)
-        self._calls = PushClient(door, line.retry_policy, self._stopped, bandwidth_limit)
+        self._calls = PushClient(client, line.retry_policy, self._stopped, bandwidth_limit)
         self._progress = progress
         self._signing = signing
         self._signed: tuple[str, AttestRequest] | None = None

@@ -44,13 +44,13 @@ BURST_S: Final = 0.25  # a burst may hold this many seconds' worth of bytes
 def open_client() -> Iterator[httpx.Client]:
     """Yield the HTTP client of the running command. Raises `Refused` if the installation can't be found."""
     try:
-        opened = click.get_current_context().obj.door()
+        opened = click.get_current_context().obj.client()
     except CommandFailed as closed:
         raise Refused(RemoteFailure("unavailable", Unavailable.status, closed.message, None, True)) from closed
-    with opened as door:
+    with opened as client:
         # Refusals of the push API say whether a retry may help, so they are handled here instead of in `refuse`.
-        door.event_hooks = {}
-        yield door
+        client.event_hooks = {}
+        yield client
 
 
 def raise_for_failure(answer: httpx.Response) -> httpx.Response:
@@ -126,12 +126,12 @@ class PushClient:
 
     def __init__(
         self,
-        door: httpx.Client,
+        client: httpx.Client,
         retry_policy: RetryPolicy | None = None,
         stopped: threading.Event | None = None,
         bandwidth_limit: BandwidthLimit | None = None,
     ) -> None:
-        self._door = door
+        self._http = client
         self._retry_policy = retry_policy or RetryPolicy()
         self._stopped = stopped or threading.Event()  # once set, no call is retried
         self._pace = bandwidth_limit
@@ -201,7 +201,7 @@ class PushClient:
         named = {**(headers or {"content-type": "application/json"}), "content-length": str(len(content))}
         body = content if self._pace is None else self._pace.pieces(content)
         try:
-            answer = self._door.request(method, path, content=body, headers=named, timeout=timeout_s)
+            answer = self._http.request(method, path, content=body, headers=named, timeout=timeout_s)
         except httpx.TransportError as error:
             if (reason := _certificate_error(error)) is not None:
                 return RemoteFailure("untrusted", 0, f"the installation's certificate is not trusted: {reason}"), False

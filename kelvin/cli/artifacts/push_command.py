@@ -128,11 +128,11 @@ def _push(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    with open_client() as door, open_progress(not as_json) as progress:
+    with open_client() as client, open_progress(not as_json) as progress:
         if dry_run:
-            _print_dry_run(model, rehearse(directory, model, door, progress, line, wish), as_json)
+            _print_dry_run(model, rehearse(directory, model, client, progress, line, wish), as_json)
         else:
-            _print_result(push_directory(directory, model, door, progress, line, wish, signing), as_json)
+            _print_result(push_directory(directory, model, client, progress, line, wish, signing), as_json)
 
 
 @contextmanager

@@ -32,10 +32,10 @@ LINE_TIMEOUT_S: Final = 600.0
 COLLECT_TIMEOUT_S: Final = 600.0
 
 
-def stream_check(door: httpx.Client) -> Iterator[FsckLine]:
+def stream_check(client: httpx.Client) -> Iterator[FsckLine]:
     """Yield lines as they arrive, up to the summary. Raises `Refused`, also if the check was cut short."""
     try:
-        with door.stream("POST", "/push/v1/fsck", timeout=LINE_TIMEOUT_S) as answer:
+        with client.stream("POST", "/push/v1/fsck", timeout=LINE_TIMEOUT_S) as answer:
             if not answer.is_success:
                 answer.read()
             for raw in _lines(raise_for_failure(answer)):
@@ -89,8 +89,8 @@ def fsck_command(as_json: bool) -> None:
     """Verify every object and byte of a tenant. Changes nothing. Exits with 1 on findings. Only the key's own tenant is
     read: run it with a key of each tenant (`--key`, scope `admin` or `push`).
     """
-    with open_client() as door, open_progress(not as_json) as progress:
-        findings, summary = read_findings(stream_check(door), progress)
+    with open_client() as client, open_progress(not as_json) as progress:
+        findings, summary = read_findings(stream_check(client), progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins({"findings": findings, "summary": summary})))
     else:
@@ -112,11 +112,11 @@ def _checked_sentence(summary: FsckSummary) -> str:
     return f"{checked}, {summary.checked_bytes} bytes of the key's tenant checked: {faults}; {unused}{running}"
 
 
-def request_collection(door: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
+def request_collection(client: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
     """Collect the key's tenant, or for an operator another one. Raises `Refused`."""
     path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
-    answer = raise_for_failure(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_TIMEOUT_S))
+    answer = raise_for_failure(client.request("POST", path, content=body, headers=headers, timeout=COLLECT_TIMEOUT_S))
     return decode_response(answer, CollectReport)
 
 
@@ -128,8 +128,8 @@ def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
     """Free objects that no version needs. They must have been unused for the grace period. The first run marks a
     version that no model names; a run after the grace period frees it.
     """
-    with open_client() as door:
-        report = request_collection(door, run, None if tenant is None else require_dns_label(tenant, "tenant"))
+    with open_client() as client:
+        report = request_collection(client, run, None if tenant is None else require_dns_label(tenant, "tenant"))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))
         return

@@ -47,7 +47,7 @@ class Target:
     ca: Path | None = None
     key: Path | None = None
 
-    def door(self, key_file: str = "admin.key") -> httpx.Client:
+    def client(self, key_file: str = "admin.key") -> httpx.Client:
         """Return an HTTP client. Raises CommandFailed if URL, CA or key is missing or invalid."""
         protect_memory()
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
@@ -141,8 +141,8 @@ def call_json(method: str, path: str, **sent: Any) -> dict[str, Any]:
     """Call the installation and return the JSON object of the response. `sent` are more arguments of `httpx.request`.
     Raises CommandFailed as `Target.door` and `decode_json_object` do, and on a refusal.
     """
-    with current_target().door() as door:
-        return decode_json_object(door.request(method, path, **sent))
+    with current_target().client() as client:
+        return decode_json_object(client.request(method, path, **sent))
 
 
 def unreachable_error(error: httpx.TransportError) -> CommandFailed:
@@ -203,13 +203,13 @@ def failure_of_response(answer: httpx.Response) -> RemoteFailure:
     )
 
 
-def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
+def poll_report(client: httpx.Client, path: str, params: dict[str, str]) -> bytes:
     """Poll until the report is ready and return its JSON. The control plane reads every row of a ledger or audit first.
     Progress is shown on a terminal. Raises what the client raises.
     """
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:
-        while (answer := door.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
+        while (answer := client.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
             progress = decode(answer.content, Examining, field="answer of the control plane")
             if status is not None:
                 status.update(f"reading: {progress.rows:,} of {progress.of:,} rows")

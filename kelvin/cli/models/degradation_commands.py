@@ -40,12 +40,12 @@ def degradation_command(
         raise click.UsageError(f"{'--off' if off else '--as-others'}: give no steps with it")
     if as_others and (off or plan is None):
         raise click.UsageError("--as-others: give a --plan with it, and no --off")
-    with current_target().door() as door:
-        shown = decode_json_object(door.get(f"/admin/v1/models/{model}"))
+    with current_target().client() as client:
+        shown = decode_json_object(client.get(f"/admin/v1/models/{model}"))
         answer = {"steps": shown["ladder"], "plans": shown["plan_ladders"]}
         if steps or off or as_others:
             body = replace_plan_steps(answer, None if as_others else steps, plan)
-            answer = decode_json_object(door.put(f"/admin/v1/models/{model}/ladder", json=body))
+            answer = decode_json_object(client.put(f"/admin/v1/models/{model}/ladder", json=body))
     if as_json:
         print_json(answer)
         return

@@ -24,8 +24,8 @@ def start_command(model: str, as_json: bool) -> None:
     if as_json:
         return
     # The forecast does not include causes of delay, such as a full machine or a damaged chunk.
-    with current_target().door() as door:
-        for line in failure_lines([decode_json_object(door.get(f"/admin/v1/models/{model}"))]):
+    with current_target().client() as client:
+        for line in failure_lines([decode_json_object(client.get(f"/admin/v1/models/{model}"))]):
             click.echo(line)
 
 

@@ -311,8 +311,8 @@ def split_reference(reference: str) -> tuple[str, str]:
 @click.argument("model")
 def stop_command(model: str) -> None:
     """Scale a model to zero now. The next request starts it again."""
-    with current_target().door() as door:
-        door.post(f"/admin/v1/models/{model}/stop")
+    with current_target().client() as client:
+        client.post(f"/admin/v1/models/{model}/stop")
     click.echo(f"{model}: stopping")
 
 
@@ -371,12 +371,12 @@ def restart_command(model: str, as_json: bool) -> None:
     command is interrupted.
     """
     path = f"/admin/v1/models/{model}/restart"
-    with current_target().door() as door:
-        ordered = found = decode_json_object(door.post(path))
+    with current_target().client() as client:
+        ordered = found = decode_json_object(client.post(path))
         shown = _print_progress(None, found, as_json)
         while found["state"] == "running":
             time.sleep(POLL_S)
-            found = _poll_replacement(door, path)
+            found = _poll_replacement(client, path)
             if found["order"] != ordered["order"]:
                 raise CommandFailed(
                     f"{model}: the order ended with its control plane, {_replaced_count(shown)}; order it again"
@@ -390,12 +390,12 @@ def restart_command(model: str, as_json: bool) -> None:
         click.echo(f"{model}: restarted, {_replaced_count(found)}")
 
 
-def _poll_replacement(door: httpx.Client, path: str) -> dict[str, Any]:
+def _poll_replacement(client: httpx.Client, path: str) -> dict[str, Any]:
     """Return the progress. While the control plane is down, retry for UNAVAILABLE_LIMIT_S. Raises CommandFailed."""
     limit = time.monotonic() + UNAVAILABLE_LIMIT_S
     while True:
         try:
-            answer: dict[str, Any] = decode_json_object(door.get(path))
+            answer: dict[str, Any] = decode_json_object(client.get(path))
         except (CommandFailed, httpx.TransportError) as error:
             if (
                 getattr(error, "status", HTTPStatus.SERVICE_UNAVAILABLE) != HTTPStatus.SERVICE_UNAVAILABLE

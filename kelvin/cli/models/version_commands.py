@@ -75,9 +75,9 @@ def _table(model: str, versions: list[dict[str, Any]]) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(reference: str, as_json: bool) -> None:
     """Print a version's contents and signatures. Name it M, M@prod, M@HEX, or by its 64 digits."""
-    with open_client() as door:
-        version = resolve_version(door, reference)
-        calls = ExportClient(door)
+    with open_client() as client:
+        version = resolve_version(client, reference)
+        calls = ExportClient(client)
         manifest, entries = calls.manifest(version), calls.attestations(version)
     found = describe_version(version, manifest, entries)
     click.echo(json.dumps(found, indent=2) if as_json else "\n".join(version_lines(found)))

@@ -106,11 +106,11 @@ def render_command(
     require_dns_label(tenant, "tenant")
     if is_digest(reference):  # a bare version names no model whose scale settings to use
         raise click.UsageError(f"{reference}: must be M, M@prod or M@HEX")
-    with open_client() as door:
-        version = resolve_version(door, reference)
-        manifest = ExportClient(door).manifest(version)
+    with open_client() as client:
+        version = resolve_version(client, reference)
+        manifest = ExportClient(client).manifest(version)
         model = reference.partition("@")[0]
-        scale = decode_json_object(raise_for_failure(door.request("GET", f"/admin/v1/models/{model}")))["scale"]
+        scale = decode_json_object(raise_for_failure(client.request("GET", f"/admin/v1/models/{model}")))["scale"]
     rendered = service(
         PodVersion(
             tenant=tenant,

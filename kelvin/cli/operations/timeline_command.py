@@ -70,8 +70,8 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
     """Draw the stages of one request from arrival to first token. It needs a key of the request's tenant with the scope
     `infer`, and for --floor also `admin`. The defaults are default.key, and admin.key for --floor.
     """
-    with current_target().door("default.key") as door:
-        raw = door.get(f"/v1/requests/{request_id}/timeline").content
+    with current_target().client("default.key") as client:
+        raw = client.get(f"/v1/requests/{request_id}/timeline").content
     try:
         if as_json:
             print_json(decode_any(raw))

@@ -54,8 +54,8 @@ def verify_command(tenant: str | None, every: bool) -> None:
     Exits with 2 if an entry was changed, removed, added, moved, or expired too early, and names the first one. Note the
     digest elsewhere: the database's owner can forge another chain, but not one that ends in the same digest.
     """
-    with current_target().door() as door:
-        raw = poll_report(door, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
+    with current_target().client() as client:
+        raw = poll_report(client, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
     report = decode(raw, AuditReport, field=_PEER)
     for chain in report.chains:
         name = _name(chain.tenant)
@@ -72,8 +72,8 @@ def expire_command(tenant: str | None) -> None:
     """Expire entries older than their window now; for operators. The installation does this every hour. An expired
     entry loses its text and keeps its digest, so the chain still verifies.
     """
-    with current_target().door() as door:
-        answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
+    with current_target().client() as client:
+        answer = client.post("/admin/v1/audit/expire", params=tenant_query(tenant))
     found = decode(answer.content, Expired, field=_PEER).entries
     for name, count in sorted(found.items()):
         click.echo(f"{_name(name)}: {count:,} entries expired")
@@ -89,11 +89,11 @@ def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
     operators. With `--tenant ''` it applies to every tenant without windows of its own.
     """
     days_of, where = _parse_days(wanted), tenant_query(tenant)
-    with current_target().door() as door:
+    with current_target().client() as client:
         if days_of:
-            answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
+            answer = client.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
         else:
-            answer = door.get("/admin/v1/audit/windows", params=where)
+            answer = client.get("/admin/v1/audit/windows", params=where)
     for name, days in decode(answer.content, AuditWindows, field=_PEER).days.items():
         click.echo(f"{name}: {days} days")
 

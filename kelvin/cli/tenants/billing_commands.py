@@ -49,8 +49,8 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     lost, double or contradictory.
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
-    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = door.get("/admin/v1/billing/report", params=month_query(tenant, chosen)).content
+    with context.obj.client() as client, hint_own_key(tenant, "billing:read"):
+        raw = client.get("/admin/v1/billing/report", params=month_query(tenant, chosen)).content
     report = decode(raw, BillingReport, field="answer of the control plane")
     if form == "json":
         click.echo(raw.decode())
@@ -72,8 +72,8 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
     """Freeze a month's prices and bill. Later records become adjustments of another month. Prints the digest of the
     closed month; note it elsewhere. Exits with 2 if the month does not balance.
     """
-    with context.obj.door() as door, hint_own_key(tenant, "admin"):
-        answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
+    with context.obj.client() as client, hint_own_key(tenant, "admin"):
+        answer = client.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
     closing = decode(answer.content, ClosingReport, field="answer of the control plane")
     total = f"{closing.report.currency} {format_money(closing.report.total_micros)}"
     click.echo(f"{closing.report.tenant} {month} is closed: {total}, chain {closing.chain}")
@@ -91,8 +91,8 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
     """Recompute chain, totals and closed bills. They are recomputed from the ledger's rows. Exits with 2 if a row was
     changed, removed, added or moved, and names the first difference of each month.
     """
-    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = poll_report(door, "/admin/v1/billing/verify", month_query(tenant, month))
+    with context.obj.client() as client, hint_own_key(tenant, "billing:read"):
+        raw = poll_report(client, "/admin/v1/billing/verify", month_query(tenant, month))
     report = decode(raw, VerifyReport, field="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"
@@ -215,8 +215,8 @@ def reconcile_command(context: click.Context, tenant: str | None, month: str | N
     Names each difference with its size. Exits with 2 if two accounts differ that must agree. Known differences (charged
     by the last acknowledgement, or still on their way) are no failure.
     """
-    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = poll_report(door, "/admin/v1/billing/reconcile", month_query(tenant, month))
+    with context.obj.client() as client, hint_own_key(tenant, "billing:read"):
+        raw = poll_report(client, "/admin/v1/billing/reconcile", month_query(tenant, month))
     report = decode(raw, ReconcileReport, field="answer of the control plane")
     if as_json:
         click.echo(raw.decode())

@@ -124,8 +124,8 @@ def _create_key(
     """Create a key and write its secret to `output`, or else to standard output."""
     with contextlib.ExitStack() as stack:
         write = None if output is None else stack.enter_context(key_file(output, replace=replace))
-        door = stack.enter_context(current_target().door())
-        made = decode_json_object(door.post(path, json=body, params=tenant_query(tenant)))
+        client = stack.enter_context(current_target().client())
+        made = decode_json_object(client.post(path, json=body, params=tenant_query(tenant)))
         if write is not None:
             write(made.pop("secret"))
     if as_json:

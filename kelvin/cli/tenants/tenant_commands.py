@@ -69,8 +69,8 @@ def create_command(tenant: str) -> None:
     """Create a tenant. Its name is a DNS label. It has no key yet: `kelvin keys create NAME --tenant TENANT --scope
     admin`.
     """
-    with current_target().door() as door:
-        door.post("/admin/v1/tenants", json={"tenant": tenant})
+    with current_target().client() as client:
+        client.post("/admin/v1/tenants", json={"tenant": tenant})
     click.echo(f"{tenant}: created")
 
 
@@ -78,8 +78,8 @@ def create_command(tenant: str) -> None:
 @click.argument("tenant")
 def suspend_command(tenant: str) -> None:
     """Refuse all keys of a tenant and scale its models to zero. Running requests are finished."""
-    with current_target().door() as door:
-        door.post(f"/admin/v1/tenants/{tenant}/suspend")
+    with current_target().client() as client:
+        client.post(f"/admin/v1/tenants/{tenant}/suspend")
     click.echo(f"{tenant}: suspended")
 
 
@@ -87,8 +87,8 @@ def suspend_command(tenant: str) -> None:
 @click.argument("tenant")
 def resume_command(tenant: str) -> None:
     """Reactivate a suspended tenant."""
-    with current_target().door() as door:
-        door.post(f"/admin/v1/tenants/{tenant}/resume")
+    with current_target().client() as client:
+        client.post(f"/admin/v1/tenants/{tenant}/resume")
     click.echo(f"{tenant}: active")
 
 
@@ -110,6 +110,6 @@ def delete_command(tenant: str, force: bool) -> None:
     """Delete a tenant without models and valid keys. Its name can't be used again, and its usage stays in the ledger.
     `kelvin collect --run --tenant TENANT` frees its bytes in the store.
     """
-    with current_target().door() as door:
-        door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
+    with current_target().client() as client:
+        client.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
     click.echo(f"{tenant}: deleted; `kelvin collect --run --tenant {tenant}` frees its bytes after the grace period")

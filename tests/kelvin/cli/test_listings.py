@@ -15,7 +15,7 @@ from kelvin.cli.tenants.billing_commands import billing_command
 from kelvin.cli.tenants.key_commands import keys_command
 from kelvin.cli.tenants.tenant_commands import tenants_command
 from tests.kelvin.cli.tenants.test_billing_commands import GOOD
-from tests.kelvin.doors import answering
+from tests.kelvin.cli_targets import installation_answering
 
 LONG = "a-name-of-thirty-or-more-characters"
 MODEL = {
@@ -76,7 +76,7 @@ BILL = msgspec.structs.replace(
 )  # fmt: skip
 def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], answer: Any, cells: list[str]) -> None:
     """`grep` finds the row, and the ids in it can be used."""
-    result = CliRunner().invoke(command, words, obj=answering(answer), env={"COLUMNS": "40"})
+    result = CliRunner().invoke(command, words, obj=installation_answering(answer), env={"COLUMNS": "40"})
     assert result.exit_code == 0, result.output
     assert "\N{HORIZONTAL ELLIPSIS}" not in result.output
     assert [line for line in result.output.splitlines() if all(cell in line for cell in cells)], result.output
@@ -87,7 +87,9 @@ def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        result = CliRunner().invoke(versions_command, ["list", "m"], obj=answering({"versions": [VERSION]}))
+        result = CliRunner().invoke(
+            versions_command, ["list", "m"], obj=installation_answering({"versions": [VERSION]})
+        )
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -13,7 +13,7 @@ from kelvin.cli.artifacts.progress import Progress
 from kelvin.cli.artifacts.store_commands import collect_command, fsck_command, request_collection
 from kelvin.contracts.errors import Unavailable
 from kelvin.contracts.serving.control_messages import Scope
-from tests.kelvin.doors import Doors, push
+from tests.kelvin.cli_targets import SnapshotterTarget, push
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.tensors_files import TensorsFile
@@ -29,12 +29,12 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def push_model(house: House, model: Model, directory: Path) -> str:
-    with house.client() as door:
-        return push(model.write(directory), "toy", door, Progress()).version
+    with house.client() as client:
+        return push(model.write(directory), "toy", client, Progress()).version
 
 
 def run(house: House, *arguments: str) -> Result:
-    return CliRunner().invoke(collect_command, arguments, obj=Doors(house))
+    return CliRunner().invoke(collect_command, arguments, obj=SnapshotterTarget(house))
 
 
 def collect(house: House, *arguments: str) -> dict[str, object]:
@@ -77,7 +77,7 @@ def test_a_deleted_version_goes_after_its_grace(house: House, tmp_path: Path) ->
     assert objects(house) == before
     assert (report["versions"], report["packs"]) == (1, 2)
     assert (house.store / TENANT / "manifests" / kept).exists()
-    clean = CliRunner().invoke(fsck_command, [], obj=Doors(house))
+    clean = CliRunner().invoke(fsck_command, [], obj=SnapshotterTarget(house))
     assert clean.exit_code == 0, clean.output
 
 
@@ -87,10 +87,10 @@ def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) ->
     weights = default_weights() | {"model.extra": weight((9000,), 7)}
     model, path = Model(shards={"model.safetensors": weights}).write(tmp_path / "b"), tmp_path / "b" / "x.tensors"
     path.write_bytes(TensorsFile(weights).build())
-    with house.client() as door:
-        other = push(path, "toy", door, Progress()).version
-        sharing = push(Model().write(tmp_path / "a"), "toy", door, Progress()).version
-        assert push(model, "toy", door, Progress()).version == other
+    with house.client() as client:
+        other = push(path, "toy", client, Progress()).version
+        sharing = push(Model().write(tmp_path / "a"), "toy", client, Progress()).version
+        assert push(model, "toy", client, Progress()).version == other
     orphan = house.store / TENANT / "packs" / f"{'0' * 64}.tensors"
     orphan.write_bytes(b"cut off")
     house.control.deleted.add(other)
@@ -122,8 +122,8 @@ def test_version_pushed_again_during_grace_is_complete(house: House, tmp_path: P
     age(house)
     assert collect(house, "--run")["freed"]
     house.control.deleted.clear()
-    with house.client() as door:
-        committed = push(tmp_path / "b", "toy", door, Progress())
+    with house.client() as client:
+        committed = push(tmp_path / "b", "toy", client, Progress())
     assert (committed.version, committed.created) == (other, True)
     assert committed.new_chunks
 
@@ -159,19 +159,19 @@ def test_failed_collection_frees_nothing(house: House, tmp_path: Path) -> None:
 
 def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None:
     """An operator may collect another tenant's store, even if deleted. For other keys, other tenants don't exist."""
-    with house.client("umbrella") as door:
-        push(Model().write(tmp_path / "a"), "toy", door, Progress())
+    with house.client("umbrella") as client:
+        push(Model().write(tmp_path / "a"), "toy", client, Progress())
     house.control.deleted.update(registration.version for registration in house.control.registrations)
-    with house.client(TENANT, Scope.OPERATOR) as door:
-        assert len(request_collection(door, run=True, tenant="umbrella").condemned) == 1
+    with house.client(TENANT, Scope.OPERATOR) as client:
+        assert len(request_collection(client, run=True, tenant="umbrella").condemned) == 1
     for tenant in ("umbrella", "nobody"):
-        with house.client(TENANT, Scope.ADMIN) as door:
-            answer = door.post(f"/push/v1/collect?tenant={tenant}", json={"run": False})
+        with house.client(TENANT, Scope.ADMIN) as client:
+            answer = client.post(f"/push/v1/collect?tenant={tenant}", json={"run": False})
             assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-    with house.client(TENANT, Scope.OPERATOR) as door:
-        assert door.post("/push/v1/collect?tenant=../acme", json={"run": False}).status_code == 400
-    with house.client(TENANT, Scope.ADMIN) as door:
-        assert request_collection(door, run=False, tenant=TENANT).condemned == ()
+    with house.client(TENANT, Scope.OPERATOR) as client:
+        assert client.post("/push/v1/collect?tenant=../acme", json={"run": False}).status_code == 400
+    with house.client(TENANT, Scope.ADMIN) as client:
+        assert request_collection(client, run=False, tenant=TENANT).condemned == ()
 
 
 def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
     house.control.deleted.update(registration.version for registration in house.control.registrations)
     age(house)
     before = objects(house)
-    with house.client("umbrella") as door:
-        answer = door.post("/push/v1/collect", json={"run": True})
+    with house.client("umbrella") as client:
+        answer = client.post("/push/v1/collect", json={"run": True})
     assert (answer.status_code, answer.json()["freed"]) == (200, [])
     assert objects(house) == before

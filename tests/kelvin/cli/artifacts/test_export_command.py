@@ -18,7 +18,7 @@ from kelvin.contracts.artifact_errors import ChunkCorrupt, ChunkMissing, Manifes
 from kelvin.contracts.artifacts.manifest import DTYPE_BYTES
 from kelvin.contracts.errors import Refused
 from tests.kelvin.cli.artifacts.test_push import FAST, Told
-from tests.kelvin.doors import push
+from tests.kelvin.cli_targets import push
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, Weight, default_weights, resharded, weight
 from tests.snapshotter.planted import Store
@@ -37,13 +37,13 @@ SHARDED = Model(shards=resharded(WEIGHTS, 3, seed=8), more=MORE)
 
 def pushed(house: House, tmp_path: Path, model: Model = SHARDED) -> str:
     (tmp_path / "model").mkdir(parents=True, exist_ok=True)
-    with house.client() as door:
-        return push(model.write(tmp_path / "model"), "toy", door, Progress()).version
+    with house.client() as client:
+        return push(model.write(tmp_path / "model"), "toy", client, Progress()).version
 
 
 def exported(house: House, version: str, directory: Path, form: str = "safetensors") -> Path:
-    with house.client() as door:
-        export_version(version, directory, form, door, Progress(), FAST.retry_policy)
+    with house.client() as client:
+        export_version(version, directory, form, client, Progress(), FAST.retry_policy)
     return directory
 
 
@@ -67,8 +67,8 @@ def test_safetensors_export_has_bit_exact_tensors(house: House, tmp_path: Path) 
     assert found == WEIGHTS
     files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "model.safetensors"}
     assert files == small(SHARDED)
-    with house.client() as door:
-        assert push(directory, "toy", door, Progress()).version == version
+    with house.client() as client:
+        assert push(directory, "toy", client, Progress()).version == version
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -76,8 +76,8 @@ def test_config_of_a_module_comes_back_in_its_directory(house: House, tmp_path: 
     """A module's config keeps its directory, as sentence-transformers needs."""
     name, raw = "1_Pooling/config.json", b'{"pooling_mode_mean_tokens": true}'
     version = pushed(house, tmp_path, Model(more={name: raw}))
-    with house.client() as door:
-        found = export_version(version, tmp_path / "out", "safetensors", door, Progress(), FAST.retry_policy)
+    with house.client() as client:
+        found = export_version(version, tmp_path / "out", "safetensors", client, Progress(), FAST.retry_policy)
     assert (tmp_path / "out" / name).read_bytes() == raw
     assert found.files == (name, "config.json", "model.safetensors", "tokenizer.json")
     assert found.total_bytes == sum((tmp_path / "out" / path).stat().st_size for path in found.files)
@@ -172,11 +172,11 @@ def test_tenants_are_apart(house: House, tmp_path: Path) -> None:
     """Another tenant's version and chunks don't exist."""
     version = pushed(house, tmp_path)
     digest = json.loads((house.store / TENANT / "manifests" / version).read_bytes())["chunks"][0]["digest"]
-    with house.client("umbrella") as door:
-        assert door.get(f"/push/v1/manifests/{version}").status_code == 404
-        assert door.get(f"/push/v1/chunks/{digest}").status_code == 404
-    with house.client() as door:
-        assert door.get(f"/push/v1/chunks/{digest}").status_code == 200
+    with house.client("umbrella") as client:
+        assert client.get(f"/push/v1/manifests/{version}").status_code == 404
+        assert client.get(f"/push/v1/chunks/{digest}").status_code == 404
+    with house.client() as client:
+        assert client.get(f"/push/v1/chunks/{digest}").status_code == 200
 
 
 def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
     out = tmp_path / "out"
 
     class Lying:
-        def __init__(self, door: httpx.Client, what: str) -> None:
-            self._door, self._what = door, what
+        def __init__(self, client: httpx.Client, what: str) -> None:
+            self._door, self._what = client, what
 
         def request(self, method: str, url: str, **more: object) -> object:
             answer = self._door.request(method, url, **more)  # type: ignore[arg-type]
@@ -195,8 +195,8 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
             return answer
 
     for what in ("/manifests/", "/chunks/"):
-        with house.client() as door, pytest.raises(Refused):
-            export_version(version, out, "safetensors", Lying(door, what), Progress(), FAST.retry_policy)  # type: ignore[arg-type]
+        with house.client() as client, pytest.raises(Refused):
+            export_version(version, out, "safetensors", Lying(client, what), Progress(), FAST.retry_policy)  # type: ignore[arg-type]
         assert not out.exists()
 
 
@@ -205,8 +205,8 @@ def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, mon
     monkeypatch.setattr(subject, "INDEX_BYTES", 200)
     version = pushed(house, tmp_path)
     progress = Told()
-    with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, tmp_path / "out", "tensors", door, progress, FAST.retry_policy)
+    with house.client() as client, pytest.raises(Refused) as refused:
+        export_version(version, tmp_path / "out", "tensors", client, progress, FAST.retry_policy)
     assert refused.value.failure.code == "capacity_exceeded"
     assert [stage for stage, _ in progress.stages] == ["looking"]
 

@@ -15,20 +15,20 @@ from kelvin.contracts.errors import Forbidden, Refused, Unavailable
 from kelvin.contracts.problem import problem_details, to_wire
 from kelvin.contracts.wire import encode
 from tests.kelvin.cli.artifacts.test_push import Told
-from tests.kelvin.doors import Doors, push
+from tests.kelvin.cli_targets import SnapshotterTarget, push
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(settings_for(tmp_path / "data")) as opened, opened.client() as door:
-        push(Model().write(tmp_path / "model"), "toy", door, Progress())
+    with open_house(settings_for(tmp_path / "data")) as opened, opened.client() as client:
+        push(Model().write(tmp_path / "model"), "toy", client, Progress())
         yield opened
 
 
 def run(house: House, *arguments: str) -> Result:
-    return CliRunner().invoke(fsck_command, arguments, obj=Doors(house))
+    return CliRunner().invoke(fsck_command, arguments, obj=SnapshotterTarget(house))
 
 
 def flip(house: House) -> Path:
@@ -72,15 +72,15 @@ def test_fsck_json_has_the_same_facts(house: House) -> None:
 def test_tenants_are_apart(house: House) -> None:
     """Another tenant's check doesn't find it."""
     flip(house)
-    with house.client("umbrella") as door:
-        findings, summary = read_findings(stream_check(door), Progress())
+    with house.client("umbrella") as client:
+        findings, summary = read_findings(stream_check(client), Progress())
     assert (findings, summary.packs) == ([], 0)
 
 
 def test_fsck_progress_ends_at_its_total(house: House) -> None:
     progress = Told()
-    with house.client() as door:
-        _, summary = read_findings(stream_check(door), progress)
+    with house.client() as client:
+        _, summary = read_findings(stream_check(client), progress)
     assert progress.stages == [("checking", summary.checked_bytes)]
     assert progress.done == summary.checked_bytes
 
@@ -108,8 +108,8 @@ BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
 def test_check_without_summary_is_not_clean(answer: httpx.Response, want: str) -> None:
     """A response without a summary is an error."""
     transport = httpx.MockTransport(lambda request: answer)
-    with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
-        read_findings(stream_check(door), Progress())
+    with httpx.Client(transport=transport, base_url="http://x") as client, pytest.raises(Refused, match=want):
+        read_findings(stream_check(client), Progress())
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
@@ -121,8 +121,8 @@ def test_line_end_of_text_ends_no_line(end: str) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=(raw[at : at + 1] for at in range(len(raw))))
 
-    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as door:
-        assert read_findings(stream_check(door), Progress()) == ([finding], SUMMARY)
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as client:
+        assert read_findings(stream_check(client), Progress()) == ([finding], SUMMARY)
 
 
 def test_fsck_without_an_installation_is_a_refusal() -> None:
@@ -132,7 +132,7 @@ def test_fsck_without_an_installation_is_a_refusal() -> None:
         raise httpx.ConnectError("refused")
 
     with (
-        httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as door,
+        httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as client,
         pytest.raises(Refused, match=r"can't be reached at http://x: refused; is `kelvin up` running"),
     ):
-        read_findings(stream_check(door), Progress())
+        read_findings(stream_check(client), Progress())

@@ -15,7 +15,7 @@ from kelvin.cli.artifacts.push import DEFAULT_SENDERS, TransferOptions, push_dir
 from kelvin.cli.artifacts.push_client import RetryPolicy
 from kelvin.cli.artifacts.push_source import PushSource
 from kelvin.contracts.errors import Refused, Unavailable
-from tests.kelvin.doors import push
+from tests.kelvin.cli_targets import push
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, resharded, weight
 from tests.snapshotter.reader import assert_whole, read_version, versions_of
@@ -45,8 +45,8 @@ def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) ->
     model = Model()
     directory = model.write(tmp_path / "model")
     progress = Told()
-    with house.client() as door:
-        committed = push(directory, "toy", door, progress)
+    with house.client() as client:
+        committed = push(directory, "toy", client, progress)
     files, tensors = read_version(house.store, TENANT, committed.version)
     assert tensors == {name: each.data for name, each in model.shards["model.safetensors"].items()}
     assert files == {path: raw for path, raw in model.files().items() if path.endswith(".json")}
@@ -57,9 +57,9 @@ def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) ->
 def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
     """A second push sends and seals nothing, and reports the same version."""
     directory = Model().write(tmp_path / "model")
-    with house.client() as door:
-        first = push_directory(directory, "toy", door, Progress())
-        second = push_directory(directory, "toy", door, Progress())
+    with house.client() as client:
+        first = push_directory(directory, "toy", client, Progress())
+        second = push_directory(directory, "toy", client, Progress())
     assert first.committed.created
     assert first.sent_bytes > 0
     assert second.committed == structs.replace(first.committed, created=False, new_chunks=0)
@@ -70,16 +70,16 @@ def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
 def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
     """One changed tensor sends one chunk. Other shards of the same tensors send nothing and give the same version."""
     weights = default_weights() | {"model.big.weight": weight((10_000,), 7)}
-    with house.client() as door:
-        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Progress())
+    with house.client() as client:
+        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", client, Progress())
         changed = weights | {"model.norm.weight": weight((8,), 4242)}
         pushed = push_directory(
-            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", door, Progress()
+            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", client, Progress()
         )
         assert pushed.sent_bytes == 4096
         assert pushed.committed.new_chunks == 1
         sharded = Model(shards=resharded(weights, 3, seed=9)).write(tmp_path / "c")
-        again = push_directory(sharded, "toy", door, Progress())
+        again = push_directory(sharded, "toy", client, Progress())
     assert again.committed.version == first.version
     assert again.sent_bytes == 0
     assert_whole(house.store, TENANT)
@@ -116,14 +116,14 @@ def test_file_changed_during_a_push_is_refused(
     """The refusal names the file and nothing is published. A later push of the unchanged directory succeeds."""
     directory = Model().write(tmp_path / "model")
     progress = Told(at={stage: lambda: change(directory / name)})
-    with house.client() as door:
+    with house.client() as client:
         with pytest.raises(Refused) as caught:
-            push(directory, "toy", door, progress)
+            push(directory, "toy", client, progress)
         assert caught.value.failure.code == "artifact_rejected"
         assert caught.value.failure.param == name
         assert versions_of(house.store, TENANT) == []
         Model().write(directory)
-        assert push(directory, "toy", door, Progress()).created
+        assert push(directory, "toy", client, Progress()).created
 
 
 def test_rejected_artifact_is_not_sent(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_rejected_artifact_is_not_sent(tmp_path: Path) -> None:
 
     directory = Model(more={"pytorch_model.bin": b""}).write(tmp_path / "model")
     with (
-        httpx.Client(transport=httpx.MockTransport(never), base_url="http://x") as door,
+        httpx.Client(transport=httpx.MockTransport(never), base_url="http://x") as client,
         pytest.raises(Refused, match="pickles"),
     ):
-        push(directory, "toy", door, Progress())
+        push(directory, "toy", client, Progress())
 
 
 def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
         for plan in (house.data / "staging" / TENANT).iterdir():
             plan.rename(tmp_path / plan.name)
 
-    with house.client() as door:
-        committed = push_directory(directory, "toy", door, Told(at={"sending": forget}), FAST).committed
+    with house.client() as client:
+        committed = push_directory(directory, "toy", client, Told(at={"sending": forget}), FAST).committed
     assert committed.created
     assert_whole(house.store, TENANT)
 
@@ -167,9 +167,9 @@ def test_lost_staged_chunk_is_sent_again(house: House, tmp_path: Path) -> None:
                     path.unlink()
             super().check_unchanged()
 
-    with house.client() as door, pytest.MonkeyPatch.context() as patch:
+    with house.client() as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr("kelvin.cli.artifacts.push_source.PushSource", Losing)
-        assert push_directory(directory, "toy", door, Progress(), FAST).committed.created
+        assert push_directory(directory, "toy", client, Progress(), FAST).committed.created
     assert lost
     assert_whole(house.store, TENANT)
 
@@ -179,8 +179,8 @@ def test_push_waits_for_an_unavailable_control_plane(house: House, tmp_path: Pat
     directory = Model().write(tmp_path / "model")
     away = Unavailable("the control plane", 0.001)
     house.control.failures = {"gate": [away] * 2, "seal": [away] * 2, "versions": [away]}
-    with house.client() as door:
-        assert push_directory(directory, "toy", door, Progress(), FAST).committed.version
+    with house.client() as client:
+        assert push_directory(directory, "toy", client, Progress(), FAST).committed.version
     assert len(house.control.registrations) == 1
 
 
@@ -206,7 +206,7 @@ def test_push_holds_one_chunk_per_sender(house: House, tmp_path: Path, monkeypat
             return honest(self, method, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(httpx.Client, "request", request)
-    with house.client() as door:
-        pushed = push_directory(directory, "toy", door, Progress())
+    with house.client() as client:
+        pushed = push_directory(directory, "toy", client, Progress())
     assert pushed.committed.new_chunks >= 60
     assert 1 <= most[0] <= DEFAULT_SENDERS

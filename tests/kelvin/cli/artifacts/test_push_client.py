@@ -76,9 +76,9 @@ def missing(calls: PushClient) -> Missing:
 )
 def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
     """A temporary failure is retried until it passes."""
-    door, clock = ScriptedDoor([*before, GOOD]), Clock()
-    assert missing(PushClient(door, clock.retry_policy())) == NOTHING
-    assert door.calls == calls
+    client, clock = ScriptedDoor([*before, GOOD]), Clock()
+    assert missing(PushClient(client, clock.retry_policy())) == NOTHING
+    assert client.calls == calls
     assert len(clock.pauses) == calls - 1
 
 
@@ -92,31 +92,31 @@ def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
 )
 def test_lasting_failure_is_not_retried(failure: Failure) -> None:
     """A permanent failure is raised at once, with its code and status."""
-    door = ScriptedDoor([problem(failure)])
+    client = ScriptedDoor([problem(failure)])
     with pytest.raises(Refused) as caught:
-        missing(PushClient(door, Clock().retry_policy()))
-    assert door.calls == 1
+        missing(PushClient(client, Clock().retry_policy()))
+    assert client.calls == 1
     assert (caught.value.failure.code, caught.value.failure.status) == (failure.code, failure.status)
     assert caught.value.failure.message == failure.message
 
 
 def test_redirect_is_no_success() -> None:
     """If a login proxy redirects the upload, the chunk wasn't stored."""
-    door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
+    client = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
     with pytest.raises(Refused, match=r"https://door/push/v1/plans/0+/chunks/f+ answered 302: is the URL Kelvin's\?"):
-        PushClient(door, Clock().retry_policy()).put_chunk("0" * 32, "f" * 64, b"bytes")
-    assert door.calls == 1
+        PushClient(client, Clock().retry_policy()).put_chunk("0" * 32, "f" * 64, b"bytes")
+    assert client.calls == 1
 
 
 def test_retries_end_after_the_time_limit() -> None:
     """The limit is 10 s before the first response and 120 s after it. Pauses grow up to 5 s."""
     clock = Clock()
-    door = ScriptedDoor([CUT])
+    client = ScriptedDoor([CUT])
     with pytest.raises(Refused, match="the installation is not available"):
-        missing(PushClient(door, clock.retry_policy()))
+        missing(PushClient(client, clock.retry_policy()))
     assert 5 < clock.now - 1000 <= 10
-    door, clock = ScriptedDoor([GOOD, CUT]), Clock()
-    calls = PushClient(door, clock.retry_policy())
+    client, clock = ScriptedDoor([GOOD, CUT]), Clock()
+    calls = PushClient(client, clock.retry_policy())
     missing(calls)
     with pytest.raises(Refused):
         missing(calls)
@@ -154,10 +154,10 @@ def test_untrusted_certificate_is_not_retried() -> None:
         except httpx.ConnectError as error:
             return error
 
-    door = ScriptedDoor([untrusted()])
+    client = ScriptedDoor([untrusted()])
     with pytest.raises(Refused, match="not trusted: self-signed certificate"):
-        missing(PushClient(door, Clock().retry_policy()))
-    assert door.calls == 1
+        missing(PushClient(client, Clock().retry_policy()))
+    assert client.calls == 1
 
 
 def test_running_commit_is_polled() -> None:

@@ -14,7 +14,7 @@ from kelvin.cli.base.api_client import Target
 from kelvin.contracts.artifact_errors import ProbeFailed
 from kelvin.contracts.errors import Forbidden
 from kelvin.contracts.serving.control_messages import StartProblem
-from tests.kelvin.doors import Doors, answering
+from tests.kelvin.cli_targets import SnapshotterTarget, installation_answering
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_config
@@ -22,7 +22,7 @@ from tests.snapshotter.reader import versions_of
 
 
 def run(house: House, *arguments: str) -> Result:
-    return CliRunner().invoke(push_command, arguments, obj=Doors(house))
+    return CliRunner().invoke(push_command, arguments, obj=SnapshotterTarget(house))
 
 
 def test_push_prints_the_version_last(house: House, tmp_path: Path) -> None:
@@ -118,7 +118,9 @@ def test_answer_of_another_server_is_not_wrong_usage(tmp_path: Path, body: bytes
     """A proxy or an installation of another release replied with 200, so the exit code isn't that of wrong usage."""
     directory = Model().write(tmp_path / "model")
     answer = httpx.Response(200, content=body)
-    done = CliRunner().invoke(push_command, [str(directory), "--name", "toy", "--json"], obj=answering(answer))
+    done = CliRunner().invoke(
+        push_command, [str(directory), "--name", "toy", "--json"], obj=installation_answering(answer)
+    )
     error = json.loads(done.stdout)["error"]
     assert (done.exit_code, error["code"]) == (1, "unavailable")
     assert error["message"].endswith("is the URL Kelvin's?")
@@ -186,8 +188,8 @@ def test_push_exit_codes_are_as_documented(
                 house.control.failures = {"seal": [ProbeFailed("0" * 64, "no")]}
             case "scope":
                 house.control.failures = {"gate": [Forbidden("admin")]}
-        door: object = Target(tmp_path / "nowhere") if case == "nowhere" else Doors(house)
-        done = CliRunner().invoke(push_command, [*arguments, *(["--json"] if as_json else [])], obj=door)
+        client: object = Target(tmp_path / "nowhere") if case == "nowhere" else SnapshotterTarget(house)
+        done = CliRunner().invoke(push_command, [*arguments, *(["--json"] if as_json else [])], obj=client)
     assert done.exit_code == exit_code, done.output
     if code is None:
         assert done.stderr

@@ -27,8 +27,8 @@ from kelvin.contracts.artifacts.push_api import Plan, PlannedChunk
 from kelvin.contracts.errors import Refused
 from snapshotter.intake.policy.intake import admit
 from tests.kelvin.cli.artifacts.test_push import FAST
+from tests.kelvin.cli_targets import SnapshotterTarget
 from tests.kelvin.crypto.test_signing_keys import Private, pem_of, public_pem_of
-from tests.kelvin.doors import Doors
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, resharded
 
@@ -66,7 +66,7 @@ def trust(data: Path, private: Private) -> None:
 
 
 def run(house: House, command: Any, *arguments: str) -> Result:
-    return CliRunner().invoke(command, arguments, obj=Doors(house))
+    return CliRunner().invoke(command, arguments, obj=SnapshotterTarget(house))
 
 
 def signed_push(house: House, tmp_path: Path, model: Model = SHARDED, *more: str) -> str:
@@ -211,9 +211,9 @@ def planned(house: House, tmp_path: Path) -> tuple[Plan, tuple[str, ...], Manife
             seen.append((plan, digests, decode_manifest(raw, version)))
             return super().sign(raw, version, plan, digests, source, model)
 
-    with house.client() as door:
+    with house.client() as client:
         spy = Spy(read_key(tmp_path / "key.pem"), read_claims(None))
-        push_directory(SHARDED.write(tmp_path / "spied"), "toy", door, Progress(), FAST, signing=spy)
+        push_directory(SHARDED.write(tmp_path / "spied"), "toy", client, Progress(), FAST, signing=spy)
     return seen[0]
 
 

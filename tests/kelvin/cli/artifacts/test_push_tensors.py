@@ -17,7 +17,7 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import encode
 from tests.kelvin.cli.artifacts.test_export_command import hashes, read_by_library
 from tests.kelvin.cli.artifacts.test_push import FAST, Told
-from tests.kelvin.doors import Doors, push
+from tests.kelvin.cli_targets import SnapshotterTarget, push
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import versions_of
@@ -50,10 +50,10 @@ def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, re
     """The version doesn't depend on the format, or on whether the file is kept or repacked. No chunk is sent twice."""
     progress = Told()
     file = written(tmp_path / "a")
-    with house.client() as door:
-        pushed = push_directory(file, "toy", door, progress, tensors=TensorsOptions(repack=repack))
+    with house.client() as client:
+        pushed = push_directory(file, "toy", client, progress, tensors=TensorsOptions(repack=repack))
         assert objects(house) == ([] if repack else [file.read_bytes()])
-        again = push(MODEL.write(tmp_path / "b"), "toy", door, Progress())
+        again = push(MODEL.write(tmp_path / "b"), "toy", client, Progress())
     assert (again.version, again.created) == (pushed.committed.version, False)
     assert again.new_chunks == 0
     assert ("checking", file.stat().st_size) in progress.stages
@@ -62,35 +62,35 @@ def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, re
 
 def test_tensorizer_export_pushes_to_the_same_version(house: House, tmp_path: Path) -> None:
     """A file written by the library at an export is pushed to the same version, with its small files beside it."""
-    with house.client() as door:
-        version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
-        export_version(version, tmp_path / "out", "tensors", door, Progress())
-        assert push(tmp_path / "out" / "model.tensors", "toy", door, Progress()).version == version
+    with house.client() as client:
+        version = push(MODEL.write(tmp_path / "model"), "toy", client, Progress()).version
+        export_version(version, tmp_path / "out", "tensors", client, Progress())
+        assert push(tmp_path / "out" / "model.tensors", "toy", client, Progress()).version == version
 
 
 def test_kept_tensorizer_file_is_exported_unchanged(house: House, tmp_path: Path) -> None:
     """The exported file is the pushed one, byte for byte. An export as safetensors has the same tensors."""
     file = written(tmp_path / "a")
     run = CliRunner()
-    pushed = run.invoke(push_command, [str(file), "--name", "toy"], obj=Doors(house))
+    pushed = run.invoke(push_command, [str(file), "--name", "toy"], obj=SnapshotterTarget(house))
     version = pushed.stdout.split()[-1]
-    with house.client() as door:
-        exported = export_version(version, tmp_path / "out", "tensors", door, Progress())
+    with house.client() as client:
+        exported = export_version(version, tmp_path / "out", "tensors", client, Progress())
         assert exported.as_pushed
         assert (tmp_path / "out" / "model.tensors").read_bytes() == file.read_bytes()
-        plain = export_version(version, tmp_path / "plain", "safetensors", door, Progress())
+        plain = export_version(version, tmp_path / "plain", "safetensors", client, Progress())
         assert not plain.as_pushed
-        assert push(tmp_path / "plain", "toy", door, Progress()).version == version
+        assert push(tmp_path / "plain", "toy", client, Progress()).version == version
     names = {"config.json", "tokenizer.json", "generation_config.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*names, "model.tensors"}
 
 
 def test_the_library_reads_it_in_the_store(house: House, tmp_path: Path) -> None:
     """The library opens the stored object in place, and its hashes match."""
-    with house.client() as door:
-        version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
-        export_version(version, tmp_path / "out", "tensors", door, Progress())
-        push(tmp_path / "out" / "model.tensors", "toy", door, Progress())
+    with house.client() as client:
+        version = push(MODEL.write(tmp_path / "model"), "toy", client, Progress()).version
+        export_version(version, tmp_path / "out", "tensors", client, Progress())
+        push(tmp_path / "out" / "model.tensors", "toy", client, Progress())
     (path,) = (house.store / TENANT / "packs").glob("*.tensors")
     assert read_by_library(path) == hashes(WEIGHTS)
 
@@ -99,8 +99,8 @@ def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -
     """The client compares an exported file with the digest from the push. If the index is wrong about the file, the
     library writes another one, and the export says that it isn't the pushed one."""
     file = written(tmp_path / "a")
-    with house.client() as door:
-        version = push(file, "toy", door, Progress()).version
+    with house.client() as client:
+        version = push(file, "toy", client, Progress()).version
     (path,) = (house.store / TENANT / "packs").glob("*.tensors")
     flipped(path, file.stat().st_size - 1)  # a byte of no chunk, so the version itself is intact
     index = house.store / TENANT / "index" / path.name
@@ -108,18 +108,18 @@ def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -
     flipped(path, file.stat().st_size - 1)
     raw = index.read_bytes()
     index.write_bytes(raw.replace(b'"size":', b'"size":1'))
-    with house.client() as door:
-        assert not export_version(version, tmp_path / "other", "tensors", door, Progress()).as_pushed
+    with house.client() as client:
+        assert not export_version(version, tmp_path / "other", "tensors", client, Progress()).as_pushed
     index.write_bytes(raw)
-    with house.client() as door:
-        assert export_version(version, tmp_path / "out", "tensors", door, Progress()).as_pushed
+    with house.client() as client:
+        assert export_version(version, tmp_path / "out", "tensors", client, Progress()).as_pushed
     with house.client("umbrella") as other:
         assert other.get(f"/push/v1/originals/{version}").status_code == 404
 
 
 def refused_export(house: House, version: str, directory: Path) -> str:
-    with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, directory, "tensors", door, Progress(), FAST.retry_policy)
+    with house.client() as client, pytest.raises(Refused) as refused:
+        export_version(version, directory, "tensors", client, Progress(), FAST.retry_policy)
     assert not directory.exists()
     return refused.value.failure.code
 
@@ -131,16 +131,16 @@ def test_small_files_may_lie_in_another_directory(house: House, tmp_path: Path) 
     Model(more={}).write(other)
     (other / "model.bin").write_bytes(b"of no interest")
     run = CliRunner()
-    refused = run.invoke(push_command, [str(file), "--name", "toy"], obj=Doors(house))
+    refused = run.invoke(push_command, [str(file), "--name", "toy"], obj=SnapshotterTarget(house))
     assert (refused.exit_code, "config.json" in refused.stderr) == (3, True)
-    done = run.invoke(push_command, [str(file), "--name", "toy", "--with", str(other)], obj=Doors(house))
+    done = run.invoke(push_command, [str(file), "--name", "toy", "--with", str(other)], obj=SnapshotterTarget(house))
     assert done.exit_code == 0, done.output
     assert versions_of(house.store, TENANT) == [done.stdout.split()[-1]]
     for option in (["--with", str(other)], ["--repack"]):
-        wrong = run.invoke(push_command, [str(other), "--name", "toy", *option], obj=Doors(house))
+        wrong = run.invoke(push_command, [str(other), "--name", "toy", *option], obj=SnapshotterTarget(house))
         assert (wrong.exit_code, "only for a .tensors file" in wrong.stderr) == (2, True)
-    with house.client() as door, pytest.raises(Refused, match="is not a directory"):
-        push_directory(file, "toy", door, Progress(), tensors=TensorsOptions(tmp_path / "none"))
+    with house.client() as client, pytest.raises(Refused, match="is not a directory"):
+        push_directory(file, "toy", client, Progress(), tensors=TensorsOptions(tmp_path / "none"))
 
 
 def flipped(file: Path, at: int) -> None:
@@ -150,8 +150,8 @@ def flipped(file: Path, at: int) -> None:
 
 
 def refusal(house: House, file: Path) -> str:
-    with house.client() as door, pytest.raises(Refused) as refused:
-        push(file, "toy", door, Progress())
+    with house.client() as client, pytest.raises(Refused) as refused:
+        push(file, "toy", client, Progress())
     assert refused.value.failure.code == "artifact_rejected"
     assert versions_of(house.store, TENANT) == []
     return refused.value.failure.message
@@ -179,9 +179,9 @@ def test_a_client_that_checks_nothing_is_refused_too(house: House, tmp_path: Pat
     def ask(file: TensorsFile, path: str = "toy.tensors", beside: tuple[WeightsFile, ...] = ()) -> tuple[int, str]:
         raw = file.build()
         header = WeightsFile(path=path, size=len(raw), header=raw[: 73 + file.index_bytes])
-        with house.client() as door:
+        with house.client() as client:
             body = encode(structs.replace(request, weights=(header, *beside)))
-            answer = door.post("/push/v1/plans", content=body)
+            answer = client.post("/push/v1/plans", content=body)
         return answer.status_code, answer.text
 
     assert ask(good)[0] == 200

@@ -99,11 +99,11 @@ def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: py
     """A limit at its bound is sent. The help shows the bounds."""
     sent: list[Any] = []
 
-    def asked(method: str, path: str, *, json: Any) -> Any:
+    def call_json(method: str, path: str, *, json: Any) -> Any:
         sent.append(json)
         return {"limits": dict.fromkeys(TenantLimits.__struct_fields__)}
 
-    monkeypatch.setattr("kelvin.cli.tenants.tenant_commands.asked", asked)
+    monkeypatch.setattr("kelvin.cli.tenants.tenant_commands.call_json", call_json)
     option, value = limit
     assert _run("tenants", "set", "acme", option, str(value)).exit_code == 0
     assert sent == [{option[2:].replace("-", "_"): value}]
@@ -115,5 +115,5 @@ def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: py
 def test_limits_of_another_build_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installation may have fewer or more settings than the CLI."""
     answer = {"limits": {"rpm": 5, "tpm": None, "burst": 9}}
-    monkeypatch.setattr("kelvin.cli.tenants.tenant_commands.asked", lambda *_, **__: answer)
+    monkeypatch.setattr("kelvin.cli.tenants.tenant_commands.call_json", lambda *_, **__: answer)
     assert _run("tenants", "set", "acme", "--rpm", "5").output == "acme: rpm 5, tpm default, burst 9\n"

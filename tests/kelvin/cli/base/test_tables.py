@@ -51,8 +51,8 @@ def test_keys_list_cuts_no_handle(terminal: bool, monkeypatch: pytest.MonkeyPatc
     times = {"created_at_s": 1795834800, "expires_at_s": None, "last_used_at_s": 1795834800}
     row = {"key_id": "di51m6a8wwri", "name": "admin", "state": "active", "scopes": ["admin", "operator"], "models": []}
     answer = httpx.Response(200, json={"keys": [row | times]})
-    door = httpx.Client(transport=httpx.MockTransport(lambda _: answer), base_url="https://localhost")
-    monkeypatch.setattr(Target, "door", lambda _: door)
+    client = httpx.Client(transport=httpx.MockTransport(lambda _: answer), base_url="https://localhost")
+    monkeypatch.setattr(Target, "client", lambda _: client)
     environment = {"COLUMNS": "80", "NO_COLOR": "1", "FORCE_COLOR": "1" if terminal else None}
     done = CliRunner(env=environment).invoke(keys_command, ["list"], obj=Target(Path("/nowhere")))
     assert done.exit_code == 0, done.output

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from kelvin.cli.models.explain_command import explain_command
-from tests.kelvin.doors import answering
+from tests.kelvin.cli_targets import installation_answering
 
 VERSION = "6756b70454e7" + "0" * 52
 FORECAST = {
@@ -35,10 +35,10 @@ def test_explain_start_says_why_none_comes(
     """If a start can't succeed, the reason is printed as well, because a forecast alone would mislead."""
     versions = [{"version": VERSION, "start_problem": problem}]
     model = {"model": "m", "state": "zero", "last_restore": last, "versions": versions}
-    installation = answering(FORECAST, model)
+    installation = installation_answering(FORECAST, model)
     result = CliRunner().invoke(explain_command, ["start", "m"], obj=installation)
     assert result.exit_code == 0
-    assert [request.url.path for request in installation.asked] == [
+    assert [request.url.path for request in installation.requests] == [
         "/admin/v1/models/m/starts",
         "/admin/v1/models/m",
     ]

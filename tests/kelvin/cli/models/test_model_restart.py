@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from kelvin.cli.models.model_commands import restart_command
 from kelvin.contracts.errors import RemoteFailure
 from kelvin.contracts.problem import problem_details
-from tests.kelvin.doors import answering
+from tests.kelvin.cli_targets import installation_answering
 
 
 def reply(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> dict[str, object]:
@@ -54,12 +54,12 @@ def problem(status: int, detail: str) -> httpx.Response:
 )
 def test_restart_prints_progress_and_exit_code(answers: list[object], status: int, output: str) -> None:
     """Progress is printed, a failure is one sentence, and the exit code shows which."""
-    done = CliRunner().invoke(restart_command, ["m"], obj=answering(*answers))
+    done = CliRunner().invoke(restart_command, ["m"], obj=installation_answering(*answers))
     assert (done.exit_code, done.output) == (status, output)
 
 
 def test_json_is_one_document() -> None:
     """The last response is printed, without progress."""
-    installation = answering(reply("running"), reply("running", 1), reply("done", 2))
+    installation = installation_answering(reply("running"), reply("running", 1), reply("done", 2))
     done = CliRunner().invoke(restart_command, ["m", "--json"], obj=installation)
     assert (done.exit_code, json.loads(done.output)) == (0, reply("done", 2))

@@ -41,22 +41,22 @@ def postgres() -> Iterator[PostgresServer]:
 async def fill_installation(data: Path) -> None:
     """Create a tenant with a key, a model and a bill."""
     await ready(data)
-    async with connect_client(data) as door:
-        assert (await door.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
-        assert (await door.admin("POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}))[0] == 201
-        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+    async with connect_client(data) as client:
+        assert (await client.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
+        assert (await client.admin("POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}))[0] == 201
+        assert (await client.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
         records = RequestBatch(records=tuple(request_record(number) for number in range(1, 6)))
-        assert (await door.ask("POST", "/internal/v1/usage/requests", encode(records)))[0] == 204
+        assert (await client.ask("POST", "/internal/v1/usage/requests", encode(records)))[0] == 204
         lived = LifetimeBatch(records=(lifetime_record(1, requests=5),))
-        assert (await door.ask("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
+        assert (await client.ask("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
 
 
 async def read_bill_and_keys(data: Path) -> tuple[Any, list[KeyRow]]:
     """Return the bill, and the keys as activators receive them."""
     await ready(data)
-    async with connect_client(data) as door, feed(door) as reader:
+    async with connect_client(data) as client, feed(client) as reader:
         keys = sorted((await reader.line()).keys, key=lambda row: row.key_id)
-        status, bill = await door.ask("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
+        status, bill = await client.ask("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
         assert status == 200
         return bill, keys
 

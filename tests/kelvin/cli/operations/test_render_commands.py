@@ -10,7 +10,7 @@ from controlplane.knative.policy.knative_service import IMAGE_RULE, STORE_RULE
 from kelvin.cli.operations import render_commands
 from kelvin.cli.operations.render_commands import cluster_group
 from kelvin.contracts.errors import InvalidRequest, Refused, RemoteFailure
-from tests.kelvin.doors import answering
+from tests.kelvin.cli_targets import installation_answering
 
 VERSION = "3f" * 32
 GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}
@@ -20,7 +20,7 @@ MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
 def rendered(reference: str, *answers: httpx.Response) -> Result:
     """Run the command with this reference."""
     words = [reference, "--image", "i", "--store", "s3://m"]
-    return CliRunner().invoke(render_commands.render_command, words, obj=answering(*answers))
+    return CliRunner().invoke(render_commands.render_command, words, obj=installation_answering(*answers))
 
 
 def test_digits_without_a_model_are_refused() -> None:
@@ -33,7 +33,7 @@ def test_digits_without_a_model_are_refused() -> None:
 def test_store_that_pods_cannot_reach_is_refused() -> None:
     """Both render commands refuse a local store before any request, and say what to use."""
     words = ["m", "--image", "i", "--store", "file:///x"]
-    done = CliRunner().invoke(render_commands.render_command, words, obj=answering())
+    done = CliRunner().invoke(render_commands.render_command, words, obj=installation_answering())
     assert done.exit_code == 2
     output = " ".join(done.output.split())
     assert f"'file:///x': {STORE_RULE}" in output
@@ -46,7 +46,7 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
 def test_name_that_no_image_has_is_refused(image: str) -> None:
     """An invalid image name, such as the dots of an example, is refused before any request."""
     done = CliRunner().invoke(
-        render_commands.render_command, ["m", "--image", image, "--store", "s3://m"], obj=answering()
+        render_commands.render_command, ["m", "--image", image, "--store", "s3://m"], obj=installation_answering()
     )
     assert done.exit_code == 2
     assert f"{image!r}: {IMAGE_RULE}" in " ".join(done.output.split())

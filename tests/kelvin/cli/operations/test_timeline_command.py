@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from kelvin.cli.operations.timeline_command import BadReport, draw_waterfall, read_floor_us, timeline_command
 from kelvin.contracts.serving.control_messages import StartProblem, TimelineAnswer
 from kelvin.contracts.timeline import Stage, Stamp
-from tests.kelvin.doors import answering
+from tests.kelvin.cli_targets import installation_answering
 
 WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))
 
 
 def _printed(answer: TimelineAnswer) -> str:
-    done = CliRunner().invoke(timeline_command, ["r1"], obj=answering(answer))
+    done = CliRunner().invoke(timeline_command, ["r1"], obj=installation_answering(answer))
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -95,7 +95,9 @@ def test_timeline_without_a_floor_is_printed(tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     report.write_bytes(msgspec.json.encode({"rows": ROWS}))
     refusal = httpx.Response(403, json={"error": {"message": "no"}})
-    done = CliRunner().invoke(timeline_command, ["r1", "--floor", str(report)], obj=answering(WARM, refusal))
+    done = CliRunner().invoke(
+        timeline_command, ["r1", "--floor", str(report)], obj=installation_answering(WARM, refusal)
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[0].startswith("r1  m@")
     assert done.stdout.splitlines()[-1].startswith("no floor: the size of the model is told to keys with the scope")

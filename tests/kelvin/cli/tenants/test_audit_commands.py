@@ -7,14 +7,14 @@ from click.testing import CliRunner, Result
 
 from kelvin.cli.tenants.audit_commands import audit_command, format_changes
 from kelvin.contracts.accounting.audit_reports import AuditChain, AuditReport, AuditWindows
-from tests.kelvin.doors import Installation, answering
+from tests.kelvin.cli_targets import Installation, installation_answering
 
 HOLDS = AuditChain(tenant="", links=2, chain="c" * 64, expired=0)
 BROKEN = AuditChain(tenant="acme", links=4, chain="d" * 64, expired=1, difference="link 5: an entry is missing")
 
 
 def run(answer: object, *words: str) -> tuple[Result, Installation]:
-    installation = answering(answer)
+    installation = installation_answering(answer)
     return CliRunner().invoke(audit_command, [*words], obj=installation), installation
 
 
@@ -25,10 +25,10 @@ def test_broken_audit_chain_exits_with_2() -> None:
     assert result.exit_code == 2
     assert f"(the installation): 2 entries hold, 0 of them expired, chain {'c' * 64}" in result.output
     assert "acme: link 5: an entry is missing" in result.output
-    assert dict(installation.asked[0].url.params) == {"all": "true"}
+    assert dict(installation.requests[0].url.params) == {"all": "true"}
     result, installation = run(AuditReport(sound=True, chains=(HOLDS,)), "verify", "--tenant", "")
     assert result.exit_code == 0
-    assert dict(installation.asked[0].url.params) == {"tenant": ""}
+    assert dict(installation.requests[0].url.params) == {"tenant": ""}
 
 
 def test_windows_are_set_by_name() -> None:
@@ -37,10 +37,10 @@ def test_windows_are_set_by_name() -> None:
     windows = AuditWindows(tenant="acme", days={"access": 0})
     result, installation = run(windows, "windows", "--set", "access=0", "--set", "keys=default", "--tenant", "acme")
     assert result.output == "access: 0 days\n"
-    assert json.loads(installation.asked[0].content) == {"days": {"access": 0, "keys": None}}
+    assert json.loads(installation.requests[0].content) == {"days": {"access": 0, "keys": None}}
     for wrong in (["access"], ["access=-1"], ["access=soon"], ["access=1", "access=2"], ["access=1", "access=default"]):
         result, installation = run(windows, "windows", *(word for each in wrong for word in ("--set", each)))
-        assert (result.exit_code, installation.asked) == (2, [])
+        assert (result.exit_code, installation.requests) == (2, [])
         assert "must be WINDOW=DAYS" in result.output
 
 

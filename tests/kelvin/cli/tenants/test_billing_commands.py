@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kelvin.cli.tenants.billing_commands import CSV_COLUMNS, billing_command, format_money
 from kelvin.contracts.accounting.billing_reports import Balance, BillingReport, BillLine, DeviceUse, Imbalance
 from kelvin.contracts.wire import encode
-from tests.kelvin.doors import Installation, answering
+from tests.kelvin.cli_targets import Installation, installation_answering
 
 HOLE = Imbalance(
     kind="sequence_hole", subject="activator-1", detail="record 3 of this source never arrived; record 4 did"
@@ -45,7 +45,7 @@ BAD = msgspec.structs.replace(GOOD, balance=Balance(balanced=False, lifetimes=1,
 
 
 def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
-    installation = answering(report)
+    installation = installation_answering(report)
     result = CliRunner().invoke(billing_command, ["report", *arguments], obj=installation, env={"COLUMNS": "160"})
     return result, installation
 
@@ -53,8 +53,8 @@ def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
 def test_billing_sends_tenant_and_month() -> None:
     """Both are sent as query parameters."""
     _, installation = run(GOOD, "--tenant", "acme", "--month", "2026-11")
-    url = installation.asked[0].url
-    assert len(installation.asked) == 1
+    url = installation.requests[0].url
+    assert len(installation.requests) == 1
     assert url.path == "/admin/v1/billing/report"
     assert dict(url.params) == {"tenant": "acme", "month": "2026-11"}
 
@@ -62,7 +62,7 @@ def test_billing_sends_tenant_and_month() -> None:
 def test_the_month_is_the_current_one_by_default() -> None:
     """No tenant is sent, which means the key's own."""
     _, installation = run(GOOD)
-    params = dict(installation.asked[0].url.params)
+    params = dict(installation.requests[0].url.params)
     assert "tenant" not in params
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", params["month"])
 

@@ -16,7 +16,7 @@ from kelvin.contracts.accounting.billing_reports import (
     VerifyReport,
 )
 from kelvin.contracts.wire import encode
-from tests.kelvin.doors import Installation, answering
+from tests.kelvin.cli_targets import Installation, installation_answering
 
 MISSING = Difference(
     kind="requests_missing",
@@ -66,7 +66,7 @@ SOUND = VerifyReport(
 def run(report: ReconcileReport | VerifyReport, *words: str) -> tuple[Result, Installation]:
     """Run the command against an installation that needs two polls."""
     not_yet = (httpx.Response(202, content=encode(Examining(rows=rows, of=9))) for rows in (1, 2))
-    installation = answering(*not_yet, report)
+    installation = installation_answering(*not_yet, report)
     return CliRunner().invoke(billing_command, [*words], obj=installation), installation
 
 
@@ -74,13 +74,13 @@ def test_reconcile_polls_until_the_report_is_ready() -> None:
     """Each poll has the same path and query parameters."""
     result, installation = run(AGREES, "reconcile", "--tenant", "acme", "--month", "2026-11")
     assert result.exit_code == 0
-    assert [request.url.path for request in installation.asked] == ["/admin/v1/billing/reconcile"] * 3
-    assert {tuple(request.url.params.items()) for request in installation.asked} == {
+    assert [request.url.path for request in installation.requests] == ["/admin/v1/billing/reconcile"] * 3
+    assert {tuple(request.url.params.items()) for request in installation.requests} == {
         (("tenant", "acme"), ("month", "2026-11"))
     }
     result, installation = run(SOUND, "verify", "--tenant", "acme")
     assert "acme 2026-11 (open): 9 links hold" in result.output
-    assert [dict(request.url.params) for request in installation.asked] == [{"tenant": "acme"}] * 3
+    assert [dict(request.url.params) for request in installation.requests] == [{"tenant": "acme"}] * 3
 
 
 def test_agreeing_accounts_print_a_verdict() -> None:

@@ -17,12 +17,12 @@ from tests.snapshotter.unix import unix_transport
 
 
 @dataclass
-class Doors:
+class SnapshotterTarget:
     """The CLI's context object, connected to a test snapshotter."""
 
     house: House
 
-    def door(self) -> httpx.Client:
+    def client(self) -> httpx.Client:
         transport = unix_transport(self.house.directory.address(SOCKET))
         refuse = {"response": [lambda answer: answer.raise_for_status()]}
         return httpx.Client(transport=transport, base_url="http://x", headers=principal(), event_hooks=refuse)
@@ -34,22 +34,22 @@ class Installation(Target):
 
     data: Path = Path("/nowhere")
     answers: Sequence[object] = ()
-    asked: list[httpx.Request] = field(default_factory=list)
+    requests: list[httpx.Request] = field(default_factory=list)
 
-    def door(self, key_file: str = "admin.key") -> httpx.Client:
+    def client(self, key_file: str = "admin.key") -> httpx.Client:
         hooks = {"response": [raise_for_error]}
         return httpx.Client(transport=httpx.MockTransport(self._answer), base_url="https://door", event_hooks=hooks)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
-        self.asked.append(request)
+        answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
+        self.requests.append(request)
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, content=encode(answer))
 
 
-def answering(*answers: object) -> Installation:
+def installation_answering(*answers: object) -> Installation:
     return Installation(answers=answers)
 
 
-def push(directory: Path, model: str, door: httpx.Client, progress: Progress) -> Committed:
+def push(directory: Path, model: str, client: httpx.Client, progress: Progress) -> Committed:
     """Push `directory` as a version of `model` and return the commit response. Raises `Refused`."""
-    return push_directory(directory, model, door, progress).committed
+    return push_directory(directory, model, client, progress).committed
