@@ -67,7 +67,7 @@ def internal_routes(access: AccessStores) -> list[Route]:
     ]
 
 
-def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog) -> APIRouter:
+def router(access: AccessStores, changes: Changes, clock: Clock, audit_log: AuditLog) -> APIRouter:
     """Return the routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys
@@ -86,8 +86,8 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         ),
     )
     async def create_tenant(actor: Operator, request: Request) -> Response:
-        wanted = await read_json(request, NewTenant)
-        return json_response(_tenant(await tenants.create(actor, wanted.tenant, clock.wall_s())), status=201)
+        body = await read_json(request, NewTenant)
+        return json_response(_tenant(await tenants.create(actor, body.tenant, clock.wall_s())), status=201)
 
     @routes.post("/tenants/{tenant}/suspend", **route_docs(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
     async def suspend(actor: Operator, tenant: str) -> Response:
@@ -102,8 +102,8 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         **route_docs(TenantStatus, NotFound, Conflict, request_body=SetLimits, scope=Scope.OPERATOR),
     )
     async def limit(actor: Operator, tenant: str, request: Request) -> Response:
-        wanted = await read_json(request, SetLimits)
-        return json_response(_tenant(await tenants.set_limits(actor, tenant, wanted.stated_values(), clock.wall_s())))
+        body = await read_json(request, SetLimits)
+        return json_response(_tenant(await tenants.set_limits(actor, tenant, body.stated_values(), clock.wall_s())))
 
     @routes.delete("/tenants/{tenant}", **route_docs(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
     async def delete(actor: Operator, tenant: str, force: bool = False) -> Response:
@@ -115,14 +115,14 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         now_s = clock.wall_s()
         owner = target_tenant(actor, tenant)
         found = await keys.tenant_keys(owner, now_s)
-        await trail.record_access(actor, owner, AuditAction.ACCESS_KEYS)
+        await audit_log.record_access(actor, owner, AuditAction.ACCESS_KEYS)
         return json_response(Keys(keys=tuple(_key(key, now_s) for key in found)))
 
     @routes.post("/keys", **route_docs(MadeKey, NotFound, CapacityExceeded, status=201, request_body=NewKey))
     async def create_key(actor: Admin, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(actor, tenant), await read_json(request, NewKey), clock.wall_s()
-        grant = KeySpec(wanted.name, wanted.scopes, wanted.models)
-        key, text = await keys.create(actor, owner, grant, wanted.expires_in_s, now_s)
+        owner, body, now_s = target_tenant(actor, tenant), await read_json(request, NewKey), clock.wall_s()
+        grant = KeySpec(body.name, body.scopes, body.models)
+        key, text = await keys.create(actor, owner, grant, body.expires_in_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text))
 
     @routes.post(
@@ -130,8 +130,8 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
         **route_docs(MadeKey, NotFound, Conflict, CapacityExceeded, status=201, request_body=Rotate),
     )
     async def rotate(actor: Admin, key_id: str, request: Request, tenant: TenantQuery = None) -> Response:
-        owner, wanted, now_s = target_tenant(actor, tenant), await read_json(request, Rotate), clock.wall_s()
-        key, text, old = await keys.rotate(actor, owner, key_id, wanted.overlap_s, now_s)
+        owner, body, now_s = target_tenant(actor, tenant), await read_json(request, Rotate), clock.wall_s()
+        key, text, old = await keys.rotate(actor, owner, key_id, body.overlap_s, now_s)
         return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
 
     @routes.post("/keys/{key_id}/revoke", **route_docs(RevokedKey, NotFound, Conflict))
@@ -143,7 +143,7 @@ def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog
     return routes
 
 
-def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail: AuditLog) -> APIRouter:
+def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, audit_log: AuditLog) -> APIRouter:
     """Return the routes of grants: an owner lets other tenants call a model. An operator names any owner with
     `?tenant=`.
 
@@ -154,7 +154,7 @@ def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail:
     @routes.get("/grants", **route_docs(ModelGrants, NotFound))
     async def every_grant(actor: Admin, tenant: TenantQuery = None) -> Response:
         own = (await tenants.tenant_status(target_tenant(actor, tenant), clock.wall_s())).tenant
-        await trail.record_access(actor, own, AuditAction.ACCESS_GRANTS)
+        await audit_log.record_access(actor, own, AuditAction.ACCESS_GRANTS)
         given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
         return json_response(
             ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.models_granted_to(own)))

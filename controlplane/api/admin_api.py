@@ -36,13 +36,13 @@ from kelvin.ipc.principal import require_admin
 NO_MODEL: Final = (NotFound, ModelNotFound)  # for a malformed name, and for an unknown model
 
 
-def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock: Clock) -> APIRouter:
+def router(registry: Registry, backend: ReplicaBackend, changes: Changes, clock: Clock) -> APIRouter:
     """Return the routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except
     that `/status` also shows the installation to operators.
     """
     routes = APIRouter(prefix="/admin/v1")
     actor_of = RequireActor(Scope.ADMIN)
-    replicas, outcomes, decider = running.replicas, running.outcomes, running.decider
+    replicas, outcomes, scaler = backend.replicas, backend.outcomes, backend.decider
 
     @routes.get("/models", **route_docs(Models))
     async def models(request: Request) -> Response:
@@ -56,7 +56,7 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
         models = tuple(model_status(model, replicas, outcomes) for model in registry.models(principal.tenant))
         if not scope_allows(principal.scopes, Scope.OPERATOR):
             return json_response(Status(processes=(), cache=None, device=None, models=models))
-        return json_response(await running.status(models))
+        return json_response(await backend.status(models))
 
     @routes.get("/models/{model}", **route_docs(ModelStatus, *NO_MODEL))
     async def model(request: Request, model: str) -> Response:
@@ -65,41 +65,41 @@ def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock:
 
     @routes.post("/models/{model}/deploy", **route_docs(Deployed, *NO_MODEL, Conflict, request_body=Deploy))
     async def deploy(request: Request, model: str) -> Response:
-        principal = actor_of(request)
-        wanted = await read_json(request, Deploy)
-        version = await changes.deploy(principal, principal.tenant, model, wanted.version)
+        actor = actor_of(request)
+        body = await read_json(request, Deploy)
+        version = await changes.deploy(actor, actor.tenant, model, body.version)
         return json_response(Deployed(model=model, version=version))
 
     @routes.put("/models/{model}/split", **route_docs(Split, *NO_MODEL, Conflict, request_body=Split))
     async def split(request: Request, model: str) -> Response:
-        principal = actor_of(request)
-        wanted = await read_json(request, Split)
-        return json_response(Split(weights=await changes.split(principal, principal.tenant, model, wanted.weights)))
+        actor = actor_of(request)
+        body = await read_json(request, Split)
+        return json_response(Split(weights=await changes.split(actor, actor.tenant, model, body.weights)))
 
     @routes.put("/models/{model}/ladder", **route_docs(Ladder, *NO_MODEL, Conflict, request_body=Ladder))
     async def ladder(request: Request, model: str) -> Response:
-        principal = actor_of(request)
-        wanted = await read_json(request, Ladder)
-        return json_response(await registry.set_ladder(principal, principal.tenant, model, wanted, clock.wall_s()))
+        actor = actor_of(request)
+        body = await read_json(request, Ladder)
+        return json_response(await registry.set_ladder(actor, actor.tenant, model, body, clock.wall_s()))
 
     @routes.delete("/models/{model}", **route_docs(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:
-        principal = actor_of(request)
-        keys = await changes.delete_model(principal, principal.tenant, model, force)
+        actor = actor_of(request)
+        keys = await changes.delete_model(actor, actor.tenant, model, force)
         return json_response(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
 
     @routes.delete("/models/{model}/versions/{version}", **route_docs(Deleted, *NO_MODEL, Conflict))
     async def delete(request: Request, model: str, version: str) -> Response:
-        principal = actor_of(request)
-        key = await registry.delete(principal, principal.tenant, model, version, clock.wall_s(), replicas.is_present)
+        actor = actor_of(request)
+        key = await registry.delete(actor, actor.tenant, model, version, clock.wall_s(), replicas.is_present)
         if replicas.is_present(key):  # a request started it while the row was being written
-            decider.stop((key,))
+            scaler.stop((key,))
         return json_response(Deleted(model=key.model, version=key.version))
 
     @routes.put("/models/{model}/scale", **route_docs(ScaleSettings, *NO_MODEL, request_body=ScaleChange))
     async def scale(request: Request, model: str) -> Response:
-        principal = actor_of(request)
-        wanted = await read_json(request, ScaleChange)
-        return json_response(await changes.scale(principal, principal.tenant, model, wanted.stated_values()))
+        actor = actor_of(request)
+        body = await read_json(request, ScaleChange)
+        return json_response(await changes.scale(actor, actor.tenant, model, body.stated_values()))
 
     return routes

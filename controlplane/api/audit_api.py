@@ -35,7 +35,7 @@ class Audit(Wire, frozen=True):
     events: tuple[Event, ...]
 
 
-def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter:
+def router(audit_log: AuditLog, check_runner: CheckRunner, book: PriceBook) -> APIRouter:
     """Return the routes under `/admin/v1/audit`. Only operators may change how long entries are kept."""
     routes = APIRouter(prefix="/admin/v1/audit")
 
@@ -47,8 +47,8 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
         before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
     ) -> Response:
         owner = target_tenant(actor, tenant)
-        found = await trail.events(owner, actor, limit, before)
-        await trail.record_access(actor, owner, AuditAction.ACCESS_AUDIT)
+        found = await audit_log.events(owner, actor, limit, before)
+        await audit_log.record_access(actor, owner, AuditAction.ACCESS_AUDIT)
         return json_response(Audit(events=tuple(found)))
 
     @routes.get("/verify", **route_docs(AuditReport, NotFound, extra_responses={202: Examining}))
@@ -62,7 +62,7 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
             _operator_of(request)
         owner = ALL_TENANTS if every else target_tenant(actor, tenant)
         now_us = time.time_ns() // 1000
-        found = await examiner.answer(
+        found = await check_runner.answer(
             CheckRequest(kind="audit", tenant=owner, month=None, live=None, now_us=now_us, book=book)
         )
         if isinstance(found, Examining):
@@ -71,15 +71,15 @@ def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter
 
     @routes.get("/windows", **route_docs(AuditWindows, NotFound))
     async def windows(actor: Annotated[Principal, Depends(require_admin)], tenant: TenantQuery = None) -> Response:
-        return json_response(await trail.windows(target_tenant(actor, tenant)))
+        return json_response(await audit_log.windows(target_tenant(actor, tenant)))
 
     @routes.put("/windows", **route_docs(AuditWindows, NotFound, request_body=SetWindows, scope=Scope.OPERATOR))
     async def keep(actor: Operator, request: Request, tenant: TenantQuery = None) -> Response:
-        wanted = await read_json(request, SetWindows)
-        return json_response(await trail.set_windows(actor, target_tenant(actor, tenant), wanted.days))
+        body = await read_json(request, SetWindows)
+        return json_response(await audit_log.set_windows(actor, target_tenant(actor, tenant), body.days))
 
     @routes.post("/expire", **route_docs(Expired, NotFound, scope=Scope.OPERATOR))
     async def expire(actor: Operator, tenant: TenantQuery = None) -> Response:
-        return json_response(Expired(entries=await trail.expire(actor, tenant)))
+        return json_response(Expired(entries=await audit_log.expire(actor, tenant)))
 
     return routes

@@ -47,7 +47,7 @@ class _ReportLocks:
         self._waiting = Counter[str]()
 
     @asynccontextmanager
-    async def of(self, tenant: str) -> AsyncIterator[None]:
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
         """Hold the tenant's lock until the block ends. Raises Refused(Overloaded) if too many reports wait for it."""
         if self._waiting[tenant] >= MAX_WAITING_REPORTS:
             raise Refused(Overloaded("the line of this tenant's reports", MAX_WAITING_REPORTS, 1.0))
@@ -64,7 +64,7 @@ class _ReportLocks:
 def router(
     ledger: Ledger,
     book: PriceBook,
-    examiner: CheckRunner,
+    check_runner: CheckRunner,
     *,
     live_runtimes: Callable[[], Collection[str]] | None = None,
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
@@ -86,7 +86,7 @@ def router(
     ) -> Response:
         owner, alive = _own_tenant(principal, tenant), live()
         month_bounds_us(month)
-        async with locks.of(owner):  # held until the read ends, even if the caller disconnects meanwhile
+        async with locks.hold(owner):  # held until the read ends, even if the caller disconnects meanwhile
             found = await ledger.database.read(
                 lambda connection: billing_report(connection, book, owner, month, live=alive, now_us=wall_us())
             )
@@ -97,7 +97,7 @@ def router(
         body = await read_json(request, CloseMonth)
         owner, alive, now_us = _own_tenant(actor, body.tenant), live(), wall_us()
 
-        def closed(connection: Connection) -> ClosingReport:
+        def close_and_record(connection: Connection) -> ClosingReport:
             with refuse_unreadable(f"month {body.month}", "kelvin billing verify"):
                 was_open = closed_report(connection, owner, body.month) is None
                 closing = close_month(connection, book, owner, body.month, live=alive, now_us=now_us)
@@ -108,21 +108,33 @@ def router(
                 )
             return closing
 
-        return json_response(await ledger.write_closing(closed))
+        return json_response(await ledger.write_closing(close_and_record))
 
-    async def examined(
+    _add_check_routes(routes, book, check_runner, live, wall_us)
+    return routes
+
+
+def _add_check_routes(
+    routes: APIRouter,
+    book: PriceBook,
+    check_runner: CheckRunner,
+    live: Callable[[], Collection[str] | None],
+    wall_us: Callable[[], int],
+) -> None:
+    """Add the routes whose reports read every row. They answer with 202 and the progress until the report is ready."""
+
+    async def run_check(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None
     ) -> Response:
-        """Answer with the report, or with 202 and the progress."""
         owner, alive = _own_tenant(principal, tenant), live()
         if month is not None:
             month_bounds_us(month)
         living = None if alive is None else tuple(sorted(alive))
-        order = CheckRequest(kind=kind, tenant=owner, month=month, live=living, now_us=wall_us(), book=book)
-        found = await examiner.answer(order)
-        if isinstance(found, Examining):
-            return json_response(found, 202)
-        return Response(found, media_type="application/json")
+        check = CheckRequest(kind=kind, tenant=owner, month=month, live=living, now_us=wall_us(), book=book)
+        answer = await check_runner.answer(check)
+        if isinstance(answer, Examining):
+            return json_response(answer, 202)
+        return Response(answer, media_type="application/json")
 
     @routes.get(
         "/admin/v1/billing/verify",
@@ -133,7 +145,7 @@ def router(
         month: Annotated[str | None, Query()] = None,
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
-        return await examined("verify", principal, tenant, month)
+        return await run_check("verify", principal, tenant, month)
 
     @routes.get(
         "/admin/v1/billing/reconcile",
@@ -144,9 +156,7 @@ def router(
         month: Annotated[str | None, Query()] = None,
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
-        return await examined("reconcile", principal, tenant, month)
-
-    return routes
+        return await run_check("reconcile", principal, tenant, month)
 
 
 def _own_tenant(principal: Principal, tenant: str | None) -> str:

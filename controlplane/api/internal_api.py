@@ -52,7 +52,7 @@ class InternalServices:
     feed: FeedHub
     timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # by tenant and id of an ended request; raises Refused
     registry: Registry
-    running: ReplicaBackend
+    backend: ReplicaBackend
     clock: Clock
 
 
@@ -101,14 +101,14 @@ def routes(internals: InternalServices) -> list[Route]:
     """Return the internal routes, the most frequent first, because they are matched in order."""
 
     async def stats(request: Request) -> Response:
-        internals.running.decider.observe(await read_json(request, Stats, LARGE_BYTES))
+        internals.backend.decider.observe(await read_json(request, Stats, LARGE_BYTES))
         return empty_response()
 
     async def versions(request: Request) -> Response:
         registration = await read_json(request, VersionRegistration)
         registered = await internals.registry.register(registration, internals.clock.wall_s())
         is_taken_in = registered.is_new or registered.was_deleted
-        if (find_start_obstacle := internals.running.find_start_obstacle) is not None:
+        if (find_start_obstacle := internals.backend.find_start_obstacle) is not None:
             problem = await find_start_obstacle(registration.tenant)
             registered = msgspec.structs.replace(registered, start_problem=problem)
         return json_response(registered, 201 if is_taken_in else 200)
@@ -123,14 +123,14 @@ def routes(internals: InternalServices) -> list[Route]:
         return Response("ok")
 
     async def readyz(_: Request) -> Response:
-        return Response("ok") if await internals.running.ready() else Response("not ready", 503)
+        return Response("ok") if await internals.backend.ready() else Response("not ready", 503)
 
     return [
         Route("/internal/v1/stats", stats, methods=["POST"]),
         Route("/internal/v1/feed", FeedStream(internals.feed), methods=["GET"]),
         Route("/internal/v1/versions", versions, methods=["POST"]),
         Route("/internal/v1/versions", named, methods=["GET"]),
-        *job_routes(internals.running.jobs),
+        *job_routes(internals.backend.jobs),
         Route("/internal/v1/requests/{request_id}/timeline", timeline, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),

@@ -35,7 +35,7 @@ from controlplane.scaling.warmth.start_forecasts import StartForecaster
 from controlplane.scaling.warmth.warmth_cost import WarmthCost
 from controlplane.status.idle_explanation import IdleModel, explain_idle
 from controlplane.status.model_status import memory, model_status, pool_status
-from controlplane.status.sibling_processes import Evict, SiblingProcesses, own_eviction
+from controlplane.status.sibling_processes import Evict, SiblingProcesses, limit_to_tenant
 from controlplane.status.start_explanation import Starts, forecast_starts
 from kelvin.contracts.errors import Conflict, ModelNotFound, NotFound
 from kelvin.contracts.serving.control_messages import Scope
@@ -57,15 +57,15 @@ class MachineServices:
     autoscaler: Autoscaler
     peers: SiblingProcesses
     forecasts: StartForecaster
-    economy: WarmthCost
+    warmth_cost: WarmthCost
     clock: Clock
     pool: StandbyPool
     replacement: ReplicaReplacement
 
 
-async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]) -> Status:
+async def machine_status(services: MachineServices, models: tuple[ModelStatus, ...]) -> Status:
     """Return the status of the machine: its processes, devices and cache, and these models."""
-    peers, table, pool = shown.peers, shown.table, shown.pool
+    peers, table, pool = services.peers, services.table, services.pool
     processes, exits, cache, disk = await asyncio.gather(
         peers.statuses(), peers.replica_exits(), peers.try_cache_status(), peers.disk()
     )
@@ -78,7 +78,7 @@ async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]
         zygote=memory(pool.footprints.zygote),
     )
     # The wait is unknown: it ends when another version frees a slot.
-    row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=shown.autoscaler.pending)
+    row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=services.autoscaler.pending)
     return Status(
         processes=processes,
         cache=cache,
@@ -90,31 +90,31 @@ async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]
     )
 
 
-def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> APIRouter:
+def router(services: MachineServices, audit_log: AuditLog, telemetry: Telemetry) -> APIRouter:
     """Return the routes under `/admin/v1`. `/cache`, `/cache/check` and `/metrics` need the scope `operator`. The
     others need `admin` and are about the caller's tenant only.
     """
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = require_scope(Scope.OPERATOR), RequireActor(Scope.ADMIN)
-    registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
+    registry, table, peers, replacement = services.registry, services.table, services.peers, services.replacement
     restart_lock = asyncio.Lock()  # no other restart begins between an audit entry and the restart it announces
 
     @routes.get("/models/{model}/starts", **route_docs(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
         principal = require_admin(request)
-        return json_response(await forecast_starts(registry.model(principal.tenant, model), table, shown.forecasts))
+        return json_response(await forecast_starts(registry.model(principal.tenant, model), table, services.forecasts))
 
     @routes.get("/models/{model}/idle", **route_docs(IdleModel, NotFound, ModelNotFound))
     async def idle(request: Request, model: str) -> Response:
         found = registry.model(require_admin(request).tenant, model)
-        return json_response(explain_idle(found, table, shown.autoscaler, shown.economy, shown.clock))
+        return json_response(explain_idle(found, table, services.autoscaler, services.warmth_cost, services.clock))
 
     @routes.post("/models/{model}/stop", **route_docs(ModelStatus, NotFound, ModelNotFound, status=202))
     async def stop(request: Request, model: str) -> Response:
-        principal = actor_of(request)
-        found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
-        shown.autoscaler.stop(tuple(version.key for version in found.versions))
-        return json_response(model_status(found, table, shown.outcomes), status=202)
+        actor = actor_of(request)
+        found = await registry.stop(actor, actor.tenant, model, services.clock.wall_s())
+        services.autoscaler.stop(tuple(version.key for version in found.versions))
+        return json_response(model_status(found, table, services.outcomes), status=202)
 
     @routes.post("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
@@ -122,7 +122,7 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
         found = registry.model(actor.tenant, model)
         async with restart_lock:
             replacement.check(found)  # a refused restart gets no audit entry
-            await trail.add_entry(actor, actor.tenant, AuditAction.MODEL_RESTARTED, model)
+            await audit_log.add_entry(actor, actor.tenant, AuditAction.MODEL_RESTARTED, model)
             return json_response(replacement.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound))
@@ -136,11 +136,11 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
 
     @routes.post("/cache/evict", **route_docs(None, NotFound, Conflict, status=204, request_body=Evict))
     async def evict(request: Request) -> Response:
-        principal = actor_of(request)
-        wanted = own_eviction(principal.tenant, await read_json(request, Evict))
-        changed = created_fields(tier=wanted.tier, version=wanted.version)
-        async with trail.record_around(principal, principal.tenant, AuditAction.CACHE_EVICTED, "cache", changed):
-            await peers.evict(wanted)
+        actor = actor_of(request)
+        eviction = limit_to_tenant(actor.tenant, await read_json(request, Evict))
+        changed = created_fields(tier=eviction.tier, version=eviction.version)
+        async with audit_log.record_around(actor, actor.tenant, AuditAction.CACHE_EVICTED, "cache", changed):
+            await peers.evict(eviction)
         return empty_response()
 
     @routes.post("/cache/check", **route_docs(CacheCheck, scope=Scope.OPERATOR))
@@ -152,13 +152,15 @@ def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> API
     async def metrics(request: Request) -> Response:
         operator_of(request)
         serving = (replica.runtime_id for replica in table if replica.state in SERVING)
-        found = await peers.metrics(serving)
-        heard = series_by_label((name, page is not None) for name, page in found.items() if name in peers.names)
+        page_by_process = await peers.metrics(serving)
+        reachable = series_by_label(
+            (name, page is not None) for name, page in page_by_process.items() if name in peers.names
+        )
         up = render(
-            (MetricFamily("kelvin_up", "Whether a process answers.", MetricKind.GAUGE, ("peer",), heard),),
+            (MetricFamily("kelvin_up", "Whether a process answers.", MetricKind.GAUGE, ("peer",), reachable),),
             "controlplane",
         )
-        pages = (up, telemetry.render_page(), *(page for page in found.values() if page is not None))
+        pages = (up, telemetry.render_page(), *(page for page in page_by_process.values() if page is not None))
         return Response(merge(pages), media_type=CONTENT_TYPE)
 
     return routes

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp
 from controlplane.api import access_api, admin_api, audit_api, billing_api, internal_api
 from controlplane.api.internal_api import InternalServices
 from controlplane.api.roles_policy import RULES
-from controlplane.app.cluster_backend import connect_cluster, on_cluster, role_label
+from controlplane.app.cluster_backend import build_cluster_backend, build_role_label, connect_cluster
 from controlplane.app.control_plane_services import ControlPlaneServices, open_services, start_backups
-from controlplane.app.failover import lead
+from controlplane.app.failover import serve_while_leading
 from controlplane.app.health import Health, open_health
-from controlplane.app.machine_backend import one_machine
+from controlplane.app.machine_backend import build_machine_backend
 from controlplane.app.settings import LISTEN, Settings
 from controlplane.backup.backups import Backups
 from controlplane.billing.price_book import read_price_book
@@ -54,21 +54,26 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     Replicas are adopted before the socket opens, so the first snapshot of the feed already has them. Raises BadSetting.
     """
     clock = clock or SystemClock()
-    book = read_price_book(settings.price_book)
+    price_book = read_price_book(settings.price_book)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
     async with open_health(settings.peer_settings, stop) as health:
         if settings.cluster is None:
-            await _serve(settings, book, stop, clock, health, None)
+            await _serve(settings, price_book, stop, clock, health, None)
             return
         async with connect_cluster(settings.cluster, clock) as cluster:
-            serve = partial(_serve, settings, book, stop, clock, health, cluster)
-            role = role_label(settings.cluster, cluster, clock)
-            await lead(cluster, settings.cluster.namespace, health, clock, stop, serve, role)
+            serve = partial(_serve, settings, price_book, stop, clock, health, cluster)
+            role = build_role_label(settings.cluster, cluster, clock)
+            await serve_while_leading(cluster, settings.cluster.namespace, health, clock, stop, serve, role)
 
 
 async def _serve(
-    settings: Settings, book: PriceBook, stop: asyncio.Event, clock: Clock, health: Health, cluster: ClusterApi | None
+    settings: Settings,
+    price_book: PriceBook,
+    stop: asyncio.Event,
+    clock: Clock,
+    health: Health,
+    cluster: ClusterApi | None,
 ) -> None:
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(open_telemetry("controlplane", settings.telemetry))
@@ -79,21 +84,23 @@ async def _serve(
         directory = stack.enter_context(closing(SocketDirectory(settings.run)))
         health.waiting_for = "its data"
         peer_settings = replace(settings.peer_settings, health=None)  # `health` has that port
-        inner = await stack.enter_async_context(
+        internal_server = await stack.enter_async_context(
             open_internal_server(directory, peer_settings, Role.CONTROLPLANE, LISTEN)
         )
-        describe_certificates(telemetry.page, inner.certificate_expiry)
+        describe_certificates(telemetry.page, internal_server.certificate_expiry)
         # From here on no activator's fallback scaler decides.
         stack.enter_context(closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S)))
         machine = None  # lets activators' fallback scalers start replicas on this machine
         if cluster is None:
             machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
-        services = await open_services(stack, settings, clock, book, telemetry, directory, database, machine)
+        services = await open_services(stack, settings, clock, price_book, telemetry, directory, database, machine)
         if cluster is None or settings.cluster is None:
-            running = await one_machine(stack, services)
+            backend = await build_machine_backend(stack, services)
         else:
             health.waiting_for = "the cluster"
-            running = await on_cluster(stack, services, settings.cluster, cluster, inner.connector_factory, stop)
+            backend = await build_cluster_backend(
+                stack, services, settings.cluster, cluster, internal_server.connector_factory, stop
+            )
             if stop.is_set():
                 return  # not all pods were seen, so activators must not get a snapshot
         if settings.postgres is not None:
@@ -105,10 +112,10 @@ async def _serve(
             "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
         )
         services.tasks.start(_end_feed_on(services.feed, stop), "end of the feed")
-        app = telemetry.with_metrics_route(reject_nul(build_app(services, running, start_backups(services))))
-        log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})
+        app = telemetry.with_metrics_route(reject_nul(build_app(services, backend, start_backups(services))))
+        log.info("ready", extra={"replicas": len(tuple(backend.replicas)), "data": str(settings.data)})
         with health.forward_to(app):
-            await inner.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)
+            await internal_server.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)
 
 
 async def _end_feed_on(feed: FeedHub, stop: asyncio.Event) -> None:
@@ -117,37 +124,32 @@ async def _end_feed_on(feed: FeedHub, stop: asyncio.Event) -> None:
     feed.end()
 
 
-def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: Backups) -> ASGIApp:
+def build_app(services: ControlPlaneServices, backend: ReplicaBackend, backups: Backups) -> ASGIApp:
     """Return all routes as one application. Internal routes are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
-    registry, access, ledger, clock, trail = (
-        services.registry,
-        services.access_stores,
-        services.ledger,
-        services.clock,
-        services.audit_log,
-    )
+    registry, access_stores, ledger = services.registry, services.access_stores, services.ledger
+    clock, audit_log = services.clock, services.audit_log
     app.router.routes.extend(
-        internal_api.routes(InternalServices(services.feed, ledger.timeline_of, registry, running, clock))
+        internal_api.routes(InternalServices(services.feed, ledger.timeline_of, registry, backend, clock))
     )
 
     def on_requests(records: tuple[RequestRecord, ...]) -> None:
-        running.record_answers(records)
+        backend.record_answers(records)
         services.spending.on_requests_recorded(records)
 
-    app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, running.outcomes.record_exits, clock))
+    app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, backend.outcomes.record_exits, clock))
     app.router.routes.extend(internal_api.backup_routes(backups))
-    app.router.routes.extend(access_api.internal_routes(access))
-    changes = Changes(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
-    app.include_router(admin_api.router(registry, running, changes, clock))
-    for router in running.routers:
+    app.router.routes.extend(access_api.internal_routes(access_stores))
+    changes = Changes(registry, access_stores.tenants, access_stores.keys, backend.replicas, backend.decider, clock)
+    app.include_router(admin_api.router(registry, backend, changes, clock))
+    for router in backend.routers:
         app.include_router(router)
-    app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
-    app.include_router(access_api.router(access, changes, clock, trail))
-    app.include_router(audit_api.router(trail, services.check_runner, services.price_book))
+    app.include_router(access_api.grants_router(registry, access_stores.tenants, clock, audit_log))
+    app.include_router(access_api.router(access_stores, changes, clock, audit_log))
+    app.include_router(audit_api.router(audit_log, services.check_runner, services.price_book))
     app.include_router(
-        billing_api.router(ledger, services.price_book, services.check_runner, live_runtimes=running.find_live_replicas)
+        billing_api.router(ledger, services.price_book, services.check_runner, live_runtimes=backend.find_live_replicas)
     )
     add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)
     return app

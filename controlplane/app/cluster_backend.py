@@ -32,7 +32,7 @@ from kelvin.contracts.accounting.usage import RequestRecord
 from kelvin.contracts.setting_parser import BadSetting
 from kelvin.ipc.connector import ConnectorFactory
 from kelvin.process.race import first_completed
-from kelvin.telemetry.policy.instruments import MetricKind, series_by_label
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, series_by_label
 
 if TYPE_CHECKING:
     from controlplane.knative.apply.kubernetes_client import KubernetesCluster
@@ -64,12 +64,12 @@ async def connect_cluster(settings: ClusterSettings, clock: Clock) -> "AsyncIter
         yield cluster
 
 
-def role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: Clock) -> RoleLabel | None:
+def build_role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: Clock) -> RoleLabel | None:
     """Return the role label of this process's pod; None if the pod is unknown."""
     return None if settings.pod is None else RoleLabel(cluster, settings.namespace, settings.pod, clock)
 
 
-async def on_cluster(
+async def build_cluster_backend(
     stack: AsyncExitStack,
     services: ControlPlaneServices,
     settings: ClusterSettings,
@@ -82,30 +82,56 @@ async def on_cluster(
     pods = PodTable(
         services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
     )
-    page = services.telemetry.page
-    page.callback(
-        "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
-        lambda: series_by_label((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
-    )  # fmt: skip
     outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
-    rendering = ServiceRenderer(
-        settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices
-    )
+    renderer = ServiceRenderer(settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices)
     pools = PoolController(
         api, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory),
         services.registry, services.feed, outcomes, pods, services.clock, services.tasks,
     )  # fmt: skip
-    page.callback(
-        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
-    )
 
     def has_no_minimum(tenant: str) -> bool:
         return services.feed.is_suspended(tenant) or services.feed.is_spent(tenant)
 
     plane = KnativeController(
-        api, services.registry, services.feed, outcomes, pods, rendering, services.clock, has_no_minimum, pools,
+        api, services.registry, services.feed, outcomes, pods, renderer, services.clock, has_no_minimum, pools,
         settings.overlap_s,
     )  # fmt: skip
+    _register_metrics(services.telemetry.page, pods, pools, plane, outcomes)
+    services.registry.on_changed = plane.tick
+    services.registry.meanwhile = plane.meanwhile
+    services.tasks.start_loop("cluster", plane.run)
+    services.tasks.start_loop("declarations", _build_custom_resources(services, settings, api, pods, plane).run)
+    await first_completed(plane.synced.wait(), stop.wait())
+
+    async def ready() -> bool:
+        return plane.synced.is_set()
+
+    async def status(models: tuple[ModelStatus, ...]) -> Status:
+        this_process = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
+        now_s = services.clock.wall_s()
+        pending = tuple(pending_replicas(row, now_s) for row in plane.node_forecasts.pending())
+        return Status(
+            processes=(this_process,), cache=None, device=None, models=models, pending=pending,
+            pools=pod_pools(pools.counts()),
+        )  # fmt: skip
+
+    router = cluster_api.router(services.telemetry)
+    # No `find_live_replicas`: a pod's container may restart under a new runtime id. Pods report to the ledger instead.
+    return ReplicaBackend(
+        pods, outcomes, plane, jobs, ready, status, _ignore_requests, None, (router,), plane.find_start_obstacle
+    )
+
+
+def _register_metrics(
+    page: MetricsPage, pods: PodTable, pools: PoolController, plane: KnativeController, outcomes: StartOutcomes
+) -> None:
+    page.callback(
+        "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
+        lambda: series_by_label((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
+    )  # fmt: skip
+    page.callback(
+        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
+    )
     register_pending_metric(
         page,
         lambda: {
@@ -113,50 +139,26 @@ async def on_cluster(
         },
     )
     page.callback(
-        "kelvin_cluster_refused_objects",
-        "Objects that the cluster refuses or changes.",
-        MetricKind.GAUGE,
-        ("reason",),
+        "kelvin_cluster_refused_objects", "Objects that the cluster refuses or changes.", MetricKind.GAUGE, ("reason",),
         lambda: series_by_label((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
-    )
+    )  # fmt: skip
     page.callback(
         "kelvin_cluster_versions_behind", "Versions that run an older image, or older settings of Kelvin's own.",
         MetricKind.GAUGE, ("reason",),
         lambda: series_by_label((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
         BEHIND_REASONS),
     )  # fmt: skip
-    services.registry.on_changed = plane.tick
-    services.registry.meanwhile = plane.meanwhile
-    tenants = services.access_stores.tenants
-    changes = Changes(services.registry, tenants, services.access_stores.keys, pods, plane, services.clock)
-    declared = CustomResourceController(
-        api,
-        ModelResourceStore(changes),
-        TenantResourceStore(changes),
-        services.clock,
-        lambda tenant: namespace_of(tenant, settings.pods),
-        settings.namespace,
-    )
-    services.tasks.start_loop("cluster", plane.run)
-    services.tasks.start_loop("declarations", declared.run)
-    await first_completed(plane.synced.wait(), stop.wait())
 
-    async def ready() -> bool:
-        return plane.synced.is_set()
 
-    async def status(models: tuple[ModelStatus, ...]) -> Status:
-        here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
-        now_s = services.clock.wall_s()
-        pending = tuple(pending_replicas(row, now_s) for row in plane.node_forecasts.pending())
-        return Status(
-            processes=(here,), cache=None, device=None, models=models, pending=pending, pools=pod_pools(pools.counts())
-        )
-
-    router = cluster_api.router(services.telemetry)
-    # No `find_live_replicas`: a pod's container may restart under a new runtime id. Pods report to the ledger instead.
-    return ReplicaBackend(
-        pods, outcomes, plane, jobs, ready, status, _ignore_requests, None, (router,), plane.find_start_obstacle
-    )
+def _build_custom_resources(
+    services: ControlPlaneServices, settings: ClusterSettings, api: ClusterApi, pods: PodTable, plane: KnativeController
+) -> CustomResourceController:
+    stores = services.access_stores
+    changes = Changes(services.registry, stores.tenants, stores.keys, pods, plane, services.clock)
+    return CustomResourceController(
+        api, ModelResourceStore(changes), TenantResourceStore(changes), services.clock,
+        lambda tenant: namespace_of(tenant, settings.pods), settings.namespace,
+    )  # fmt: skip
 
 
 def _ignore_requests(records: tuple[RequestRecord, ...]) -> None:

@@ -27,7 +27,7 @@ LEASE_NAME: Final = "kelvin-controlplane"  # of the Lease
 LABEL_LOOP: Final = "role label"
 
 
-async def lead(
+async def serve_while_leading(
     leases: LeaseStore,
     namespace: str,
     health: Health,

@@ -28,7 +28,7 @@ from controlplane.status.sibling_processes import SiblingProcesses
 from kelvin.ipc.zygote_client import ZygoteClient
 
 
-async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> ReplicaBackend:
+async def build_machine_backend(stack: AsyncExitStack, services: ControlPlaneServices) -> ReplicaBackend:
     """Build the backend of one machine. On return live replicas are adopted and in the feed."""
     settings, clock, registry, feed, tasks = (
         services.settings,
@@ -51,10 +51,10 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
     register_pool_metrics(telemetry.page, pool)
     actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s, settings.term_s)
     forecasts = StartForecaster(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
-    economy = WarmthCost(
+    warmth_cost = WarmthCost(
         services.price_book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
-    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.level_changes, feed)
+    autoscaler = Autoscaler(registry, actuator, clock, tasks, warmth_cost.level_changes, feed)
     register_pending_metric(telemetry.page, lambda: {(pool.state().device, ANY_ZONE, "no"): autoscaler.pending})
     outcomes = StartOutcomes(registry, feed, tasks)
     autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, no_room(table.slots))
@@ -78,7 +78,9 @@ async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> 
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
 
-    shown = MachineServices(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, replacement)
+    shown = MachineServices(
+        registry, table, outcomes, autoscaler, peers, forecasts, warmth_cost, clock, pool, replacement
+    )
     return ReplicaBackend(
         replicas=table,
         outcomes=outcomes,

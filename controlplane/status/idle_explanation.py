@@ -109,7 +109,7 @@ def explain_idle(
     model: Model,
     table: ReplicaTable,
     autoscaler: Autoscaler,
-    economy: WarmthCost,
+    warmth_cost: WarmthCost,
     clock: Clock,
 ) -> IdleModel:
     """Explain each version that is not deleted."""
@@ -117,7 +117,7 @@ def explain_idle(
     return IdleModel(
         model=model.model,
         setting=model.scale.idle,
-        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in model.live_versions),
+        versions=tuple(_version(model, each, table, autoscaler, warmth_cost, now_us) for each in model.live_versions),
     )
 
 
@@ -126,12 +126,12 @@ def _version(
     version: Version,
     table: ReplicaTable,
     autoscaler: Autoscaler,
-    economy: WarmthCost,
+    warmth_cost: WarmthCost,
     now_us: int,
 ) -> IdleVersion:
     key = version.key
     level, since_us, device_class = _level(table, key)
-    find_prices = economy.find_prices(model, version, device_class)
+    find_prices = warmth_cost.find_prices(model, version, device_class)
     steps, idle_s = plan_levels(find_prices.level_prices), autoscaler.idle_gaps.idle_s(key, now_us / 1e6)
     least = autoscaler.least(model, version)
     after = None if idle_s is None else _next_level(model, version, least, level, steps, idle_s)
@@ -151,7 +151,7 @@ def _version(
         next_level=None if after is None else after.level,
         next_in_s=None if after is None or idle_s is None else max(0.0, after.from_s - idle_s),
         prices=IdlePrices(
-            currency=economy.currency,
+            currency=warmth_cost.currency,
             device_idle=find_prices.idle,
             device_restore=find_prices.restore,
             memory_gib=find_prices.memory,
@@ -172,7 +172,7 @@ def _version(
             for rung in find_prices.level_prices
         ),
         fetches=tuple(
-            Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in economy.fetches(key).items()
+            Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in warmth_cost.fetches(key).items()
         ),
         pauses=_pauses(autoscaler.idle_gaps.of(key), find_prices.level_prices, steps),
     )

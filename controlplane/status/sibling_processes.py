@@ -40,7 +40,7 @@ class Evict(Wire, frozen=True, omit_defaults=True):
     tenant: str | None = None
 
 
-def own_eviction(tenant: str, evict: Evict) -> Evict:
+def limit_to_tenant(tenant: str, evict: Evict) -> Evict:
     """Return the eviction with its tenant set to the caller's. Raises Refused(NotFound) if it names another tenant."""
     if evict.tenant not in (None, tenant):
         raise Refused(NotFound("tenant", str(evict.tenant)[:80]))

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 from controlplane.api import machine_api
 from controlplane.app import machine_backend as composition
 from controlplane.app.control_plane_services import ControlPlaneServices, open_services
-from controlplane.app.machine_backend import one_machine
+from controlplane.app.machine_backend import build_machine_backend
 from controlplane.app.settings import Settings
 from controlplane.audit.audit_rows import Actor
 from controlplane.billing.price_book import read_price_book
@@ -201,7 +201,7 @@ class MachineWorld(World):
         clock, telemetry = SystemClock(), open_without_traces("controlplane")
         machine = Machine(self.settings.device_slots, 4, 1, 64 << 20)
         services = await open_services(stack, self.settings, clock, self.book, telemetry, directory, database, machine)
-        running = await one_machine(stack, services)
+        running = await build_machine_backend(stack, services)
         since_us = clock.monotonic_us()
         services.tasks.start_loop("spending", services.spending.run)
         services.tasks.start_loop("audit", services.audit_log.run)

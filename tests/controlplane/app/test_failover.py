@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from controlplane import dependencies
-from controlplane.app.failover import lead
+from controlplane.app.failover import serve_while_leading
 from controlplane.app.health import Health
 from controlplane.app.role_label import LABEL_POLL_S, RoleLabel
 from controlplane.knative.apply.cluster import Json, Ref
@@ -40,7 +40,7 @@ class ControlPlaneProcess:
     def run(self, serve: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[None]:
         """Start the process as the application does."""
         role = None if self.pods is None else RoleLabel(self.pods, "kelvin", self.pod, self.clock, jitter=lambda: 0.5)
-        work = lead(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
+        work = serve_while_leading(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
         return asyncio.create_task(work)
 
     def other_process(self, pod: str) -> "ControlPlaneProcess":

@@ -17,10 +17,10 @@ def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
     """Return the level that the status announces for a version with one warm replica."""
     table = ReplicaTable(8)
     table.add(Replica("r", ReplicaState.READY, 0, key=which))
-    economy = WarmthCost(default_price_book(), RestoreHistory(), w.clock, kv_bytes=0, memory_price=1.0)
+    warmth_cost = WarmthCost(default_price_book(), RestoreHistory(), w.clock, kv_bytes=0, memory_price=1.0)
     found = w.catalogue.find(which)
     assert found is not None
-    versions = explain_idle(found[0], table, w.scaler, economy, w.clock).versions
+    versions = explain_idle(found[0], table, w.scaler, warmth_cost, w.clock).versions
     return next(each.next_level for each in versions if each.version == which.version)
 
 

@@ -47,17 +47,17 @@ def test_warmth_prices_match_a_hand_computation() -> None:
     refill = (StageSpan(Stage.PROMOTED, 0), StageSpan(Stage.LEASED, 0), StageSpan(Stage.READY, 900_000))
     history.record_deep_wake(key(), total, refill, "host")
     history.record_wake(key(), total, 0.5)
-    economy = WarmthCost(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
-    warm, asleep, empty, zero = economy.find_prices(*found).level_prices
+    warmth_cost = WarmthCost(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
+    warm, asleep, empty, zero = warmth_cost.find_prices(*found).level_prices
     assert (warm.level, asleep.level, empty.level, zero.level) == tuple(Level)
     kept = (total + PROCESS_BYTES) / GIB
     assert (warm.hold, warm.wake) == pytest.approx((10 + 3 * (kept + 1), 0.0))
     assert (asleep.hold, asleep.wake) == pytest.approx((3 * kept, 0.5 * 1020))
     assert (empty.hold, empty.wake) == pytest.approx((3 * PROCESS_BYTES / GIB, 0.9 * 1020))
     assert (zero.hold, zero.wake) == pytest.approx((0.0, 2.0 * 1020))
-    dearer = economy.find_prices(*found, "cpu-4").level_prices[0]
+    dearer = warmth_cost.find_prices(*found, "cpu-4").level_prices[0]
     assert dearer.hold == pytest.approx(100 + 3 * (kept + 1))
-    assert economy.currency == "EUR"
+    assert warmth_cost.currency == "EUR"
     # The model is small, so a sleeper's memory is nearly all its process.
-    assert [step.level for step in economy.level_changes(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
-    assert economy.fetches(key()).keys() == {"nvme", "host"}
+    assert [step.level for step in warmth_cost.level_changes(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
+    assert warmth_cost.fetches(key()).keys() == {"nvme", "host"}
