@@ -8,7 +8,7 @@ from activator.routing.policy.version_key import VersionKey
 from kelvin.contracts.accounting.meter_format import Meter, Phase
 from kelvin.contracts.artifacts.runtime_control import RuntimeReport, RuntimeState
 
-SLEEPING: Final = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
+SLEEPING: Final = (RuntimeState.ASLEEP, RuntimeState.DEEP_SLEEP)
 
 
 @dataclass(frozen=True, slots=True)

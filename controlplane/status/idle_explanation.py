@@ -138,7 +138,7 @@ def _version(
     restores = {
         Level.WARM: RestoreTime(0.0, 0),
         Level.ASLEEP: find_prices.wake,
-        Level.ASLEEP2: find_prices.refill,
+        Level.DEEP_SLEEP: find_prices.refill,
         Level.ZERO: find_prices.start,
     }
     from_s = {step.level: step.from_s for step in steps}
@@ -204,8 +204,8 @@ def _next_level(
             return LevelChange(Level.ZERO, patience_s)
         case "sleep" if level is Level.WARM:
             return LevelChange(Level.ASLEEP, patience_s)
-        case "sleep2" if level is not Level.ASLEEP2:
-            return LevelChange(Level.ASLEEP2, patience_s)
+        case "sleep2" if level is not Level.DEEP_SLEEP:
+            return LevelChange(Level.DEEP_SLEEP, patience_s)
         case _:
             return None
 

@@ -301,9 +301,9 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
         for state, value in (("used", gpu.memory_used_bytes), ("total", gpu.memory_total_bytes))
         if value is not None
     }
-    warmth = _known_values({gpu.name: gpu.temperature_c for gpu in gpus})
-    errors = _known_values({gpu.name: gpu.uncorrected for gpu in gpus})
-    xids = _known_values({gpu.name: len(gpu.xids) for gpu in gpus})
+    warmth = _reported_values({gpu.name: gpu.temperature_c for gpu in gpus})
+    errors = _reported_values({gpu.name: gpu.uncorrected for gpu in gpus})
+    xids = _reported_values({gpu.name: len(gpu.xids) for gpu in gpus})
     for name, what, labels, values in (
         ("kelvin_gpu_health", "1 for the state that a GPU is in.", ("gpu", "state"), health),
         ("kelvin_gpu_memory_bytes", "A GPU's memory.", ("gpu", "state"), memory),
@@ -314,5 +314,5 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
         page.callback(name, what, MetricKind.GAUGE, labels, partial(dict, values))
 
 
-def _known_values(values: Mapping[str, int | None]) -> Values:
+def _reported_values(values: Mapping[str, int | None]) -> Values:
     return series_by_label((gpu, float(value)) for gpu, value in values.items() if value is not None)

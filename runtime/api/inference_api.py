@@ -66,42 +66,42 @@ class RequestHeaders:
 
     request_id: str
     key_id: str
-    source: str  # the spool of the activator that sent the request
-    guest: str | None  # the caller's tenant, if it isn't the version's
+    activator: str  # the spool of the activator that sent the request
+    guest_tenant: str | None  # the caller's tenant, if it isn't the version's
     timeout_s: float
     deadline_s: float  # on the loop's clock
     ceiling: TokenLimits  # the caller's limits, within the version's
     began_us: int  # monotonic
     started_at_us: int  # wall clock
-    once: str  # the idempotency value of the usage record, or ""
+    idempotency_value: str  # the idempotency value of the usage record, or ""
     degraded: str  # the degradation step that was applied to the request, or ""
     # How many requests the activator wants to have here. None: its build does not know credits.
     wanted_streams: int | None
 
 
 class CreditPermit:
-    """One request's share of its activator's credit, from construction to `leave`."""
+    """One request's share of its activator's credit, from construction to `release`."""
 
-    def __init__(self, credits: Credits, call: RequestHeaders) -> None:
+    def __init__(self, credits: Credits, headers: RequestHeaders) -> None:
         """Raises `Refused(NoCredit)` if the replica has no stream for this activator."""
         self._credits = credits
-        self._source = call.source
-        if call.wanted_streams is None:
-            credits.enter(call.source, time.monotonic())
-        elif not credits.try_enter(call.source, call.wanted_streams, time.monotonic()):
+        self._activator = headers.activator
+        if headers.wanted_streams is None:
+            credits.enter(headers.activator, time.monotonic())
+        elif not credits.try_enter(headers.activator, headers.wanted_streams, time.monotonic()):
             raise Refused(NoCredit(credits.streams, self.credit))
         self._is_held = True
 
     @property
     def credit(self) -> int:
         """Return how many requests the activator may have here now."""
-        return self._credits.credit_of(self._source, time.monotonic())
+        return self._credits.credit_of(self._activator, time.monotonic())
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Return the permit. Idempotent: further calls do nothing."""
         if self._is_held:
             self._is_held = False
-            self._credits.leave(self._source)
+            self._credits.leave(self._activator)
 
 
 class ServingApi:
@@ -138,10 +138,10 @@ class ServingApi:
         try:
             if path in _KINDS:
                 _require_method(method, "POST")
-                call = _read_headers(scope)
+                headers = _read_headers(scope)
                 if self._in_pod or scope["scheme"] == "https":
-                    self._orphans.note_remote_activator(call.source)
-                await self._serve_request(call, path, receive, send)
+                    self._orphans.record_remote_activator(headers.activator)
+                await self._serve_request(headers, path, receive, send)
             elif path == _RECEIPTS:
                 _require_method(method, "POST")
                 for receipt in decode(await _read_body(receive, _MAX_RECEIPTS_BYTES), Receipts).receipts:
@@ -159,32 +159,32 @@ class ServingApi:
             log.exception("request", extra={"request_id": request_id, "path": path})
             await _refuse(send, Internal(), request_id)
 
-    async def _serve_request(self, call: RequestHeaders, path: str, receive: Receive, send: Send) -> None:
-        serving, _ = self._replica.serving()
+    async def _serve_request(self, headers: RequestHeaders, path: str, receive: Receive, send: Send) -> None:
+        serving, _ = self._replica.require_ready()
         if _KINDS[path] != serving.kind:
             raise Refused(wrong_kind_failure(serving.bind.model, serving.kind))
-        permit = CreditPermit(self._replica.credits, call)
+        permit = CreditPermit(self._replica.credits, headers)
         try:
-            await self._serve_with_permit(call, path, serving, permit, receive, send)
+            await self._serve_with_permit(headers, path, serving, permit, receive, send)
         finally:
-            permit.leave()
+            permit.release()
 
     async def _serve_with_permit(
         self,
-        call: RequestHeaders,
+        headers: RequestHeaders,
         path: str,
         serving: ServedVersion,
         permit: CreditPermit,
         receive: Receive,
         send: Send,
     ) -> None:
-        limit = self._preparing[call.request_id] = asyncio.timeout_at(call.deadline_s)
+        limit = self._preparing[headers.request_id] = asyncio.timeout_at(headers.deadline_s)
         try:
             async with limit:
                 raw = await _read_body(receive, serving.limits.max_body_bytes)
-                created_s = call.started_at_us // 1_000_000
-                tenant = call.guest or OWNER_TENANT
-                preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
+                created_s = headers.started_at_us // 1_000_000
+                tenant = headers.guest_tenant or OWNER_TENANT
+                preparing = serving.prepare(path, raw, headers.request_id, created_s, headers.ceiling, tenant)
                 # Preparing a long body may wait, so cancel it if the activator disconnects. For a short body a watcher
                 # costs more than it saves.
                 prepared = await (
@@ -193,30 +193,30 @@ class ServingApi:
             if asyncio.get_running_loop().time() >= _limit_at_s(limit):  # the timeout fires only where a wait occurs
                 raise TimeoutError
         except TimeoutError:
-            if _limit_at_s(limit) < call.deadline_s:
+            if _limit_at_s(limit) < headers.deadline_s:
                 raise Refused(Cancelled()) from None
-            raise Refused(DeadlineExceeded(call.timeout_s, "reading, filtering or encoding the request")) from None
+            raise Refused(DeadlineExceeded(headers.timeout_s, "reading, filtering or encoding the request")) from None
         finally:
-            if self._preparing.get(call.request_id) is limit:  # a retry may use the same id
-                del self._preparing[call.request_id]
+            if self._preparing.get(headers.request_id) is limit:  # a retry may use the same id
+                del self._preparing[headers.request_id]
         # The replica may have failed or begun to drain while the body arrived.
-        serving, streams = self._replica.serving()
-        with self._hold_request(call, streams, prepared.request, serving.bind, prepared.stream) as served_request:
+        serving, streams = self._replica.require_ready()
+        with self._hold_request(headers, streams, prepared.request, serving.bind, prepared.stream) as served_request:
             count = self._replica.meter.count_request
             served_request.unfiltered = prepared.unfiltered
 
             def fields() -> tuple[tuple[bytes, bytes], ...]:
                 return (*self._fields, (CREDIT_HEADER.encode(), str(permit.credit).encode()))
 
-            delivery = Delivery(served_request, prepared.answer, send, count, fields, permit.leave)
-            watcher = asyncio.create_task(watch_connection(receive, served_request), name=f"watch-{call.request_id}")
-            expired = DeadlineExceeded(call.timeout_s, "generating")
-            timer = asyncio.get_running_loop().call_at(call.deadline_s, served_request.stream.abandon, expired)
+            delivery = Delivery(served_request, prepared.builder, send, count, fields, permit.release)
+            watcher = asyncio.create_task(watch_connection(receive, served_request), name=f"watch-{headers.request_id}")
+            expired = DeadlineExceeded(headers.timeout_s, "generating")
+            timer = asyncio.get_running_loop().call_at(headers.deadline_s, served_request.stream.abandon, expired)
             try:
                 await delivery.run()
             except TimeoutError:
                 # The server closes a connection whose response is incomplete.
-                log.warning("the activator stopped reading", extra={"request_id": call.request_id})
+                log.warning("the activator stopped reading", extra={"request_id": headers.request_id})
             finally:
                 timer.cancel()
                 watcher.cancel()
@@ -224,47 +224,47 @@ class ServingApi:
 
     @contextmanager
     def _hold_request(
-        self, call: RequestHeaders, streams: EventStreams, request: Request, bind: BindRequest, stream: bool
+        self, headers: RequestHeaders, streams: EventStreams, request: Request, bind: BindRequest, stream: bool
     ) -> Iterator[ServedRequest]:
         """Hold the request from the engine's acceptance to the last byte. On exit, release the engine and keep the
         account if the record is unconfirmed.
         """
-        served_request = ServedRequest(call.request_id, streams.open(request), call.began_us, now_us())
-        self._served_requests[call.request_id] = served_request
+        served_request = ServedRequest(headers.request_id, streams.open(request), headers.began_us, now_us())
+        self._served_requests[headers.request_id] = served_request
         try:
             yield served_request
         finally:
             served_request.stream.stop()
             log.debug("a request ended", extra={"completion_tokens": served_request.counts.completion_tokens})
-            if self._served_requests.get(call.request_id) is served_request:  # a retry may use the same id
-                del self._served_requests[call.request_id]
+            if self._served_requests.get(headers.request_id) is served_request:  # a retry may use the same id
+                del self._served_requests[headers.request_id]
             if served_request.unrecorded:
-                self._orphans.keep(
-                    self._unconfirmed_request(call, served_request, bind, stream),
+                self._orphans.add(
+                    self._unconfirmed_request(headers, served_request, bind, stream),
                     connection_lost=served_request.connection_lost,
                 )
                 if served_request.answered_elsewhere:
-                    self._orphans.record_answered_elsewhere(call.request_id)
+                    self._orphans.record_answered_elsewhere(headers.request_id)
 
     def _unconfirmed_request(
-        self, call: RequestHeaders, served_request: ServedRequest, bind: BindRequest, stream: bool
+        self, headers: RequestHeaders, served_request: ServedRequest, bind: BindRequest, stream: bool
     ) -> UnconfirmedRequest:
-        tenant = call.guest or bind.tenant
+        tenant = headers.guest_tenant or bind.tenant
         return UnconfirmedRequest(
-            request_id=call.request_id,
-            activator=call.source,
+            request_id=headers.request_id,
+            activator=headers.activator,
             tenant=tenant,
             model=qualified_model_name(tenant, bind.tenant, bind.model),
             version=bind.version,
-            key_id=call.key_id,
+            key_id=headers.key_id,
             runtime_id=self._replica.runtime_id,
-            started_at_us=call.started_at_us,
+            started_at_us=headers.started_at_us,
             ended_at_us=time.time_ns() // 1000,
             stream=stream,
             counts=served_request.counts,
             delivered_tokens=min(served_request.delivered_tokens, served_request.counts.completion_tokens),
-            once=call.once,
-            degraded=call.degraded,
+            idempotency_value=headers.idempotency_value,
+            degraded=headers.degraded,
         )
 
     def _delete(self, request_id: str, *, answered_elsewhere: bool) -> None:
@@ -305,14 +305,14 @@ def _read_headers(scope: Scope) -> RequestHeaders:
     return RequestHeaders(
         request_id=request_id,
         key_id=_header(scope, KEY_ID) or "",
-        source=_header(scope, ACTIVATOR) or "",
-        guest=_header(scope, GUEST_TENANT),
+        activator=_header(scope, ACTIVATOR) or "",
+        guest_tenant=_header(scope, GUEST_TENANT),
         timeout_s=timeout_s,
         deadline_s=asyncio.get_running_loop().time() + timeout_s,
         ceiling=_read_ceiling(scope),
         began_us=now_us(),
         started_at_us=time.time_ns() // 1000,
-        once=_header(scope, IDEMPOTENCY) or "",
+        idempotency_value=_header(scope, IDEMPOTENCY) or "",
         degraded=_header(scope, RECORDED_STEP_HEADER) or "",
         wanted_streams=_read_wanted_streams(scope),
     )

@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 DELETE_GRACE_S: Final = 1.0  # a DELETE on another connection may arrive after this one has closed
 ORPHAN_POLL_S: Final = 0.05  # between two checks for dead activators; short, as this replica may die next
-MAX_KEPT: Final = 4096
+MAX_PENDING_RECORDS: Final = 4096
 REMOTE_TIMEOUT_S: Final = 60.0  # an activator on another host counts as gone this long after its last request
 MAX_REMOTE_ACTIVATORS: Final = 256
 
 # Appends a durable record and returns its sequence number. The argument gets that number and returns the record.
-Append = Callable[[Callable[[int], bytes]], Awaitable[int]]
+AppendRecord = Callable[[Callable[[int], bytes]], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class UnconfirmedRequest:
     stream: bool
     counts: Counts
     delivered_tokens: int  # the last count that the activator acknowledged
-    once: str = ""  # the value that the activator would have recorded; "" for none
+    idempotency_value: str = ""  # the value that the activator would have recorded; "" for none
     degraded: str = ""  # the value that the activator would have recorded
 
     def with_delivered(self, tokens: int) -> "UnconfirmedRequest":
         """Return the account with a later acknowledgement. The token count never decreases."""
         return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
 
-    def answered_elsewhere(self) -> "UnconfirmedRequest":
+    def as_answered_elsewhere(self) -> "UnconfirmedRequest":
         """Return the account for a request that another replica answered. It charges no tokens."""
-        return replace(self, delivered_tokens=0, once="")
+        return replace(self, delivered_tokens=0, idempotency_value="")
 
-    def record(self, source: str, sequence: int) -> RequestRecord:
+    def build_record(self, source: str, sequence: int) -> RequestRecord:
         """Return the usage record. It charges the tokens that were acknowledged, not those that were generated."""
         return RequestRecord(
             request_id=self.request_id,
@@ -90,7 +90,7 @@ class UnconfirmedRequest:
             cached_tokens=self.counts.cached_tokens,
             completion_tokens=self.delivered_tokens,
             device_us=self.counts.device_us,
-            once=self.once or UNSET,
+            once=self.idempotency_value or UNSET,
             degraded=self.degraded or UNSET,
         )
 
@@ -103,14 +103,14 @@ class _PendingRecord:
 
 class OrphanRecords:
     """The accounts of requests that have left the engine, until their activators report durable records. The record is
-    written here if the activator is dead, or closed the connection without a DELETE. Bounded: beyond MAX_KEPT the
-    oldest account is written at once. A duplicate record does no harm, because the ledger keeps the activator's.
+    written here if the activator is dead, or closed the connection without a DELETE. Beyond MAX_PENDING_RECORDS,
+    the oldest account is written at once. A duplicate record does no harm, because the ledger keeps the activator's.
     """
 
     def __init__(
         self,
         source: str,
-        append: Append,
+        append: AppendRecord,
         is_activator_alive: Callable[[str], bool],
         grace_s: float = DELETE_GRACE_S,
         remote_timeout_s: float = REMOTE_TIMEOUT_S,
@@ -137,17 +137,17 @@ class OrphanRecords:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def keep(self, account: UnconfirmedRequest, *, connection_lost: bool) -> None:
+    def add(self, account: UnconfirmedRequest, *, connection_lost: bool) -> None:
         """Keep the account of a request that has left the engine and whose record is unconfirmed."""
         previous = self._pending.pop(account.request_id, None)
-        if previous is None and len(self._pending) >= MAX_KEPT:
+        if previous is None and len(self._pending) >= MAX_PENDING_RECORDS:
             self._write(next(iter(self._pending)), why="too many requests without a record")
         loop = asyncio.get_running_loop()
         self._pending[account.request_id] = _PendingRecord(account, loop.time() if connection_lost else None)
         self._empty.clear()
         self._poll_timer = self._poll_timer or loop.call_later(self._poll_s, self._poll_activators)
 
-    def note_remote_activator(self, activator: str) -> None:
+    def record_remote_activator(self, activator: str) -> None:
         """Note that this activator is on another host, with its spool, and is alive now."""
         self._remote_activators.pop(activator, None)
         self._remote_activators[activator] = asyncio.get_running_loop().time()
@@ -156,13 +156,13 @@ class OrphanRecords:
 
     def leave_to_activator(self, request_id: str) -> None:
         """Leave the record to the request's activator, which is alive."""
-        if (kept := self._pending.get(request_id)) is not None:
-            kept.lost_at_s = None
+        if (pending := self._pending.get(request_id)) is not None:
+            pending.lost_at_s = None
 
     def record_answered_elsewhere(self, request_id: str) -> None:
         """Write this replica's record at once, because the activator's record will name another replica."""
-        if (kept := self._pending.get(request_id)) is not None:
-            kept.account = kept.account.answered_elsewhere()
+        if (pending := self._pending.get(request_id)) is not None:
+            pending.account = pending.account.as_answered_elsewhere()
             self._write(request_id, logging.DEBUG, "answered elsewhere")
 
     def apply_receipt(self, receipt: Receipt) -> None:
@@ -170,43 +170,43 @@ class OrphanRecords:
         if receipt.recorded:
             if self._pending.pop(receipt.request_id, None) is not None:
                 self._stop_polling()
-        elif (kept := self._pending.get(receipt.request_id)) is not None:
-            kept.account = kept.account.with_delivered(receipt.completion_tokens)
+        elif (pending := self._pending.get(receipt.request_id)) is not None:
+            pending.account = pending.account.with_delivered(receipt.completion_tokens)
 
-    async def wait_until_empty(self, patience_s: float) -> None:
-        """Wait for at most `patience_s` seconds until activators have confirmed all records."""
+    async def wait_until_empty(self, timeout_s: float) -> None:
+        """Wait for at most `timeout_s` seconds until activators have confirmed all records."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
 
     async def flush(self) -> None:
-        """Write all accounts that are kept. Return when each record is durable or has failed."""
+        """Write all accounts that are pending. Return when each record is durable or has failed."""
         for request_id in list(self._pending):
             self._write(request_id, why="the replica ends")
         while self._writing:
             await asyncio.wait(self._writing)
 
     def _poll_activators(self) -> None:
-        """Write the records that no activator will write. Repeats while any account is kept.
+        """Write the records that no activator will write. Repeats while any account is pending.
 
         An account of a dead activator waits for one more check, because its last acknowledgements may still arrive.
         """
         self._poll_timer = None
         loop = asyncio.get_running_loop()
         due_s = loop.time() - self._grace_s
-        activators = {kept.account.activator for kept in self._pending.values()}
+        activators = {pending.account.activator for pending in self._pending.values()}
         dead = frozenset(activator for activator in activators if not self._is_alive(activator))
         still_dead, self._dead_activators = dead & self._dead_activators, dead
-        for request_id, kept in list(self._pending.items()):
-            left = kept.lost_at_s is not None and kept.lost_at_s <= due_s
-            if left or kept.account.activator in still_dead:
+        for request_id, pending in list(self._pending.items()):
+            left = pending.lost_at_s is not None and pending.lost_at_s <= due_s
+            if left or pending.account.activator in still_dead:
                 self._write(request_id)
         if self._pending:
             self._poll_timer = loop.call_later(self._poll_s, self._poll_activators)
 
     def _is_alive(self, activator: str) -> bool:
-        if (heard_s := self._remote_activators.get(activator)) is not None:
-            return asyncio.get_running_loop().time() - heard_s < self._remote_timeout_s
+        if (last_request_s := self._remote_activators.get(activator)) is not None:
+            return asyncio.get_running_loop().time() - last_request_s < self._remote_timeout_s
         try:
             return bool(activator) and self._is_activator_alive(activator)
         except OSError as error:  # such as too many open files: check again later
@@ -229,7 +229,7 @@ class OrphanRecords:
 
     async def _append(self, account: UnconfirmedRequest, level: int, why: str) -> None:
         try:
-            await self._append_record(lambda sequence: encode(account.record(self._source, sequence)))
+            await self._append_record(lambda sequence: encode(account.build_record(self._source, sequence)))
             log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
             # The meter page still counts the request, so the usage audit reports it.
@@ -247,13 +247,13 @@ class SpooledRecords:
         self._opening = asyncio.Lock()
         self._loops = Loops()
 
-    async def append(self, make: Callable[[int], bytes], /) -> int:
+    async def append(self, build_record: Callable[[int], bytes], /) -> int:
         """Append a record, as `Spool.append` does. Also raises OSError if the directory can't be made."""
         async with self._opening:
             if self._spool is None:
                 self._spool = await asyncio.to_thread(Spool.open, self._directory, self._source)
                 self._loops.start("shipper", Shipper(self._spool, self._post).run)
-        return await self._spool.append(make)
+        return await self._spool.append(build_record)
 
     async def close(self) -> None:
         """Close the spool. A later recovery ships the records that are left."""

@@ -146,7 +146,7 @@ def build_operations(
     def acquire_on(device: torch.device, *, progressive: bool) -> AcquireLease:
         def on_device(lease: client.Lease, expected: str | None) -> Weights:
             there = copy_to_device(lease, lanes.lane_for(device), expected)
-            checksum = there.checksum  # a local name, so that `recopy` does not keep the arena alive
+            checksum = there.checksum  # a local name, so that `copy_again` does not keep the arena alive
             on_host = partial(view_tensors, lease)
             return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
 
@@ -188,7 +188,7 @@ def build_operations(
         if filters is not None:
             filters.tenant = job.tenant
         acquire = acquire_on(torch.device("cpu"), progressive=False)
-        return sealing_jobs.seal(job, acquire, for_devices=lanes.has_device, filters=filters)
+        return sealing_jobs.seal(job, acquire, with_device_checksum=lanes.has_device, filters=filters)
 
     return ReplicaOperations(restore=do_restore, gate=do_gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
 
@@ -209,7 +209,7 @@ async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> Non
         await asyncio.sleep(_SEAL_POLL_S)
         if not replica.may_record_answers:
             break
-    seal = replica.recorded
+    seal = replica.verified_seal
     if seal is None:
         return
     log_fields = {"tenant": seal.tenant, "version": seal.seal.version}

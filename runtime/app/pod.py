@@ -97,12 +97,12 @@ def _is_unhealthy(gpus: GpuWatch | None) -> bool:
     return True
 
 
-def _try_connect_agent(path: Path, patience_s: float) -> SocketDirectory | None:
-    """Return the agent's socket directory once the agent listens, or None after `patience_s` seconds. The pod's own
+def _try_connect_agent(path: Path, timeout_s: float) -> SocketDirectory | None:
+    """Return the agent's socket directory once the agent listens, or None after `timeout_s` seconds. The pod's own
     agent listens long before our imports are over, except on a busy machine. The directory of a node's agent may not
     exist yet.
     """
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             directory = SocketDirectory(path, is_ours=False)

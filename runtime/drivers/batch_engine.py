@@ -34,12 +34,12 @@ A = TypeVar("A")  # the result of a forward for some rows of a request
 
 @dataclass(slots=True)
 class LiveRequest(Generic[R]):
-    """A request in the engine. `costs` are the tokens of each row; `done` is how many rows have been answered."""
+    """A request in the engine. `costs` are the tokens of each row; `done_rows` is how many rows have been answered."""
 
     request: R
     costs: Sequence[int]
     arrived_ns: int
-    done: int = 0
+    done_rows: int = 0
     tokens: int = 0
     device_us: int = 0
 
@@ -49,9 +49,9 @@ class LiveRequest(Generic[R]):
         return Counts(prompt_tokens=self.tokens, device_us=self.device_us)
 
     @property
-    def waiting(self) -> Sequence[int]:
+    def waiting_costs(self) -> Sequence[int]:
         """Return the costs of the rows that wait."""
-        return self.costs[self.done :]
+        return self.costs[self.done_rows :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class BatchEngine(ABC, Generic[R, A]):
     def batching_delay_s(self) -> float:
         if self._pending or not self._live or self._poisoned or self._is_full():
             return 0.0
-        if any(live.done for live in self._live.values()):  # its other rows have waited for a step already
+        if any(live.done_rows for live in self._live.values()):  # its other rows have waited for a step already
             return 0.0
         first = next(iter(self._live.values()))
         return max(0.0, self._window.wait_s - (self._clock_ns() - first.arrived_ns) / 1e9)
@@ -160,7 +160,7 @@ class BatchEngine(ABC, Generic[R, A]):
         return self._busy_ns
 
     @property
-    def progressed_s(self) -> float:
+    def last_layer_started_s(self) -> float:
         return 0.0  # by default a forward counts as short, because its batch is bounded
 
     @property
@@ -211,20 +211,22 @@ class BatchEngine(ABC, Generic[R, A]):
         assert 0 <= self._window.wait_s <= self._window.cap_s, "the window is over its cap"
         for request_id, live in self._live.items():
             assert request_id == live.request.request_id, f"{live} is filed as {request_id}"
-            assert live.done < len(live.costs), f"{live} should have ended"
+            assert live.done_rows < len(live.costs), f"{live} should have ended"
             assert live.request.tenant in self._tenants, f"{live}: its tenant has no turn"
-            assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
+            assert live.tokens == sum(live.costs[: live.done_rows]), f"{live}: tokens"
 
     def _is_full(self) -> bool:
         """Return whether more rows wait than one forward holds."""
-        queues = [live.waiting for live in self._live.values()]
+        queues = [live.waiting_costs for live in self._live.values()]
         return sum(choose_rows(queues, self._max_tokens)) < sum(map(len, queues))
 
     def _choose(self) -> list[RowRange[R]]:
         lives = self._round_robin_order()
-        counts = choose_rows([live.waiting for live in lives], self._max_tokens)
+        counts = choose_rows([live.waiting_costs for live in lives], self._max_tokens)
         return [
-            RowRange(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count
+            RowRange(live, live.done_rows, live.done_rows + count)
+            for live, count in zip(lives, counts, strict=True)
+            if count
         ]
 
     def _round_robin_order(self) -> list[LiveRequest[R]]:
@@ -272,14 +274,14 @@ class BatchEngine(ABC, Generic[R, A]):
     def _record_answer(self, part: RowRange[R], answer: A | Failure) -> None:
         live, request_id = part.live, part.live.request.request_id
         live.tokens += part.tokens
-        live.done = part.stop
+        live.done_rows = part.stop
         if isinstance(answer, Failure):
             _log.error("request %s: %s", request_id, answer.message)
             del self._live[request_id]
             self._pending.append(Failed(request_id, answer, live.counts))
             return
         self._pending.extend(self._events(part, answer))
-        if live.done == len(live.costs):
+        if live.done_rows == len(live.costs):
             del self._live[request_id]
             self._pending.append(Finished(request_id, "stop", live.counts))
 

@@ -36,13 +36,13 @@ def choose_rows(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, 
     return tuple(taken)
 
 
-def next_row_limit(rows: int, took_s: float, rows_max: int, limit: int) -> int:
-    """Return the row limit of the next forward, if this one had `rows` of at most `rows_max` rows. It doubles after a
+def next_row_limit(rows: int, elapsed_s: float, row_limit: int, max_rows: int) -> int:
+    """Return the row limit of the next forward, if this one had `rows` of at most `row_limit` rows. It doubles after a
     full and quick forward, and shrinks after one longer than SLOW_FORWARD_S. Only forwards show what a row costs.
     """
-    if took_s > SLOW_FORWARD_S:
-        return max(1, int(rows * SLOW_FORWARD_S / took_s))
-    return min(limit, 2 * rows_max) if rows >= rows_max and took_s < SLOW_FORWARD_S / 4 else rows_max
+    if elapsed_s > SLOW_FORWARD_S:
+        return max(1, int(rows * SLOW_FORWARD_S / elapsed_s))
+    return min(max_rows, 2 * row_limit) if rows >= row_limit and elapsed_s < SLOW_FORWARD_S / 4 else row_limit
 
 
 @dataclass(frozen=True, slots=True)

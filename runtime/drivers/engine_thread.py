@@ -25,8 +25,8 @@ class EngineThread:
 
     `on_events` may block until the reader has room, as `ThreadBridge.post` does. `on_busy` must not block.
     `on_busy(True)` precedes the first step of a busy period. `on_busy(False)` follows the events that left the engine
-    without work. `limit` bounds the requests from `submit` to their last event. If the engine still needs its probe and
-    no request arrives within `probe_after_s`, the probe runs alone.
+    without work. `max_requests` bounds the requests from `submit` to their last event. If the engine still needs its
+    probe and no request arrives within `probe_after_s`, the probe runs alone.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class EngineThread:
         *,
         on_events: Callable[[list[Event]], None],
         on_busy: Callable[[bool], None],
-        limit: int = 1024,
+        max_requests: int = 1024,
         probe_after_s: float = 0.25,
     ) -> None:
         self._engine = engine
         self._on_events = on_events
         self._on_busy = on_busy
-        self._limit = limit
+        self._max_requests = max_requests
         self._probe_after_s = probe_after_s
         self._step_raised = False
         self._step_started_s: float | None = None  # only the engine thread writes it
@@ -55,7 +55,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<EngineThread inside={len(self._inside)}/{self._limit} {self._engine!r}>"
+        return f"<EngineThread inside={len(self._inside)}/{self._max_requests} {self._engine!r}>"
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -73,13 +73,13 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def submit(self, request: Request) -> None:
-        """Submit a request. Its outcome arrives as events. Raises `Refused`: Overloaded beyond `limit` requests, the
+        """Submit a request. Its outcome arrives as events. Raises `Refused`: Overloaded beyond `max_requests`, the
         failure of a poisoned engine, Unavailable while stopping, Internal for an id that is in use.
         """
         with self._wake:
             refusal = self._poisoned or self._stopping
-            if refusal is None and len(self._inside) >= self._limit:
-                refusal = Overloaded("the engine's inbox", self._limit, _RETRY_AFTER_S)
+            if refusal is None and len(self._inside) >= self._max_requests:
+                refusal = Overloaded("the engine's inbox", self._max_requests, _RETRY_AFTER_S)
             if refusal is None and request.request_id in self._inside:
                 refusal = Internal()
             if refusal is not None:
@@ -99,7 +99,7 @@ class EngineThread:
     def stalled_s(self) -> float:
         """Return for how many seconds the engine's step has begun no layer; 0 between steps."""
         since_s = self._step_started_s
-        return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
+        return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.last_layer_started_s)
 
     @property
     def poisoned(self) -> Failure | None:

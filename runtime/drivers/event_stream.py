@@ -60,7 +60,7 @@ class EventStream:
         """Accept an event of the engine. After `abandon`, only the event that releases the request has an effect."""
         if isinstance(event, Finished | Failed | interface.Cancelled):
             self._cost = event.counts
-            self.release()
+            self.mark_released()
         if self._failure is not None:
             return
         if isinstance(event, interface.Cancelled):
@@ -76,7 +76,7 @@ class EventStream:
     def _is_slow(self) -> bool:
         return len(self._events) >= self._max_tokens and self._now_s() - self._oldest_event_s >= SLOW_READER_S
 
-    def release(self) -> None:
+    def mark_released(self) -> None:
         """Record that the engine holds nothing for this request any longer."""
         self.is_released = True
         if self._waiter is not None and not self._waiter.done():
@@ -171,7 +171,7 @@ class EventStreams:
     def release_all(self, failure: Failure) -> None:
         """End all streams without the engine, which has failed or hangs and may never release them."""
         for stream in self._streams.values():
-            stream.release()
+            stream.mark_released()
             stream.abandon(failure)
         self._streams.clear()
 

@@ -183,7 +183,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def progressed_s(self) -> float:
+    def last_layer_started_s(self) -> float:
         """Return when a step last began a layer, in CLOCK_MONOTONIC seconds; 0 if layers are not followed. A step
         over a long prompt may take minutes on a busy core; one without progress hangs. Read from any thread.
         """

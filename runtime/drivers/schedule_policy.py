@@ -39,19 +39,19 @@ CUDA_BUDGET = Budget(mixed_tokens=2048, lone_tokens=8192, min_prefill_tokens=256
 class SequenceState:
     """One running sequence: how many tokens it has (prompt and generated), how many of them have KV, and its tenant."""
 
-    known: int
-    computed: int
+    total_tokens: int
+    computed_tokens: int
     tenant: str = OWNER_TENANT
 
     @property
-    def uncomputed(self) -> int:
+    def uncomputed_tokens(self) -> int:
         """Return how many tokens have no KV."""
-        return self.known - self.computed
+        return self.total_tokens - self.computed_tokens
 
     @property
     def is_decode(self) -> bool:
         """Return whether one token remains after a history. A one-token prompt is a prefill."""
-        return self.known - self.computed == 1 and self.computed > 0
+        return self.total_tokens - self.computed_tokens == 1 and self.computed_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class TokenAllotment:
 
 def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAllotment, ...]:
     """Return the step's allotments, decodes first. `running` is in order of arrival, each with work left."""
-    decodes = [TokenAllotment(index, 1) for index, progress in enumerate(running) if progress.is_decode]
+    decodes = [TokenAllotment(index, 1) for index, state in enumerate(running) if state.is_decode]
     prompts: dict[str, list[int]] = {}  # indices by tenant
-    for index, progress in enumerate(running):
-        if not progress.is_decode:
-            prompts.setdefault(progress.tenant, []).append(index)
-    needs = {tenant: sum(running[index].uncomputed for index in own) for tenant, own in prompts.items()}
+    for index, state in enumerate(running):
+        if not state.is_decode:
+            prompts.setdefault(state.tenant, []).append(index)
+    needs = {tenant: sum(running[index].uncomputed_tokens for index in own) for tenant, own in prompts.items()}
     left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER_TENANT}))
     prefills: list[TokenAllotment] = []
     if OWNER_TENANT in prompts and len(prompts) > 1:
@@ -90,7 +90,7 @@ def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAl
 
 def _prefill(running: Sequence[SequenceState], indices: Sequence[int], tokens: int) -> Iterator[TokenAllotment]:
     for index in indices:
-        if count := min(tokens, running[index].uncomputed):
+        if count := min(tokens, running[index].uncomputed_tokens):
             yield TokenAllotment(index, count)
             tokens -= count
 

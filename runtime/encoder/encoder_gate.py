@@ -25,16 +25,16 @@ _FORBIDDEN: Final = {
 def check_architecture(job: GateJob) -> GateFacts:
     """Return the facts of a servable encoder. Raises `Refused(ArtifactRejected)` with file, module or tensor."""
     recipe = read_recipe({path: text.encode() for path, text in job.recipe.items()})
-    values = architecture_gate.config_values(job.config_json)
+    values = architecture_gate.read_config_values(job.config_json)
     for key, reason in _FORBIDDEN.items():
         if values.get(key):
             raise architecture_gate.artifact_rejected(CONFIG, f"'{key}': {reason}")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise architecture_gate.artifact_rejected(CONFIG, "position_embedding_type: must be 'absolute'")
-    family = architecture_gate.family_of(values, ENCODERS)
-    tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored}
-    dtype = architecture_gate.dtype_of(values, tensors)
-    module, config = architecture_gate.skeleton_on_meta(
+    family = architecture_gate.find_family(values, ENCODERS)
+    tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored_tensors}
+    dtype = architecture_gate.find_dtype(values, tensors)
+    module, config = architecture_gate.build_meta_skeleton(
         family, job.config_json, TORCH_DTYPES[dtype], len(tensors), family.attention
     )
     stored = architecture_gate.stored_shapes(family, module, tensors)
@@ -46,7 +46,7 @@ def check_architecture(job: GateJob) -> GateFacts:
         raise architecture_gate.artifact_rejected(
             MODULES, f"the pooling takes {recipe.width} dimensions, the encoder gives {width}"
         )
-    positions = config.max_position_embeddings - family.positions_taken(config)
+    positions = config.max_position_embeddings - family.reserved_positions(config)
     return GateFacts(
         architecture=values["architectures"][0],
         dtype=dtype,
@@ -68,11 +68,11 @@ def _forward(module: nn.Module) -> tuple[list[str], int]:
     with architecture_gate.record_parameter_order(module) as used:
         try:
             with torch.inference_mode(), torch.device("meta"):
-                hidden = module(input_ids=torch.arange(architecture_gate.TOKENS)[None]).last_hidden_state
+                hidden = module(input_ids=torch.arange(architecture_gate.TRACED_TOKENS)[None]).last_hidden_state
         except Exception as error:
             raise architecture_gate.artifact_rejected(
                 CONFIG, f"a forward without weights fails: {architecture_gate.public_message(error)}"
             ) from error
-    if hidden.ndim != 3 or hidden.shape[:2] != (1, architecture_gate.TOKENS):
+    if hidden.ndim != 3 or hidden.shape[:2] != (1, architecture_gate.TRACED_TOKENS):
         raise architecture_gate.artifact_rejected(CONFIG, f"the output has shape {list(hidden.shape)}")
     return used, hidden.shape[2]

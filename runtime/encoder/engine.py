@@ -50,8 +50,8 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         self._facts = facts
 
     @property
-    def progressed_s(self) -> float:
-        return self._model.progressed_s
+    def last_layer_started_s(self) -> float:
+        return self._model.last_layer_started_s
 
     def _accept(self, request: Request) -> EmbeddingRequest | Failure:
         if not isinstance(request, EmbeddingRequest):

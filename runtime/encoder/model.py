@@ -25,7 +25,7 @@ class EncoderModel:
         self._pad = bound.config.pad_token_id or 0
         lists = (child for child in self._module.modules() if isinstance(child, nn.ModuleList))
         self._layers = [layer for each in lists for layer in each]
-        self.progressed_s = 0.0  # CLOCK_MONOTONIC, when the last layer began; 0 before the first
+        self.last_layer_started_s = 0.0  # CLOCK_MONOTONIC, when the last layer began; 0 before the first
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -43,10 +43,10 @@ class EncoderModel:
 
     @contextmanager
     def _record_progress(self) -> Iterator[None]:
-        """Update `progressed_s` at each layer, since a forward over a long text takes minutes on a busy core."""
+        """Update `last_layer_started_s`, since a forward over a long text takes minutes on a busy core."""
 
         def note(_module: nn.Module, _inputs: object) -> None:
-            self.progressed_s = time.monotonic()
+            self.last_layer_started_s = time.monotonic()
 
         # Remove the hooks afterwards: they refer to the module, and the cycle would keep its tensors alive.
         hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]

@@ -9,7 +9,7 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE
 from runtime.drivers.interface import EmbeddingRequest
 from runtime.drivers.schedule_policy import OWNER_TENANT
 from runtime.models.pinned_files import PinnedFiles
-from runtime.surface.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_too_long
+from runtime.surface.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_refusal
 from runtime.surface.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion
 from runtime.text.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
@@ -63,13 +63,13 @@ class ServedEncoder(ServedVersion):
         try:
             for index, item in enumerate(call.inputs):
                 if isinstance(item, str) and len(item) > most:  # even the longest tokens would be too many
-                    raise input_too_long(index, len(call.inputs), len(item), most, unit="characters")
+                    raise input_refusal(index, len(call.inputs), len(item), most, unit="characters")
                 ids = self.codec.encode(item) if isinstance(item, str) else item
                 encoded += len(ids) if isinstance(item, str) else 0
                 if len(ids) > self.limits.max_input_tokens:
-                    raise input_too_long(index, len(call.inputs), len(ids), self.limits.max_input_tokens)
+                    raise input_refusal(index, len(call.inputs), len(ids), self.limits.max_input_tokens)
                 if own is not None and len(ids) > own:
-                    raise input_too_long(index, len(call.inputs), len(ids), own, TENANT_PHRASE)
+                    raise input_refusal(index, len(call.inputs), len(ids), own, TENANT_PHRASE)
                 found.append(ids)
         except Refused as refused:
             refused.encoded_tokens = encoded

@@ -16,10 +16,10 @@ GPU_POLL_S: Final = 5.0
 class GpuWatch:
     """The poller of one process's GPUs. Its last facts may be read at any time."""
 
-    def __init__(self, read_gpus: Callable[[], tuple[GpuFacts, ...]], every_s: float = GPU_POLL_S) -> None:
+    def __init__(self, read_gpus: Callable[[], tuple[GpuFacts, ...]], interval_s: float = GPU_POLL_S) -> None:
         """`read_gpus` returns the facts of all devices. It blocks, and the constructor calls it once."""
         self._read_gpus = read_gpus
-        self._every_s = every_s
+        self._interval_s = interval_s
         self.last_facts: tuple[GpuFacts, ...] = ()
         self.health: GpuHealth = HealthyGpu()
         self._update(read_gpus())
@@ -34,7 +34,7 @@ class GpuWatch:
             if isinstance(self.health, UnhealthyGpu) and not notified:
                 notified = True
                 on_unhealthy()
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._interval_s)
             self._update(await run_in_thread("gpus", self._read_gpus))
 
     def _update(self, last_facts: tuple[GpuFacts, ...]) -> None:

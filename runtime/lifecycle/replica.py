@@ -1,6 +1,6 @@
 """Own the state of a replica process: parked (STANDBY), restoring, ready, asleep, draining, failed.
 
-A replica sleeps with its weights in host memory (ASLEEP) or without them (ASLEEP2).
+A replica sleeps with its weights in host memory (ASLEEP) or without them (DEEP_SLEEP).
 
 `version_restore.py` does a restore, `inference_api.py` responds to requests.
 """
@@ -52,9 +52,9 @@ TRANSITIONS: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.ASLEEP: frozenset(
-        {RuntimeState.ASLEEP2, RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}
+        {RuntimeState.DEEP_SLEEP, RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}
     ),
-    RuntimeState.ASLEEP2: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.DEEP_SLEEP: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.DRAINING: frozenset({RuntimeState.FAILED}),
     RuntimeState.FAILED: frozenset(),
 }
@@ -166,7 +166,7 @@ class RuntimeReplica:
             serving = await self._become_ready(
                 "restore", lambda callbacks: self._operations.restore(request, callbacks)
             )
-        return self._build_bound_reply(serving, dict(serving.bytes_by_tier))
+        return self._build_bind_response(serving, dict(serving.bytes_by_tier))
 
     async def sleep(self) -> None:
         """Release everything except the version's weights in host memory.
@@ -178,13 +178,13 @@ class RuntimeReplica:
             self._require_state(RuntimeState.READY, "to sleep")
             serving = self._served_version
             assert serving is not None
-            is_busy = self._streams or self.credits.inside or serving.engine.running or serving.engine.waiting
-            if is_busy or self._is_unproven(serving):
+            is_busy = self._streams or self.credits.active_requests or serving.engine.running or serving.engine.waiting
+            if is_busy or self._has_unverified_answers(serving):
                 raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
-            if serving.kept is None:
+            if serving.suspend_handle is None:
                 raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))
             self._transition(RuntimeState.ASLEEP)
-            kept, self._suspend_handle = serving.kept, serving.kept
+            suspend_handle = self._suspend_handle = serving.suspend_handle
             if not await run_in_thread("stop", self._stop_engine):
                 self.fail(Internal())
                 raise Refused(Internal())
@@ -193,7 +193,7 @@ class RuntimeReplica:
             self._served_version = self._streams = None
             del serving
             try:
-                await run_in_thread("release", kept.release)
+                await run_in_thread("suspend", suspend_handle.suspend)
             except Exception:  # it still holds device memory, so it must not count as asleep
                 self.fail(Internal())
                 raise
@@ -207,10 +207,10 @@ class RuntimeReplica:
         """
         async with self._operation_lock:
             self._require_state(RuntimeState.ASLEEP, "to drop its weights")
-            kept = self._suspend_handle
-            assert kept is not None
+            suspend_handle = self._suspend_handle
+            assert suspend_handle is not None
             try:
-                await run_in_thread("drop", kept.drop)
+                await run_in_thread("release", suspend_handle.release_weights)
             except Refused as refused:
                 self.fail(refused.failure)
                 raise
@@ -218,7 +218,7 @@ class RuntimeReplica:
                 self.fail(Internal())
                 raise
             if self._state is RuntimeState.ASLEEP:
-                self._transition(RuntimeState.ASLEEP2)
+                self._transition(RuntimeState.DEEP_SLEEP)
         log.info("asleep without weights")
 
     async def wake(self, request: BindRequest) -> BindResponse:
@@ -226,10 +226,10 @@ class RuntimeReplica:
         changes nothing. After any other failure the process ends.
         """
         async with self._operation_lock:
-            if had_weights := self._state is not RuntimeState.ASLEEP2:
+            if had_weights := self._state is not RuntimeState.DEEP_SLEEP:
                 self._require_state(RuntimeState.ASLEEP, "to wake")
-            kept, bind = self._suspend_handle, self._bind
-            assert kept is not None
+            suspend_handle, bind = self._suspend_handle, self._bind
+            assert suspend_handle is not None
             assert bind is not None
             if (request.tenant, request.model, request.version) != (bind.tenant, bind.model, bind.version):
                 raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
@@ -238,10 +238,10 @@ class RuntimeReplica:
             as_before = msgspec.structs.replace(
                 request, device_class=bind.device_class
             )  # bills use the device class of the first bind
-            serving = await self._become_ready("wake", lambda callbacks: kept.resume(as_before, callbacks))
+            serving = await self._become_ready("wake", lambda callbacks: suspend_handle.resume(as_before, callbacks))
             self._bind = as_before
             self._suspend_handle = None
-        return self._build_bound_reply(serving, {} if had_weights else dict(serving.bytes_by_tier))
+        return self._build_bind_response(serving, {} if had_weights else dict(serving.bytes_by_tier))
 
     async def _become_ready(self, name: str, make: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
         """Run `make` in a thread and serve what it returns. Re-raises its exception; the replica has then failed."""
@@ -263,7 +263,7 @@ class RuntimeReplica:
         self._transition(RuntimeState.READY)
         return serving
 
-    def _build_bound_reply(self, serving: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
+    def _build_bind_response(self, serving: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
         took_us = max((span.after_us for span in serving.spans), default=0)
         log.info("ready", extra={"version": serving.bind.version, "restore_ms": took_us / 1000})
         return BindResponse(
@@ -274,7 +274,7 @@ class RuntimeReplica:
             url=self._url,
         )
 
-    def serving(self) -> tuple[ServedVersion, EventStreams]:
+    def require_ready(self) -> tuple[ServedVersion, EventStreams]:
         """Return the version and the streams for a new request. Raises `Refused` if this replica accepts none."""
         if self.failure is not None:
             raise Refused(self.failure)
@@ -294,18 +294,26 @@ class RuntimeReplica:
             return True
         serving = self._served_version
         return (
-            self.failure is None and serving is not None and serving.recorded is not None and self._is_unproven(serving)
+            self.failure is None
+            and serving is not None
+            and serving.recorded_seal is not None
+            and self._has_unverified_answers(serving)
         )
 
     @property
-    def recorded(self) -> KeepSeal | None:
+    def verified_seal(self) -> KeepSeal | None:
         """Return the known answers that were recorded here and have been reproduced since, or None."""
         serving = self._served_version
-        if self.failure is not None or serving is None or serving.recorded is None or self._is_unproven(serving):
+        if (
+            self.failure is not None
+            or serving is None
+            or serving.recorded_seal is None
+            or self._has_unverified_answers(serving)
+        ):
             return None
-        return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded)
+        return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded_seal)
 
-    def _is_unproven(self, serving: ServedVersion) -> bool:
+    def _has_unverified_answers(self, serving: ServedVersion) -> bool:
         return serving.engine.needs_probe or serving.thread.poisoned is not None
 
     def drain(self) -> None:
@@ -324,8 +332,8 @@ class RuntimeReplica:
             raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
         if (
             self._served_version is not None
-            and self._served_version.kept is not None
-            and self._served_version.kept.has_device_copies
+            and self._served_version.suspend_handle is not None
+            and self._served_version.suspend_handle.has_device_copies
         ):
             self.drain()
         else:
@@ -389,7 +397,7 @@ class RuntimeReplica:
             kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
             leases=0
-            if self._state is RuntimeState.ASLEEP2 or (serving is None and self._suspend_handle is None)
+            if self._state is RuntimeState.DEEP_SLEEP or (serving is None and self._suspend_handle is None)
             else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # minus the descriptor that the listing uses
             spans=tuple(self._stages) if serving is None else serving.spans,

@@ -25,8 +25,8 @@ from runtime.lifecycle import predictor_sealing as predictor
 from runtime.lifecycle.weights import (
     AcquireLease,
     Weights,
+    build_gate_job,
     check_architecture,
-    gate_job,
     read_pinned_files,
     verify_and_record,
 )
@@ -51,12 +51,12 @@ def gate(job: GateJob) -> GateFacts:
 
 
 def seal(
-    job: SealJob, acquire: AcquireLease, *, for_devices: bool = False, filters: FilterClient | None = None
+    job: SealJob, acquire: AcquireLease, *, with_device_checksum: bool = False, filters: FilterClient | None = None
 ) -> SealAttestation:
     """Return the seal of a draft. Raises `Refused` with the draft's fault, and OSError if a disk or peer failed.
 
-    With `for_devices` the seal includes the checksum that a device must find over the bytes, except a predictor's. It
-    takes 0.65 s of a core per GB.
+    With `with_device_checksum` the seal includes the checksum that a device must find over the bytes, except a
+    predictor's. It takes 0.65 s of a core per GB.
     """
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, read_pinned_files(weights.lease)
@@ -65,7 +65,7 @@ def seal(
     with _as_artifact_rejected():
         if manifest.engine.kind == "predict":
             return predictor.seal(job.version, weights.lease)
-        return _verify_draft(job.version, weights, files, for_devices=for_devices)
+        return _verify_draft(job.version, weights, files, with_device_checksum=with_device_checksum)
 
 
 @contextmanager
@@ -81,12 +81,12 @@ def _as_artifact_rejected() -> Iterator[None]:
         raise Refused(ArtifactRejected("model", reason)) from error
 
 
-def _verify_draft(version: str, weights: Weights, files: PinnedFiles, *, for_devices: bool) -> SealAttestation:
+def _verify_draft(version: str, weights: Weights, files: PinnedFiles, *, with_device_checksum: bool) -> SealAttestation:
     """Return the seal of a draft, with its known answers. Raises Refused, and what the library raises."""
     manifest = weights.lease.manifest
-    if for_devices:
+    if with_device_checksum:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
-    facts = check_architecture(gate_job(manifest, files))
+    facts = check_architecture(build_gate_job(manifest, files))
     check_fast_reader(files[TOKENIZER])
     if facts.kind == "embed":
         EmbeddingCodec(files, facts.vocab_size)

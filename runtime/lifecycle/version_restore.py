@@ -71,7 +71,7 @@ class _StageRecorder:
         self._ended.append(span)
         self._on_stage(span)
 
-    def end_before_others(self, stage: Stage) -> None:
+    def end_prerequisite(self, stage: Stage) -> None:
         """End a stage that others depend on. Move their ends to this time if they were earlier."""
         self.end(stage)
         *others, first = self._ended
@@ -89,11 +89,11 @@ class _RestoreCache:
 
 
 class SuspendedModel:
-    """A bound model without an engine. It keeps its lease until `drop`, which also releases the weights.
+    """A bound model without an engine. It keeps its lease until `release_weights`, which also releases the weights.
 
-    `resume_model` undoes `drop`. Copies on a device are never kept: `resume_model` makes them again from the lease.
-    `release` detaches the engine's backend, and the next engine attaches its own. `bound` is None for a model that is
-    rebuilt from the lease's bytes. One call at a time.
+    `resume_model` leases released weights again. Copies on a device are never kept: `resume_model` makes them again
+    from the lease. `suspend` detaches the engine's backend, and the next engine attaches its own. `bound` is None for a
+    model that is rebuilt from the lease's bytes. One call at a time.
     """
 
     def __init__(self, weights: Weights, bound: BoundModel | None, acquire: AcquireLease) -> None:
@@ -101,32 +101,32 @@ class SuspendedModel:
         self._model = None if bound is None else DetachableModel(SERVED[architecture], bound.module)
         self._lease = weights.lease
         self._weights: Weights | None = weights
-        self._recopy = weights.recopy  # makes device copies again; None without a lease or without copies
+        self._copy_again = weights.copy_again  # makes device copies again; None without a lease or without copies
         self._acquire = acquire
         self.has_released_weights = False
 
     def __repr__(self) -> str:
-        state = "dropped" if self.has_released_weights else "empty" if self._weights is None else "whole"
+        state = "released" if self.has_released_weights else "empty" if self._weights is None else "whole"
         return f"<SuspendedModel {state} {self._lease!r}>"
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         """Free what an engine attached to the model, and all copies on a device."""
         if self._model is not None:
             detach_backend(self._model.module)
-        if self._recopy is not None:
+        if self._copy_again is not None:
             self._detach_weights()
         _free_unreferenced()
 
-    def drop(self) -> None:
+    def release_weights(self) -> None:
         """Release the lease. Raises `Refused(Internal)` if a reference to its memory remains. The memory then stays
         mapped, and the process has to end.
         """
         self._detach_weights()
         _free_unreferenced()
         if self._lease.in_use:
-            log.error("a reference to the weights remains, so they can't be dropped")
+            log.error("a reference to the weights remains, so they can't be released")
             raise Refused(Internal())
-        self._recopy = None
+        self._copy_again = None
         self.has_released_weights = True
         self._lease.close()
 
@@ -139,8 +139,8 @@ class SuspendedModel:
         if self._weights is not None:
             return self._weights
         # (2) and (3)
-        if self._recopy is not None:
-            weights = self._recopy()
+        if self._copy_again is not None:
+            weights = self._copy_again()
         else:
             weights = self._acquire(request.tenant, request.version)
             weights.lease.wait_until_whole()
@@ -225,7 +225,7 @@ def _start_engine(
     stages.end(Stage.READY)
     if is_partial_lease:
         lease.wait_until_whole()
-        stages.end_before_others(Stage.LEASED)
+        stages.end_prerequisite(Stage.LEASED)
     # A wake must check against the recorded answers. It must not record new ones.
     wake_cache = replace(cache, verified=replace(verified, recorded=None))
 
@@ -235,7 +235,7 @@ def _start_engine(
         return _start_engine(request, callbacks, weights, wake_cache, acquire, stages, probes_first=probes_first)
 
     suspend_handle = _build_suspend_handle(
-        SuspendedModel(weights, verified.bound, acquire), restart, has_device_copies=weights.recopy is not None
+        SuspendedModel(weights, verified.bound, acquire), restart, has_device_copies=weights.copy_again is not None
     )
     serving: ServedVersion
     if isinstance(codec, EmbeddingCodec):
@@ -246,8 +246,8 @@ def _start_engine(
             thread=thread,
             spans=stages.spans,
             bytes_by_tier=lease.bytes_by_tier,
-            recorded=verified.recorded,
-            kept=suspend_handle,
+            recorded_seal=verified.recorded_seal,
+            suspend_handle=suspend_handle,
             codec=codec,
             dimensions=verified.facts.dimensions,
         )
@@ -259,8 +259,8 @@ def _start_engine(
             thread=thread,
             spans=stages.spans,
             bytes_by_tier=lease.bytes_by_tier,
-            recorded=verified.recorded,
-            kept=suspend_handle,
+            recorded_seal=verified.recorded_seal,
+            suspend_handle=suspend_handle,
             codec=codec,
             context_tokens=min(verified.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
             defaults=sampling_defaults(cache.files),
@@ -279,7 +279,7 @@ def _build_thread(engine: Engine, callbacks: EngineCallbacks, max_streams: int, 
         engine,
         on_events=callbacks.on_events,
         on_busy=callbacks.on_busy,
-        limit=2 * max_streams,
+        max_requests=2 * max_streams,
         probe_after_s=PROBE_AFTER_S,
     )
 
@@ -291,8 +291,8 @@ _StartEngine = Callable[[BindRequest, EngineCallbacks, Weights, _StageRecorder, 
 def _build_suspend_handle(
     suspended: SuspendedModel, restart: _StartEngine, *, has_device_copies: bool = False
 ) -> SuspendHandle:
-    """Return the operations of a sleeping version. If weights were dropped, a wake verifies the known answers before it
-    is ready and not in the first batch. Waiting requests then go to another replica and don't fail with this one.
+    """Return the operations of a sleeping version. If weights were released, a wake verifies the known answers before
+    it is ready and not in the first batch. Waiting requests then go to another replica and don't fail with this one.
     """
 
     def resume(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
@@ -301,7 +301,7 @@ def _build_suspend_handle(
         probes_first = suspended.has_released_weights
         return restart(request, callbacks, suspended.resume_model(request, stages), stages, probes_first)
 
-    return SuspendHandle(suspended.release, resume, suspended.drop, has_device_copies=has_device_copies)
+    return SuspendHandle(suspended.suspend, resume, suspended.release_weights, has_device_copies=has_device_copies)
 
 
 def _start_predictor(
@@ -339,8 +339,8 @@ def _start_predictor(
         thread=thread,
         spans=stages.spans,
         bytes_by_tier=lease.bytes_by_tier,
-        recorded=recorded,
-        kept=_build_suspend_handle(SuspendedModel(weights, None, acquire), restart),
+        recorded_seal=recorded,
+        suspend_handle=_build_suspend_handle(SuspendedModel(weights, None, acquire), restart),
         signature=signature,
     )
 

@@ -144,15 +144,15 @@ class Weights:
     """A lease and its tensors.
 
     On a CPU the tensors are views of the lease: valid while it is open, readable once it is whole. On a device they are
-    copies; `recopy` makes them again, and `host_tensors` returns the views. `device_checksum` is the checksum that a
-    device computes over the bytes. It is None if no device has them or will get them.
+    copies; `copy_again` makes them again, and `build_host_tensors` returns the views. `device_checksum` is the checksum
+    that a device computes over the bytes. It is None if no device has them or will get them.
     """
 
     lease: Lease
     tensors: dict[str, torch.Tensor]
     device_checksum: str | None = None
-    recopy: "Callable[[], Weights] | None" = None
-    host_tensors: Callable[[], dict[str, torch.Tensor]] | None = None
+    copy_again: "Callable[[], Weights] | None" = None
+    build_host_tensors: Callable[[], dict[str, torch.Tensor]] | None = None
 
 
 AcquireLease = Callable[[str, str], Weights]  # arguments: tenant, version; raises `Refused`
@@ -165,7 +165,7 @@ class VerifiedModel:
     bound: BoundModel
     probe: Probe
     facts: GateFacts
-    recorded: SealAttestation | None = None  # set if this engine had no known answers before
+    recorded_seal: SealAttestation | None = None  # set if this engine had no known answers before
 
 
 def resolve_device(device_class: str) -> torch.device:
@@ -201,7 +201,7 @@ def require_file(files: PinnedFiles, name: str) -> bytes:
     return files[name]
 
 
-def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
+def build_gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
     """Return the gate job of a stored version or draft. Raises `Refused` if it has no config."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
@@ -224,9 +224,9 @@ def bind_weights(weights: Weights, files: PinnedFiles, bind_method: BindMethod, 
     manifest = weights.lease.manifest
     dtype = TORCH_DTYPES[manifest.engine.dtype]
     config = require_file(files, CONFIG)
-    if bind_method == "fast" or weights.host_tensors is None:
+    if bind_method == "fast" or weights.build_host_tensors is None:
         return bind(manifest, config, weights.tensors, bind_method=bind_method, dtype=dtype, device=device)
-    host = weights.host_tensors()
+    host = weights.build_host_tensors()
     bound = bind(manifest, config, host, bind_method=bind_method, dtype=dtype, device=torch.device("cpu"))
     detachable = DetachableModel(SERVED[manifest.engine.architecture], bound.module)
     detachable.detach_weights(host)
@@ -260,7 +260,7 @@ def bind_verified(version: str, weights: Weights, files: PinnedFiles, device: to
         bind_method: BindMethod = "fast" if found.fast_bind else "library"
         return VerifiedModel(bind_weights(weights, files, bind_method, device), found.probe, found.gate)
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
-    facts = check_architecture(gate_job(lease.manifest, files))
+    facts = check_architecture(build_gate_job(lease.manifest, files))
     bound, seal = verify_and_record(version, weights, files, facts, device)
     return VerifiedModel(bound, seal.probe, facts, seal)
 

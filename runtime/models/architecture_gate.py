@@ -23,8 +23,8 @@ from runtime.models.pinned_files import CONFIG
 
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
-TOKENS: Final = 8
-MAX_SHOWN: Final = 400  # characters of a name or reason; a value in a config may be a megabyte long
+TRACED_TOKENS: Final = 8
+MAX_REASON_CHARACTERS: Final = 400  # characters of a name or reason; a value in a config may be a megabyte long
 _ROWS: Final = (1, 7)  # the rows whose logits are computed
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
@@ -56,11 +56,13 @@ _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 def check_architecture(job: GateJob) -> GateFacts:
     """Return the facts of a servable decoder. Raises `Refused(ArtifactRejected)` naming config.json or the tensor."""
-    values = config_values(job.config_json)
-    family = family_of(values, DECODERS)
-    dtype_name = dtype_of(values, job.tensors)
+    values = read_config_values(job.config_json)
+    family = find_family(values, DECODERS)
+    dtype_name = find_dtype(values, job.tensors)
     AttentionInterface.register(_ATTENTION, _record)
-    module, config = skeleton_on_meta(family, job.config_json, TORCH_DTYPES[dtype_name], len(job.tensors), _ATTENTION)
+    module, config = build_meta_skeleton(
+        family, job.config_json, TORCH_DTYPES[dtype_name], len(job.tensors), _ATTENTION
+    )
     stored = stored_shapes(family, module, job.tensors)
     check_tensors(module, stored, job.tensors)
     trace = _forward(module, config)
@@ -72,10 +74,10 @@ def check_architecture(job: GateJob) -> GateFacts:
 
 def artifact_rejected(path: str, reason: str) -> Refused:
     """Return a refusal with a file or tensor and the reason."""
-    return Refused(ArtifactRejected(path[:MAX_SHOWN], reason[:MAX_SHOWN]))
+    return Refused(ArtifactRejected(path[:MAX_REASON_CHARACTERS], reason[:MAX_REASON_CHARACTERS]))
 
 
-def config_values(config_json: str) -> dict[str, Any]:
+def read_config_values(config_json: str) -> dict[str, Any]:
     """Return the config's object. Raises `Refused` if it has a forbidden key."""
     try:
         values = decoder(dict[str, Any]).decode(config_json)
@@ -87,7 +89,7 @@ def config_values(config_json: str) -> dict[str, Any]:
     return values
 
 
-def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
+def find_family(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
     """Return the family in `served` that the config names. Raises `Refused`."""
     names = values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in served:
@@ -100,7 +102,7 @@ def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
     return family
 
 
-def dtype_of(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def find_dtype(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     """Return the version's dtype: the config's, or else the tensors' own. Raises `Refused` unless all tensors have it,
     because a conversion would make a copy of unverified bytes.
     """
@@ -116,8 +118,8 @@ def dtype_of(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int,
     return stated
 
 
-def skeleton_on_meta(
-    family: Family, config_json: str, dtype: torch.dtype, layers_at_most: int, attention: str
+def build_meta_skeleton(
+    family: Family, config_json: str, dtype: torch.dtype, max_layers: int, attention: str
 ) -> tuple[nn.Module, PreTrainedConfig]:
     """Return the model's modules without weights, and its config. Raises `Refused`."""
     try:
@@ -125,8 +127,8 @@ def skeleton_on_meta(
     except Exception as error:  # the library's validation raises exceptions of any type
         raise artifact_rejected(CONFIG, f"is refused by its class: {public_message(error)}") from error
     # Every layer has tensors. A config that claims more layers would only cost time and memory.
-    if not 0 < config.num_hidden_layers <= layers_at_most:
-        rule = f"the files hold {layers_at_most} tensors"
+    if not 0 < config.num_hidden_layers <= max_layers:
+        rule = f"the files hold {max_layers} tensors"
         raise artifact_rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
     positions = getattr(config, "max_position_embeddings", 1)
     if not 0 < positions <= _MAX_POSITIONS:
@@ -171,7 +173,7 @@ def stored_shapes(
         fusion = None if name in tensors else family.find_fusion(name)
         if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer does
             raise artifact_rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
-        stored[name] = {name: shape} if fusion is None else dict(fusion.pieces(name, shape))
+        stored[name] = {name: shape} if fusion is None else dict(fusion.stored_matrices(name, shape))
     return stored
 
 
@@ -242,7 +244,7 @@ def _forward(module: nn.Module, config: PreTrainedConfig) -> _ForwardTrace:
     with record_parameter_order(module) as trace.parameters:
         try:
             with torch.inference_mode(), torch.device("meta"):
-                positions = torch.arange(TOKENS)[None]
+                positions = torch.arange(TRACED_TOKENS)[None]
                 rows = torch.tensor(_ROWS)
                 answer = module(input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=rows)
             trace.logits = tuple(answer.logits.shape)
@@ -263,7 +265,7 @@ def _record(
     fault = None
     if attention_mask is not None:
         fault = "attention that needs a mask"
-    elif query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3] or query.shape[2] != TOKENS:
+    elif query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3] or query.shape[2] != TRACED_TOKENS:
         fault = f"attention over shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
     elif kwargs.get("scaling") is None:
         fault = "attention without a scale"

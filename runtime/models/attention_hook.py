@@ -17,9 +17,9 @@ _BACKEND: Final = "kelvin_backend"
 
 
 class AttentionBackend(Protocol):
-    """The owner of all layers' KV pools. Single-threaded, except that any thread may read `attended_s`."""
+    """The owner of all layers' KV pools. Single-threaded, except that any thread may read `last_layer_started_s`."""
 
-    attended_s: float  # when the last layer began its attention, CLOCK_MONOTONIC; 0 before the first
+    last_layer_started_s: float  # when the last layer began its attention, CLOCK_MONOTONIC; 0 before the first
 
     def attend(
         self,
@@ -76,6 +76,6 @@ def _attention(
     if attention_mask is not None or softcap is not None or s_aux is not None:
         raise ValueError("this attention has no mask, softcap or sinks")
     backend: AttentionBackend = getattr(module, _BACKEND)
-    backend.attended_s = time.monotonic()
+    backend.last_layer_started_s = time.monotonic()
     layer: int = module.layer_idx  # type: ignore[assignment]
     return backend.attend(layer, query, key, value, scaling, sliding_window), None

@@ -174,7 +174,7 @@ def fusion_sources(
 ) -> list[torch.Tensor]:
     """Return the tensors that `parameter` is made of, in order. Raises BindingFault."""
     pieces = []
-    for piece, shape in fusion.pieces(name, tuple(parameter.shape)):
+    for piece, shape in fusion.stored_matrices(name, tuple(parameter.shape)):
         if piece not in tensors:
             raise BindingFault(f"'{piece}' is missing")
         if tuple(tensors[piece].shape) != shape:
@@ -223,7 +223,7 @@ def _bind_by_library(family: Family, config: PreTrainedConfig, tensors: Mapping[
         module, found = load.from_pretrained(
             None,
             config=config,
-            state_dict={name: tensor for name, tensor in tensors.items() if name not in family.ignored},
+            state_dict={name: tensor for name, tensor in tensors.items() if name not in family.ignored_tensors},
             dtype=config.dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # the report below has the name; the exception would not
@@ -252,7 +252,7 @@ def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torc
     """
     dtype: torch.dtype = _config_of(module).dtype
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    unused = set(tensors) - family.ignored
+    unused = set(tensors) - family.ignored_tensors
     for name, parameter in module.named_parameters():
         if parameter.dtype != dtype:
             raise BindingFault(f"'{name}' is {parameter.dtype}, not {dtype}")
@@ -260,7 +260,7 @@ def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torc
             pieces = fusion_sources(fusion, name, parameter, tensors)
             if parameter.is_meta or not _is_made_of(parameter, pieces):
                 raise BindingFault(f"'{name}' is not the verified tensors")
-            unused.difference_update(piece for piece, _ in fusion.pieces(name, tuple(parameter.shape)))
+            unused.difference_update(piece for piece, _ in fusion.stored_matrices(name, tuple(parameter.shape)))
             continue
         if parameter.is_meta or parameter.data_ptr() not in names:
             raise BindingFault(f"'{name}' is not the verified tensor")
@@ -276,7 +276,7 @@ def _is_made_of(parameter: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool
     """Return whether the parameter's values are those of `pieces`, one after another."""
     flat, start = parameter.detach().reshape(-1), 0
     for piece in pieces:
-        if not is_same(flat[start : start + piece.numel()], piece.reshape(-1)):
+        if not has_equal_values(flat[start : start + piece.numel()], piece.reshape(-1)):
             return False
         start += piece.numel()
     return start == flat.numel()
@@ -305,12 +305,14 @@ def find_differences(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
         facts, their_facts = ({name: _tensor_facts(t) for name, t in tensors.items()} for tensors in (mine, theirs))
         check(kind, facts, their_facts)
         alike = [name for name in facts if facts[name] == their_facts.get(name)]
-        differences.extend(f"{kind} '{name}': other values" for name in alike if not is_same(mine[name], theirs[name]))
+        differences.extend(
+            f"{kind} '{name}': other values" for name in alike if not has_equal_values(mine[name], theirs[name])
+        )
     check("ties of", _ties(fast), _ties(library))
     return tuple(differences)
 
 
-def is_same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def has_equal_values(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Return whether both tensors have equal values."""
     # At the same address nothing has to be read.
     return mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs)

@@ -46,7 +46,7 @@ class Fusion:
     parameter: str  # the last part of its name, after the module of the experts
     parts: tuple[str, ...]
 
-    def pieces(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def stored_matrices(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield names and shapes of the stored matrices of parameter `name`, in order."""
         prefix = name.removesuffix(self.parameter)
         experts, rows, columns = shape
@@ -63,12 +63,12 @@ class Family:
     config: type[PreTrainedConfig]
     model_type: str
     fusions: tuple[Fusion, ...] = ()
-    ignored: frozenset[str] = frozenset()  # tensors of older checkpoints that the library computes itself
+    ignored_tensors: frozenset[str] = frozenset()  # tensors of older checkpoints that the library computes itself
     kind: Kind = "generate"
     attention: str = ATTENTION  # an encoder uses the library's own, since it has no KV cache
     positions_start_after_padding: bool = False  # the first position is pad_token_id + 1
 
-    def positions_taken(self, config: PreTrainedConfig) -> int:
+    def reserved_positions(self, config: PreTrainedConfig) -> int:
         """Return how many rows of the position table no token uses."""
         return config.pad_token_id + 1 if self.positions_start_after_padding else 0
 
@@ -92,23 +92,28 @@ _POSITION_IDS: Final = frozenset({"embeddings.position_ids"})
 
 
 def _encoder(
-    model: type[nn.Module], config: type[PreTrainedConfig], model_type: str, *, pads: bool, attention: str = "sdpa"
+    model: type[nn.Module],
+    config: type[PreTrainedConfig],
+    model_type: str,
+    *,
+    positions_start_after_padding: bool = False,
+    attention: str = "sdpa",
 ) -> Family:
     return Family(
         model,
         config,
         model_type,
-        ignored=_POSITION_IDS,
+        ignored_tensors=_POSITION_IDS,
         kind="embed",
         attention=attention,
-        positions_start_after_padding=pads,
+        positions_start_after_padding=positions_start_after_padding,
     )
 
 
 ENCODERS: Final[Mapping[str, Family]] = {
-    "BertModel": _encoder(BertModel, BertConfig, "bert", pads=False),
-    "MPNetModel": _encoder(MPNetModel, MPNetConfig, "mpnet", pads=True, attention="eager"),
-    "RobertaModel": _encoder(RobertaModel, RobertaConfig, "roberta", pads=True),
-    "XLMRobertaModel": _encoder(XLMRobertaModel, XLMRobertaConfig, "xlm-roberta", pads=True),
+    "BertModel": _encoder(BertModel, BertConfig, "bert"),
+    "MPNetModel": _encoder(MPNetModel, MPNetConfig, "mpnet", positions_start_after_padding=True, attention="eager"),
+    "RobertaModel": _encoder(RobertaModel, RobertaConfig, "roberta", positions_start_after_padding=True),
+    "XLMRobertaModel": _encoder(XLMRobertaModel, XLMRobertaConfig, "xlm-roberta", positions_start_after_padding=True),
 }
 SERVED: Final[Mapping[str, Family]] = {**DECODERS, **ENCODERS}

@@ -11,8 +11,8 @@ import torch
 from kelvin.contracts.artifacts.runtime_control import Probe
 from runtime.models.binding import BoundModel
 
-POSITIONS: Final = 8
-TOP: Final = 8
+PROBE_TOKENS: Final = 8
+TOP_LOGITS: Final = 8
 REFERENCES: Final = ("sdpa", "eager")  # the first is recorded; its difference to the second shows the rounding
 _STRIDE: Final = 2654435761  # Knuth's multiplicative hash, spreads the ids over any vocabulary, reproducibly
 # Relative to the largest logit. With 16 layers, other batches and thread counts changed it by 4e-7 in float32 and by 0
@@ -23,7 +23,7 @@ _MARGIN: Final = 4.0  # times the difference of the references
 
 def probe_ids(vocab_size: int) -> tuple[int, ...]:
     """Return the teacher-forced token ids."""
-    return tuple((index + 1) * _STRIDE % vocab_size for index in range(POSITIONS))
+    return tuple((index + 1) * _STRIDE % vocab_size for index in range(PROBE_TOKENS))
 
 
 def record(bound: BoundModel) -> Probe:
@@ -35,7 +35,7 @@ def record(bound: BoundModel) -> Probe:
     first, second = (_reference(bound, token_ids, name) for name in REFERENCES)
     if not torch.isfinite(first).all():
         raise ValueError("the model's logits are not finite")
-    top = first.topk(min(TOP, first.shape[-1]), dim=-1)
+    top = first.topk(min(TOP_LOGITS, first.shape[-1]), dim=-1)
     return Probe(
         token_ids=token_ids,
         top_ids=tuple(map(tuple, top.indices.tolist())),

@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 1024
 FIRST_ROWS: Final = 16  # limit of the first forward, when the cost of a row is unknown
-Answer = tuple[Array, ...]
+Outputs = tuple[Array, ...]
 
 
-class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
+class PredictorEngine(BatchEngine[PredictionRequest, Outputs]):
     """The engine of one ONNX session. A row counts as a token."""
 
     def __init__(
@@ -74,7 +74,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
 
     def _forward(
         self, parts: Sequence[RowRange[PredictionRequest]], probe: Probe | None
-    ) -> tuple[list[Answer | Failure], str | None]:
+    ) -> tuple[list[Outputs | Failure], str | None]:
         """Run the parts. Known answers run separately, because their rows may differ in length from a request's."""
         if probe is not None:
             mismatch = known_answers.verify(probe, self._session, self._signature)
@@ -85,7 +85,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         except Exception as error:
             _log.warning("a forward of %d requests failed: %s", len(parts), type(error).__name__)
             return [self._try_run(part) for part in parts], None
-        answers: list[Answer | Failure] = []
+        answers: list[Outputs | Failure] = []
         start = 0
         for part in parts:
             answers.append(self._finite_or_failure(tuple(array[start : start + part.count] for array in found)))
@@ -100,11 +100,11 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         count, began_ns = sum(part.count for part in parts), self._clock_ns()
         found = self._session.run(inputs, count)
         # A graph reports no progress, so keep forwards short: a long one would count as hanging.
-        took_s = (self._clock_ns() - began_ns) / 1e9
-        self._max_tokens = next_row_limit(count, took_s, self._max_tokens, self._batch_rows)
+        elapsed_s = (self._clock_ns() - began_ns) / 1e9
+        self._max_tokens = next_row_limit(count, elapsed_s, self._max_tokens, self._batch_rows)
         return found
 
-    def _try_run(self, part: RowRange[PredictionRequest]) -> Answer | Failure:
+    def _try_run(self, part: RowRange[PredictionRequest]) -> Outputs | Failure:
         try:
             return self._finite_or_failure(tuple(self._run([part])))
         except SignatureMismatch as error:
@@ -116,12 +116,12 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             _log.warning("the graph refuses the values of a request: %s", type(error).__name__)
             return InvalidRequest("inputs", "(values)", "the model does not accept these values")
 
-    def _finite_or_failure(self, outputs: Answer) -> Answer | Failure:
+    def _finite_or_failure(self, outputs: Outputs) -> Outputs | Failure:
         for array, spec in zip(outputs, self._signature.outputs, strict=True):
             if not is_finite(array):
                 rule = f"the model's '{spec.name}' is not finite for them, which JSON can't represent"
                 return InvalidRequest("inputs", "(values)", rule)
         return outputs
 
-    def _events(self, part: RowRange[PredictionRequest], answer: Answer) -> list[Event]:
+    def _events(self, part: RowRange[PredictionRequest], answer: Outputs) -> list[Event]:
         return [Predicted(part.live.request.request_id, answer, part.live.counts)]

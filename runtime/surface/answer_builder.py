@@ -61,10 +61,10 @@ class TextAnswerBuilder:
         """Return the text of these events as one piece. A stop string ends the response when its last token arrives.
         Later tokens are neither shown nor counted.
         """
-        decoded = self.read(events)
-        return self.to_progress(decoded, decoded.text, decoded.reason)
+        decoded = self.decode_events(events)
+        return self.render_progress(decoded, decoded.text, decoded.reason)
 
-    def read(self, events: Sequence[Event]) -> DecodedText:
+    def decode_events(self, events: Sequence[Event]) -> DecodedText:
         """Decode the events: the first half of `add_events`."""
         text = ""
         reason: FinishReason | None = None
@@ -86,7 +86,9 @@ class TextAnswerBuilder:
                     raise AssertionError("not an event of a text response")
         return DecodedText(text, reason, failure)
 
-    def to_progress(self, decoded: DecodedText, text: str = "", reason: AnswerReason | None = None) -> AnswerProgress:
+    def render_progress(
+        self, decoded: DecodedText, text: str = "", reason: AnswerReason | None = None
+    ) -> AnswerProgress:
         """Render the second half of `add_events`: show `text`, and end with `reason`."""
         return AnswerProgress(self._render(text, reason), self.counts, reason, decoded.failure)
 

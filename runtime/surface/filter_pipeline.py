@@ -129,7 +129,7 @@ class FilterPipeline:
     policy: FilterPolicy
     filters: FilterClient
 
-    async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
+    async def filter_prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
         """Return the prompt for the model, and whether some of it passed unfiltered. Raises `Refused`: ContentFiltered,
         FilterFailed, or InvalidRequest for token ids, which filters can't read.
         """
@@ -140,17 +140,17 @@ class FilterPipeline:
             case TokenPrompt():
                 raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
             case TextPrompt(text):
-                (passed,) = await self._filter_prompt((text,), rules, field, guest)
-                return TextPrompt(passed.text), passed.unseen
+                (passed,) = await self._filter_texts((text,), rules, field, guest)
+                return TextPrompt(passed.text), passed.unfiltered
             case ChatPrompt(messages):
                 places = [(index, key) for index, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                found = await self._filter_prompt([messages[index][key] for index, key in places], rules, field, guest)
+                found = await self._filter_texts([messages[index][key] for index, key in places], rules, field, guest)
                 filtered = [dict(message) for message in messages]
                 for (index, key), passed in zip(places, found, strict=True):
                     filtered[index][key] = passed.text
-                return ChatPrompt(tuple(filtered)), any(passed.unseen for passed in found)
+                return ChatPrompt(tuple(filtered)), any(passed.unfiltered for passed in found)
 
-    async def _filter_prompt(
+    async def _filter_texts(
         self, texts: Sequence[str], rules: tuple[FilterRule, ...], field: str, guest: str
     ) -> Sequence[FilteredText]:
         if (characters := sum(map(len, texts))) > MAX_PROMPT_CHARACTERS:
@@ -161,7 +161,7 @@ class FilterPipeline:
             raise Refused(ContentFiltered(field, stopped[0]))
         return passed
 
-    def output(self, guest: str = "") -> "OutputFilter | None":
+    def build_output_filter(self, guest: str = "") -> "OutputFilter | None":
         """Return the filter of one response; None if the policy has no rules for responses."""
         rules = rules_for_direction(self.policy, "output")
         return OutputFilter(self, rules, guest) if rules else None
@@ -180,7 +180,7 @@ class FilterPipeline:
             if self.policy.on_failure == "refuse":
                 raise Refused(FilterFailed()) from error
             self.filters.count_unfiltered(len(question.texts))
-            return [FilteredText(text, unseen=True) for text in question.texts]
+            return [FilteredText(text, unfiltered=True) for text in question.texts]
         return passed
 
 
@@ -219,12 +219,12 @@ class FilteredAnswerBuilder:
         """Add events as `TextAnswerBuilder` does. A filter that stops the text ends it as `content_filter`. Raises
         `Refused`.
         """
-        decoded = self._answer.read(events)
+        decoded = self._answer.decode_events(events)
         if decoded.failure is not None:
-            return self._answer.to_progress(decoded)  # text that is still held back is dropped
+            return self._answer.render_progress(decoded)  # text that is still held back is dropped
         passed = await self._output_filter.push(decoded.text, last=decoded.reason is not None)
         reason = decoded.reason if passed.stopped is None else "content_filter"
-        return replace(self._answer.to_progress(decoded, passed.text, reason), unfiltered=passed.unseen)
+        return replace(self._answer.render_progress(decoded, passed.text, reason), unfiltered=passed.unfiltered)
 
 
 def build_filter_pipeline(files: PinnedFiles, filters: FilterClient | None) -> FilterPipeline | None:

@@ -16,7 +16,7 @@ from kelvin.contracts.errors import InvalidRequest, LimitExceeded, Refused
 from kelvin.contracts.serving.stream_frames import MAX_PAYLOAD, Counts
 from runtime.drivers.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
 from runtime.surface.answer_builder import AnswerProgress
-from runtime.surface.openai_requests import convert_request, invalid_field, json_body
+from runtime.surface.openai_requests import convert_request, field_refusal, parse_json_body
 
 MAX_ID: Final = 256
 # How many values are encoded at once. A number has at most 25 bytes; a text has any length.
@@ -71,36 +71,36 @@ class PredictionCall:
 
 def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionCall:
     """Decode a `POST …/infer`. Raises `Refused`: InvalidRequest with value and rule, LimitExceeded, SchemaMismatch."""
-    request = convert_request(json_body(raw), _Request)
+    request = convert_request(parse_json_body(raw), _Request)
     if request.id is not None and len(request.id) > MAX_ID:
-        raise invalid_field("id", request.id[:20], f"must have at most {MAX_ID} characters")
+        raise field_refusal("id", request.id[:20], f"must have at most {MAX_ID} characters")
     _check_parameters("parameters", request.parameters, signature)
     outputs = _outputs(request.outputs, signature)
     given = {tensor.name: tensor for tensor in request.inputs}
     if len(given) != len(request.inputs):
-        raise invalid_field("inputs", "(names)", "an input is given twice")
+        raise field_refusal("inputs", "(names)", "an input is given twice")
     specs = {spec.name: spec for spec in signature.inputs}
     for name in given:
         if name not in specs:
-            raise invalid_field("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
+            raise field_refusal("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
     for name in specs:
         if name not in given:
-            raise invalid_field("inputs", "(missing)", f"the input '{name}' is required")
+            raise field_refusal("inputs", "(missing)", f"the input '{name}' is required")
     inputs = tuple(_input(given[spec.name], spec, max_rows) for spec in signature.inputs)
     rows = inputs[0].shape[0]
     if any(each.shape[0] != rows for each in inputs):
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
-        raise invalid_field("inputs", counts, "all inputs must have the same number of rows")
+        raise field_refusal("inputs", counts, "all inputs must have the same number of rows")
     return PredictionCall(rows, inputs, outputs, request.id)
 
 
 def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
     for name, value in (parameters or {}).items():
         if name in _UNSUPPORTED and value not in (False, None, 0):
-            raise invalid_field(f"{where}.{name}", str(value)[:80], "is not supported")
+            raise field_refusal(f"{where}.{name}", str(value)[:80], "is not supported")
         if name == "schema_hash" and signature is not None:
             if not isinstance(value, str):
-                raise invalid_field(f"{where}.schema_hash", str(value)[:80], "must be a text")
+                raise field_refusal(f"{where}.schema_hash", str(value)[:80], "must be a text")
             check_schema(value, signature)
 
 
@@ -111,12 +111,12 @@ def _outputs(requested: Sequence[_Output] | None, signature: Signature) -> tuple
         return tuple(indices.values())
     for output in requested:
         if output.name not in indices:
-            raise invalid_field(
+            raise field_refusal(
                 "outputs", output.name[:80], f"the outputs of this version are {', '.join(indices)[:200]}"
             )
         _check_parameters(f"outputs.{output.name}.parameters", output.parameters)
     if len({output.name for output in requested}) != len(requested):
-        raise invalid_field("outputs", "(names)", "an output is requested twice")
+        raise field_refusal("outputs", "(names)", "an output is requested twice")
     return tuple(indices[output.name] for output in requested)
 
 
@@ -124,17 +124,17 @@ def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
     where = f"inputs.{spec.name}"
     _check_parameters(f"{where}.parameters", tensor.parameters)
     if tensor.datatype != spec.datatype:
-        raise invalid_field(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
+        raise field_refusal(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
     shape = tuple(tensor.shape)
     if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
         wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
-        raise invalid_field(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+        raise field_refusal(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
     if shape[0] > max_rows:
         raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
     values = _flat(tensor.data, shape, f"{where}.data")
     if (index := find_invalid_value(values, spec.datatype)) is not None:
         shown = "null" if values[index] is None else str(values[index])[:40]
-        raise invalid_field(f"{where}.data[{index}]", shown, f"must be {spec.datatype}")
+        raise field_refusal(f"{where}.data[{index}]", shown, f"must be {spec.datatype}")
     return InputTensor(spec, shape, values)
 
 
@@ -145,10 +145,10 @@ def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
     if data and isinstance(data[0], list):
         for depth, extent in enumerate(shape[1:], 1):
             if not all(isinstance(item, list) and len(item) == extent for item in values) or len(values) > count:
-                raise invalid_field(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
+                raise field_refusal(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
             values = [value for item in values for value in item]
     if len(values) != count or (data is not values and len(data) != shape[0]):
-        raise invalid_field(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+        raise field_refusal(where, f"({len(values)} values)", f"must be {count}, as the shape says")
     return values
 
 

@@ -12,7 +12,7 @@ from kelvin.contracts.errors import LimitExceeded, Refused
 from kelvin.contracts.serving.stream_frames import MAX_PAYLOAD, Counts
 from runtime.drivers.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
 from runtime.surface.answer_builder import AnswerProgress
-from runtime.surface.openai_requests import convert_request, invalid_field, openai_body
+from runtime.surface.openai_requests import convert_request, field_refusal, parse_openai_body
 
 Format = Literal["float", "base64"]
 MAX_INPUTS: Final = 512
@@ -37,9 +37,9 @@ class EmbeddingCall:
 
 def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
     """Decode a `POST /v1/embeddings` for that many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
-    request = convert_request(openai_body(raw), _Request)
+    request = convert_request(parse_openai_body(raw), _Request)
     if request.dimensions not in (None, dimensions):
-        raise invalid_field("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
+        raise field_refusal("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
     inputs = _inputs(request.input)
     most = min(MAX_INPUTS, MAX_PAYLOAD // (_NUMBER_BYTES * dimensions))
     if len(inputs) > most:
@@ -51,7 +51,7 @@ def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     """Return the inputs of a text, several texts, token ids, or lists of token ids."""
     items = [given] if isinstance(given, str) or _is_ids(given) else given
     if not items:
-        raise invalid_field("input", given, "must hold a text")
+        raise field_refusal("input", given, "must hold a text")
     found: list[str | tuple[int, ...]] = []
     for index, item in enumerate(items):
         if isinstance(item, str) and item:
@@ -59,7 +59,7 @@ def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
         elif isinstance(item, list) and _is_ids(item):
             found.append(tuple(item))
         else:
-            raise invalid_field(f"input[{index}]" if isinstance(given, list) else "input", item, _RULE)
+            raise field_refusal(f"input[{index}]" if isinstance(given, list) else "input", item, _RULE)
     return tuple(found)
 
 
@@ -108,7 +108,7 @@ class EmbeddingAnswerBuilder:
         return b'],"model":' + msgspec.json.encode(self._model) + b',"usage":' + usage + b"}"
 
 
-def input_too_long(
+def input_refusal(
     index: int, count: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
 ) -> Refused:
     """Return the refusal of an input over a limit. It names the input's index if there are several inputs."""

@@ -147,13 +147,13 @@ class CompletionCall:
 
 def decode_chat(raw: bytes) -> CompletionCall:
     """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` with field, value and rule."""
-    request = convert_request(openai_body(raw), _ChatRequest)
+    request = convert_request(parse_openai_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise invalid_field("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
+        raise field_refusal("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
     if not request.messages:
-        raise invalid_field("messages", [], "must hold at least one message")
+        raise field_refusal("messages", [], "must hold at least one message")
     if len(request.messages) > MAX_MESSAGES:
-        raise invalid_field(
+        raise field_refusal(
             "messages", _Placeholder(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed"
         )
     prompt = ChatPrompt(tuple(_template_message(message, index) for index, message in enumerate(request.messages)))
@@ -164,7 +164,7 @@ def decode_chat(raw: bytes) -> CompletionCall:
 
 def decode_completion(raw: bytes) -> CompletionCall:
     """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` with field, value and rule."""
-    request = convert_request(openai_body(raw), _CompletionRequest)
+    request = convert_request(parse_openai_body(raw), _CompletionRequest)
     return _build_call(request, _decode_prompt(request.prompt), "max_tokens", request.max_tokens)
 
 
@@ -180,7 +180,7 @@ def fit_output(
     if prompt_tokens > longest:
         raise Refused(LimitExceeded(call.prompt_field, prompt_tokens, longest, "tokens"))
     if prompt_tokens == 0:
-        raise invalid_field(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
+        raise field_refusal(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
     room = min(limits.max_output_tokens, max_positions - prompt_tokens)
     own = ceiling.allowed_output(room, prompt_tokens)
     if own < 1 and ceiling.context_tokens is not None:
@@ -196,24 +196,24 @@ def fit_output(
     return ceiling.apply_cap(call.max_tokens)
 
 
-def json_body(raw: bytes) -> dict[str, Any]:
+def parse_json_body(raw: bytes) -> dict[str, Any]:
     """Return the request's object. Raises `Refused(InvalidRequest)`."""
     try:
         value = decode_any(raw)
     except BadJson as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
-        raise invalid_field("body", value, "must be a JSON object")
+        raise field_refusal("body", value, "must be a JSON object")
     return value
 
 
-def openai_body(raw: bytes) -> dict[str, Any]:
+def parse_openai_body(raw: bytes) -> dict[str, Any]:
     """Return the request's object. Raises `Refused(InvalidRequest)`, also for unsupported fields of OpenAI's."""
-    value = json_body(raw)
+    value = parse_json_body(raw)
     for field, (without_effect, rule) in _UNSUPPORTED.items():
         given = value.get(field)
         if given is not None and not any(_is_equal(given, each) for each in without_effect):
-            raise invalid_field(field, given, rule)
+            raise field_refusal(field, given, rule)
     return value
 
 
@@ -234,10 +234,10 @@ def convert_request(value: dict[str, Any], kind: type[T]) -> T:
         rule, at, path = str(error).rpartition(" - at `$")
         rule, path = (rule[:MAX_RULE], path.removeprefix(".").removesuffix("`")) if at else (path[:MAX_RULE], "")
         if missing := _MISSING.match(rule):
-            raise invalid_field(
+            raise field_refusal(
                 f"{path}.{missing['field']}".lstrip("."), _Placeholder("(missing)"), "is required"
             ) from error
-        raise invalid_field(path or "body", _value_at(value, path), rule) from error
+        raise field_refusal(path or "body", _value_at(value, path), rule) from error
 
 
 def _value_at(value: Any, path: str) -> object:
@@ -255,9 +255,9 @@ def _template_message(message: _Message, index: int) -> Mapping[str, str]:
     where = f"messages[{index}]"
     for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
         if given:
-            raise invalid_field(f"{where}.{field}", given, "tools are not supported")
+            raise field_refusal(f"{where}.{field}", given, "tools are not supported")
     if message.content is None and message.role != "assistant":
-        raise invalid_field(f"{where}.content", None, "is required")
+        raise field_refusal(f"{where}.content", None, "is required")
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     plain = {"role": "system" if message.role == "developer" else message.role, "content": text}
@@ -272,18 +272,18 @@ def _decode_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
         return TextPrompt(prompt)
     if prompt and all(type(token_id) is int for token_id in prompt):
         return TokenPrompt(tuple(prompt))
-    raise invalid_field("prompt", prompt, "must be one text or one non-empty list of token ids")
+    raise field_refusal("prompt", prompt, "must be one text or one non-empty list of token ids")
 
 
 def _build_call(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> CompletionCall:
     if max_tokens is not None and max_tokens < 1:
-        raise invalid_field(max_tokens_field, max_tokens, "must be 1 or more")
+        raise field_refusal(max_tokens_field, max_tokens, "must be 1 or more")
     _check_range("temperature", request.temperature, 0, 2)
     _check_range("top_p", request.top_p, 0, 1)
     _check_range("top_k", request.top_k, 0, 1 << 31)
     _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
     if request.stream_options is not None and not request.stream:
-        raise invalid_field("stream_options", _Placeholder("(given)"), "is only allowed if stream is true")
+        raise field_refusal("stream_options", _Placeholder("(given)"), "is only allowed if stream is true")
     return CompletionCall(
         prompt=prompt,
         model=request.model,
@@ -302,23 +302,23 @@ def _build_call(request: _Request, prompt: Prompt, max_tokens_field: str, max_to
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise invalid_field("stop", _Placeholder(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
+        raise field_refusal("stop", _Placeholder(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
     for text in stops:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise invalid_field("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+            raise field_refusal("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
 
 
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise invalid_field(field, value, f"must be from {low} to {high}")
+        raise field_refusal(field, value, f"must be from {low} to {high}")
 
 
 class _Placeholder(str):
     """A description in place of a value that is too long or absent."""
 
 
-def invalid_field(field: str, value: object, rule: str) -> Refused:
+def field_refusal(field: str, value: object, rule: str) -> Refused:
     """Return the refusal of a value, which is shown as JSON."""
     try:
         shown = value if isinstance(value, _Placeholder) else json.dumps(value, ensure_ascii=False)

@@ -89,7 +89,7 @@ class PreparedRequest:
     """A request for the engine, and the builder of its response."""
 
     request: Request
-    answer: AnswerBuilder
+    builder: AnswerBuilder
     stream: bool
     unfiltered: bool = False  # some of the prompt was not checked by its filters
 
@@ -105,8 +105,8 @@ class ServedVersion(ABC):
     thread: EngineThread
     spans: tuple[StageSpan, ...]  # the stages of the restore
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
-    recorded: SealAttestation | None = None  # known answers, if this engine had none before
-    kept: "SuspendHandle | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
+    recorded_seal: SealAttestation | None = None  # known answers, if this engine had none before
+    suspend_handle: "SuspendHandle | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
     encoding: EncodingQueue = field(default_factory=EncodingQueue)
 
     def __repr__(self) -> str:
@@ -129,13 +129,13 @@ class ServedVersion(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SuspendHandle:
-    """The operations of a version without an engine. Its weights stay in host memory until `drop`."""
+    """The operations of a version without an engine. Its weights stay in host memory until `release_weights`."""
 
-    release: Callable[[], None]  # free the KV cache and what the engine attached to the model
+    suspend: Callable[[], None]  # free the KV cache and what the engine attached to the model
     # Return the version with a new engine. It reproduces the known answers before its first token; if the weights were
-    # dropped, before this returns. Raises `Refused`.
+    # released, before this returns. Raises `Refused`.
     resume: Callable[[BindRequest, EngineCallbacks], ServedVersion]
-    drop: Callable[[], None]  # release the weights; `resume` leases them again. Raises `Refused`
+    release_weights: Callable[[], None]  # `resume` leases them again. Raises `Refused`
     has_device_copies: bool = False  # the engine computes over copies of the weights on a device
 
 
@@ -164,13 +164,13 @@ class ServedDecoder(ServedVersion):
         if self.filter_pipeline is not None:
             characters = _characters(call)  # check the length before the filters work on the text
             await self.encoding.run(tenant, characters, lambda: self._check_length(call, characters))
-            prompt, unfiltered = await self.filter_pipeline.prompt(call.prompt, call.prompt_field, tenant)
+            prompt, unfiltered = await self.filter_pipeline.filter_prompt(call.prompt, call.prompt_field, tenant)
             call = replace(call, prompt=prompt)
         request = await self._request(call, request_id, ceiling, tenant)
         metadata = ResponseMetadata(request_id, call.model or self.bind.model, self.bind.version, created_s)
         renderer = choose_renderer(metadata, chat=call.is_chat, stream=call.stream, include_usage=call.include_usage)
         answer = TextAnswerBuilder(renderer, self.codec.detokenizer(request.prompt_ids), call.stops)
-        output = None if self.filter_pipeline is None else self.filter_pipeline.output(tenant)
+        output = None if self.filter_pipeline is None else self.filter_pipeline.build_output_filter(tenant)
         return PreparedRequest(
             request, answer if output is None else FilteredAnswerBuilder(answer, output), call.stream, unfiltered
         )

@@ -15,13 +15,13 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from kelvin.contracts.errors import InvalidRequest, Refused
-from runtime.text.template_budget import budget, charge_text, rendered_size
+from runtime.text.template_budget import charge_text, rendered_size, work_budget
 from runtime.text.template_sandbox import BoundedEnvironment
 
 Message = Mapping[str, str]
 
 MAX_SOURCE: Final = 1 << 18  # characters of a template; ten times the longest in use
-MAX_LAYOUT: Final = 256  # characters of a date's layout, which the C library can expand 256 times
+MAX_DATE_FORMAT: Final = 256  # characters of a date's layout, which the C library can expand 256 times
 _SHOWN: Final = 200  # characters of a template's own error message that the caller sees
 
 
@@ -74,8 +74,8 @@ def _to_json(
 
 
 def _strftime_now(layout: str) -> str:
-    if len(layout) > MAX_LAYOUT:
-        raise TemplateError(f"a date's layout has more than {MAX_LAYOUT} characters")
+    if len(layout) > MAX_DATE_FORMAT:
+        raise TemplateError(f"a date's layout has more than {MAX_DATE_FORMAT} characters")
     return datetime.now(UTC).strftime(layout)
 
 
@@ -96,7 +96,7 @@ class ChatTemplate:
         }
         environment.globals.update(names)
         try:
-            with budget():
+            with work_budget():
                 self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
@@ -114,7 +114,7 @@ class ChatTemplate:
         message if it needs too much work, and with the exception's class if it fails otherwise.
         """
         try:
-            with budget():
+            with work_budget():
                 return self._template.render(
                     messages=[dict(message) for message in messages],
                     tools=None,

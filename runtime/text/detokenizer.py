@@ -23,11 +23,11 @@ class UnsupportedDecoder(ValueError):
 class TokenBytes:
     """The bytes that each token of a vocabulary contributes to the text. Special tokens contribute none."""
 
-    def __init__(self, vocabulary: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises `UnsupportedDecoder` unless tokens are bytes."""
-        self._vocabulary = vocabulary
-        self._token_bytes, self.strips_first_space = _speller(vocabulary.decoder)
-        added = vocabulary.get_added_tokens_decoder()
+        self._tokenizer = tokenizer
+        self._decode_token, self.strips_first_space = _choose_token_decoder(tokenizer.decoder)
+        added = tokenizer.get_added_tokens_decoder()
         self._cache: dict[int, bytes] = {token_id: b"" for token_id, token in added.items() if token.special}
 
     def __repr__(self) -> str:
@@ -39,23 +39,23 @@ class TokenBytes:
         """
         known = self._cache.get(token_id)
         if known is None:
-            token = self._vocabulary.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
             if token is None:
                 return b""
-            known = self._cache[token_id] = self._token_bytes(token)
+            known = self._cache[token_id] = self._decode_token(token)
         return known
 
 
-Speller = Callable[[str], bytes]
+TokenDecoder = Callable[[str], bytes]
 
 
-def _speller(decoder: Any) -> tuple[Speller, bool]:
+def _choose_token_decoder(decoder: Any) -> tuple[TokenDecoder, bool]:
     """Return how the decoder spells a token, and whether it strips the text's first space."""
     state = {} if decoder is None else decode_lenient(decoder.__getstate__())
     parts = state.get("decoders", [state])
     names = [part.get("type") for part in parts]
     if set(names) <= {"ByteLevel", "Fuse"} and "ByteLevel" in names:
-        return _spell_byte_level, False
+        return _decode_byte_level, False
     strips = False
     for part in parts:
         match part:
@@ -69,7 +69,7 @@ def _speller(decoder: Any) -> tuple[Speller, bool]:
                 strips = scheme != "never"
             case _:
                 raise UnsupportedDecoder(f"a decoder of {part.get('type', 'no type')} is not supported")
-    return (_spell_with_fallback if "ByteFallback" in names else _spell_metaspace), strips
+    return (_decode_byte_fallback if "ByteFallback" in names else _decode_metaspace), strips
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -84,37 +84,37 @@ def _byte_level_alphabet() -> dict[str, int]:
 _BYTE_OF: Final = _byte_level_alphabet()
 
 
-def _spell_byte_level(token: str) -> bytes:
+def _decode_byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()  # an added token stands for itself
 
 
-def _spell_metaspace(token: str) -> bytes:
+def _decode_metaspace(token: str) -> bytes:
     return token.replace(_METASPACE, " ").encode()
 
 
-def _spell_with_fallback(token: str) -> bytes:
+def _decode_byte_fallback(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])
         except ValueError:
             pass
-    return _spell_metaspace(token)
+    return _decode_metaspace(token)
 
 
 class Detokenizer:
     """The text of one sequence. The pushed ids continue `prompt_ids` and are spaced accordingly."""
 
-    def __init__(self, pieces: TokenBytes, prompt_ids: Sequence[int]) -> None:
-        self._pieces = pieces
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int]) -> None:
+        self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_start = pieces.strips_first_space and not any(pieces[token_id] for token_id in prompt_ids)
+        self._at_start = token_bytes.strips_first_space and not any(token_bytes[token_id] for token_id in prompt_ids)
 
     def push(self, token_id: int) -> str:
         """Return the characters that this token completes, possibly none."""
-        raw = self._pieces[token_id]
+        raw = self._token_bytes[token_id]
         if self._at_start and raw:
             self._at_start = False
             raw = raw.removeprefix(b" ")

@@ -50,7 +50,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget of a template", default
 
 
 @contextmanager
-def budget() -> Iterator[None]:
+def work_budget() -> Iterator[None]:
     """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond that they raise
     TemplateBudgetExceeded.
     """

@@ -38,7 +38,7 @@ class TextCodec:
             raise Refused(ArtifactRejected(TOKENIZER, "is missing"))
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
         try:
-            self._pieces = TokenBytes(self._tokenizer)
+            self._token_bytes = TokenBytes(self._tokenizer)
         except UnsupportedDecoder as error:
             raise Refused(ArtifactRejected(TOKENIZER, str(error))) from error
         config = json_object(files, "tokenizer_config.json")
@@ -90,7 +90,7 @@ class TextCodec:
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """Return a detokenizer for the continuation of `prompt_ids`."""
-        return Detokenizer(self._pieces, prompt_ids)
+        return Detokenizer(self._token_bytes, prompt_ids)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -25,11 +25,11 @@ from kelvin.contracts.wire import BadJson, decode_any, decoder
 
 TOKENIZER: Final = "tokenizer.json"
 MAX_GROWTH: Final = 128  # how many times longer a tokenizer may make a text
-MAX_ADDED: Final = 128  # special tokens that it may add to a text
+MAX_ADDED_TOKENS: Final = 128  # special tokens that it may add to a text
 _PANIC: Final = "pyo3_runtime"  # the module of a panic's exception class
 # How many characters a normalizer or pre-tokenizer makes of one character at most, by type; 1 for other types.
 _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
-LARGE: Final = 1 << 20  # bytes; for smaller files the library takes at most some 100 ms
+LARGE_BYTES: Final = 1 << 20  # bytes; for smaller files the library takes at most some 100 ms
 
 
 class _AddedToken(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,8 +83,8 @@ def load_tokenizer(raw: bytes) -> Any:
     if growth * copies > MAX_GROWTH:
         rule = f"it can make a text {growth * copies} times as long; at most {MAX_GROWTH} times is served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
-    if added > MAX_ADDED:
-        rule = f"it adds {added} special tokens to a text; at most {MAX_ADDED} are served"
+    if added > MAX_ADDED_TOKENS:
+        rule = f"it adds {added} special tokens to a text; at most {MAX_ADDED_TOKENS} are served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
     return tokenizer
 
@@ -158,20 +158,22 @@ def _post_processor_growth(processor: dict[str, Any]) -> tuple[int, int]:
             return 1, 0
 
 
-def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
+def read_tokenizer(raw: bytes, large_bytes: int = LARGE_BYTES) -> Any:
     """Return a `tokenizers.Tokenizer`. Raises the library's exceptions, whose only common base is BaseException."""
-    if len(raw) >= large and (fast := _try_fast(raw)) is not None:
+    if len(raw) >= large_bytes and (fast := _try_fast(raw)) is not None:
         return fast
     return Tokenizer.from_buffer(raw)
 
 
-def reads_same_tokenizer(raw: bytes, large: int = LARGE) -> bool:
+def reads_same_tokenizer(raw: bytes, large_bytes: int = LARGE_BYTES) -> bool:
     """Return whether the fast way and the library give the same tokenizer, compared as JSON. Slow.
 
     Raises `Refused(ArtifactRejected)` if the file does not load.
     """
     with _as_file_rejected("does not load"):
-        return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()
+        return (
+            len(raw) < large_bytes or read_tokenizer(raw, large_bytes).to_str() == Tokenizer.from_buffer(raw).to_str()
+        )
 
 
 def _try_fast(raw: bytes) -> Any:

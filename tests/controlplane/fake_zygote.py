@@ -146,7 +146,7 @@ class Standby:
                 self.state = RuntimeState.FAILED
                 self.end_soon()
                 return Internal()
-            self.state = RuntimeState.ASLEEP2
+            self.state = RuntimeState.DEEP_SLEEP
             return None
 
     def wake(self, bind: BindRequest) -> BindResponse | Failure:
@@ -156,16 +156,16 @@ class Standby:
 
     def _wake(self) -> BindResponse | Failure:
         before = self.state
-        if before not in (RuntimeState.ASLEEP, RuntimeState.ASLEEP2):
+        if before not in (RuntimeState.ASLEEP, RuntimeState.DEEP_SLEEP):
             return Conflict("state", f"is {before}")
-        while before is RuntimeState.ASLEEP2 and (self.run / "snooze").exists():
+        while before is RuntimeState.DEEP_SLEEP and (self.run / "snooze").exists():
             time.sleep(0.002)
         if (self.run / "nightmare").exists():
             self.state = RuntimeState.FAILED
             self.end_soon()
             return ChunkCorrupt("c" * 64, "host")
         self.state = RuntimeState.READY
-        leased = (StageSpan(Stage.LEASED, 40),) if before is RuntimeState.ASLEEP2 else ()
+        leased = (StageSpan(Stage.LEASED, 40),) if before is RuntimeState.DEEP_SLEEP else ()
         spans = (*leased, StageSpan(Stage.READY, 50))
         return BindResponse(
             runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"nvme": 1} if leased else {}

@@ -38,12 +38,12 @@ def run_dry(machine: Engine, limit: int = 10_000) -> list[Event]:
 
 
 def check_progress(machine: Engine, layers: int) -> None:
-    """Assert that `progressed_s` advances with each of the next step's layers. If not, a replica counts as hung."""
+    """Assert that `last_layer_started_s` advances with each layer of the next step. If not, it counts as hung."""
     progress_s = [time.monotonic()]
 
     def after(module: nn.Module, _inputs: object, _output: object) -> None:
         if type(module).__name__.endswith("Layer"):
-            progress_s.append(machine.progressed_s)
+            progress_s.append(machine.last_layer_started_s)
 
     hook = register_module_forward_hook(after)
     try:

@@ -68,8 +68,8 @@ def fake_work(
     *,
     failure: Failure | None = None,
     resume: Callable[[BindRequest, EngineCallbacks], ServedDecoder] | None = None,
-    drop: Callable[[], None] = lambda: None,
-    release: Callable[[], None] = lambda: None,
+    release_weights: Callable[[], None] = lambda: None,
+    suspend: Callable[[], None] = lambda: None,
     filter_pipeline: FilterPipeline | None = None,
 ) -> ReplicaOperations:
     """Return operations that restore this engine at once, or fail. A resume restores it too, or calls `resume`."""
@@ -77,13 +77,15 @@ def fake_work(
     def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         if failure is not None:
             raise Refused(failure)
-        thread = EngineThread(engine, on_events=wiring.on_events, on_busy=wiring.on_busy, limit=2 * LIMITS.max_streams)
+        thread = EngineThread(
+            engine, on_events=wiring.on_events, on_busy=wiring.on_busy, max_requests=2 * LIMITS.max_streams
+        )
         thread.start()
         spans = (StageSpan(Stage.LEASED, 1), StageSpan(Stage.BOUND, 2), StageSpan(Stage.READY, 3))
         return ServedDecoder(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
-            engine=engine, thread=thread, spans=spans, kept=SuspendHandle(release, resume or restore, drop),
-            filter_pipeline=filter_pipeline,
+            engine=engine, thread=thread, spans=spans, filter_pipeline=filter_pipeline,
+            suspend_handle=SuspendHandle(suspend, resume or restore, release_weights),
         )  # fmt: skip
 
     def gate(job: GateJob) -> GateFacts:
@@ -134,7 +136,7 @@ class Bench:
         await self.until("no stream", lambda: self.replica._streams is not None and len(self.replica._streams) == 0)
         assert self.replica._streams is not None
         self.replica._streams.check_integrity()
-        await self.until("no request is inside", lambda: self.replica.credits.inside == 0)
+        await self.until("no request is inside", lambda: self.replica.credits.active_requests == 0)
         self.replica.credits.check_integrity()
         assert self.engine.kv_blocks_free == BLOCKS
 

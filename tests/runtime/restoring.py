@@ -63,30 +63,32 @@ def copied(lease: MemoryLease) -> Weights:
     """Return copies of the tensors, as on a device, which can be made again."""
     weights = lease.weights()
     copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-    return Weights(weights.lease, copies, recopy=lambda: copied(lease), host_tensors=lambda: lease.weights().tensors)
+    return Weights(
+        weights.lease, copies, copy_again=lambda: copied(lease), build_host_tensors=lambda: lease.weights().tensors
+    )
 
 
 def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None = None) -> SuspendHandle:
     """Restore, generate and suspend. Nothing of the engine or of the device copies is left."""
     serving = restore(bind_of(lease), heard.callbacks, acquire or lease.acquire)
     generate(serving, heard)
-    engine, kept = weakref.ref(serving.engine), serving.kept
-    assert kept is not None
+    engine, handle = weakref.ref(serving.engine), serving.suspend_handle
+    assert handle is not None
     copy = weakref.ref(next(iter(serving.engine._runner._module.parameters())))  # type: ignore[attr-defined]
     assert serving.thread.stop(DEADLINE_S)
     del serving
-    kept.release()
+    handle.suspend()
     assert acquire is None or copy() is None, "the copies are still there"
     gc.collect()
     assert engine() is None, "the engine, and with it the KV, is still there"
     heard.clear()
-    return kept
+    return handle
 
 
-def wake_and_answer(kept: SuspendHandle, lease: MemoryLease, heard: Heard) -> ServedVersion:
+def wake_and_answer(handle: SuspendHandle, lease: MemoryLease, heard: Heard) -> ServedVersion:
     """Wake it and assert the library's tokens. Its thread has ended."""
     heard.clear()
-    woken = kept.resume(bind_of(lease), heard.callbacks)
+    woken = handle.resume(bind_of(lease), heard.callbacks)
     generate(woken, heard)
     assert heard.tokens == by_library(lease)
     assert not woken.engine.needs_probe

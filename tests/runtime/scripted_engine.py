@@ -61,7 +61,7 @@ class ScriptedEngine:
         self._permits.release(1)
 
     @property
-    def progressed_s(self) -> float:
+    def last_layer_started_s(self) -> float:
         return time.monotonic() if self.moves_on else 0.0
 
     @property

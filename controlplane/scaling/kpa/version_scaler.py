@@ -164,7 +164,7 @@ class VersionScaler:
             case "sleep":
                 return Level.ASLEEP if want == 0 else want
             case "sleep2":
-                return Level.ASLEEP2 if want == 0 else want
+                return Level.DEEP_SLEEP if want == 0 else want
             case "auto":
                 idle_s = now - self.last_request_s
                 level = level_after(level_changes(), idle_s) if idle_s >= MIN_IDLE_S else Level.WARM

@@ -41,7 +41,7 @@ _STATES: Final = {
     RuntimeState.RESTORING: ReplicaState.RESTORING,
     RuntimeState.READY: ReplicaState.READY,
     RuntimeState.ASLEEP: ReplicaState.ASLEEP,
-    RuntimeState.ASLEEP2: ReplicaState.ASLEEP2,
+    RuntimeState.DEEP_SLEEP: ReplicaState.DEEP_SLEEP,
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
@@ -168,7 +168,7 @@ class Adopter:
                 self.actuator.announce(replica)
             case ReplicaState.READY | ReplicaState.DRAINING:
                 self.actuator.drain(process)
-            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if is_known:
+            case ReplicaState.ASLEEP | ReplicaState.DEEP_SLEEP if is_known:
                 pass  # it sleeps on until the autoscaler decides otherwise
             case ReplicaState.ENDING:
                 self.fleet.tasks.start(process.end(), f"end {process.runtime_id}")

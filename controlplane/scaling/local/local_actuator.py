@@ -212,7 +212,7 @@ class LocalActuator:
             process = self._fleet[serving[0].runtime_id]
             revision = self._sleeper.begin_sleep(serving[0])
             self._fleet.tasks.start(self._put_to_sleep(process, revision), f"sleep {process.runtime_id}")
-        elif level is Level.ASLEEP2:
+        elif level is Level.DEEP_SLEEP:
             for sleeper in self._sleepers_with_weights(key):
                 self._sleeper.release_weights(sleeper)
 

@@ -38,7 +38,7 @@ class ReplicaSleeper:
         self._releasing_weights: set[str] = set()  # runtimes that were told to release
 
     def __repr__(self) -> str:
-        asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.ASLEEP2))
+        asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.DEEP_SLEEP))
         return f"<ReplicaSleeper asleep={asleep} asleep2={empty}>"
 
     def on_slot_freed(self, listener: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ class Level(StrEnum):
 
     WARM = "warm"  # ready on its device slot
     ASLEEP = "asleep"  # keeps weights in host memory; has no KV cache and no device slot
-    ASLEEP2 = "asleep2"  # has no weights either: only the process is left
+    DEEP_SLEEP = "asleep2"  # has no weights either: only the process is left
     ZERO = "zero"  # no process
 
 

@@ -23,7 +23,7 @@ class ReplicaState(StrEnum):
     RELIEVED = "relieved"  # serves until its replacement does; no longer counts as a replica
     DOZING = "dozing"  # was told to sleep: gets no new requests, still holds its slot
     ASLEEP = "asleep"  # keeps the version's weights in host memory; holds no slot
-    ASLEEP2 = "asleep2"  # released the weights as well: only the process is left
+    DEEP_SLEEP = "asleep2"  # released the weights as well: only the process is left
     DRAINING = "draining"  # finishes its requests, gets no new ones
     ENDING = "ending"  # was told to end, is not dead yet
 
@@ -65,16 +65,16 @@ MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.DOZING, _E.ROUSED): _S.READY,
     (_S.DOZING, _E.WAKE): _S.RESTORING,  # wakes for a request as soon as it sleeps
     (_S.DOZING, _E.DRAIN): _S.DRAINING,
-    (_S.ASLEEP, _E.DROPPED): _S.ASLEEP2,
+    (_S.ASLEEP, _E.DROPPED): _S.DEEP_SLEEP,
     (_S.ASLEEP, _E.WAKE): _S.RESTORING,
     (_S.ASLEEP, _E.END): _S.ENDING,
-    (_S.ASLEEP2, _E.WAKE): _S.RESTORING,
-    (_S.ASLEEP2, _E.END): _S.ENDING,
+    (_S.DEEP_SLEEP, _E.WAKE): _S.RESTORING,
+    (_S.DEEP_SLEEP, _E.END): _S.ENDING,
     (_S.DRAINING, _E.END): _S.ENDING,
 }
 LIVE: Final = frozenset({_S.RESTORING, _S.READY})  # counts as a replica of its version
 SERVING: Final = frozenset({_S.READY, _S.RELIEVED})  # takes requests
-SLEEPING: Final = frozenset({_S.ASLEEP, _S.ASLEEP2})
+SLEEPING: Final = frozenset({_S.ASLEEP, _S.DEEP_SLEEP})
 
 
 def move(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:

@@ -84,7 +84,7 @@ class StartForecaster:
     def estimate_wake_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
         """Return the mean seconds of a wake from that level until the replica is ready."""
         history = self.history
-        restore = history.refill(key, total_bytes) if level is Level.ASLEEP2 else history.wake(key, total_bytes)
+        restore = history.refill(key, total_bytes) if level is Level.DEEP_SLEEP else history.wake(key, total_bytes)
         return restore.seconds
 
     async def whereabouts(self, key: VersionKey) -> TierPlacement | None:

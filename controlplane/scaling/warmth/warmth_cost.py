@@ -35,7 +35,7 @@ class WarmthPrices:
         return (
             LevelPrice(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
             LevelPrice(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
-            LevelPrice(Level.ASLEEP2, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
+            LevelPrice(Level.DEEP_SLEEP, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
             LevelPrice(Level.ZERO, 0.0, self.start.seconds * per_s),
         )
 

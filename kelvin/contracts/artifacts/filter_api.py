@@ -107,7 +107,7 @@ class FilteredText:
     text: str
     pending_text: str = ""
     stopped: str | None = None
-    unseen: bool = False
+    unfiltered: bool = False
 
 
 def read_policy(raw: bytes) -> FilterPolicy:

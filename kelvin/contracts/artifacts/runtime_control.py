@@ -91,7 +91,7 @@ class RuntimeState(StrEnum):
     RESTORING = "restoring"
     READY = "ready"
     ASLEEP = "asleep"  # KV cache and engine are freed, the version's weights are kept
-    ASLEEP2 = "asleep2"  # the weights are released, too
+    DEEP_SLEEP = "asleep2"  # the weights are released, too
     DRAINING = "draining"
     FAILED = "failed"
 

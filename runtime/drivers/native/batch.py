@@ -16,12 +16,12 @@ from runtime.drivers.schedule_policy import SequenceState
 
 
 class LiveSequence:
-    """A request in the engine. Its first `computed` tokens have KV. It holds its blocks from start to end."""
+    """A request in the engine. Its first `computed_tokens` tokens have KV. It holds its blocks from start to end."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.tokens = list(request.prompt_ids)
-        self.computed = 0
+        self.computed_tokens = 0
         self.device_us = 0
         self.blocks: tuple[int, ...] = ()
         self.slots = torch.empty(0, dtype=torch.int64)
@@ -29,20 +29,20 @@ class LiveSequence:
         self._draws = random.Random(request.sampling.seed)  # noqa: S311
 
     def __repr__(self) -> str:
-        return f"<LiveSequence {self.request.request_id} computed={self.computed}/{len(self.tokens)}>"
+        return f"<LiveSequence {self.request.request_id} computed={self.computed_tokens}/{len(self.tokens)}>"
 
     @property
-    def progress(self) -> SequenceState:
+    def state(self) -> SequenceState:
         """Return the state that the scheduler needs."""
-        return SequenceState(len(self.tokens), self.computed, self.request.tenant)
+        return SequenceState(len(self.tokens), self.computed_tokens, self.request.tenant)
 
     @property
-    def generated(self) -> int:
+    def generated_tokens(self) -> int:
         """Return how many tokens were generated."""
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
-    def blocks_max(self) -> int:
+    def max_blocks(self) -> int:
         """Return how many KV blocks it needs in the worst case."""
         return blocks_for(worst_case_tokens(len(self.request.prompt_ids), self.request.sampling.max_tokens))
 
@@ -50,8 +50,8 @@ class LiveSequence:
     def counts(self) -> Counts:
         """Return the cumulative cost. Of the prompt, only computed tokens count."""
         return Counts(
-            prompt_tokens=min(self.computed, len(self.request.prompt_ids)),
-            completion_tokens=self.generated,
+            prompt_tokens=min(self.computed_tokens, len(self.request.prompt_ids)),
+            completion_tokens=self.generated_tokens,
             device_us=self.device_us,
         )
 
@@ -73,14 +73,15 @@ def slots_in_blocks(blocks: Sequence[int], device: torch.device) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlice:
-    """Consecutive tokens of one sequence, the first at position `start`. Logits are computed for the last `logits` of
-    them. `slots` (int64, on the device, at least start + len(tokens)) has the pool slot of each position.
+    """Consecutive tokens of one sequence, from position `start`. Logits are computed for the last `logit_count`.
+
+    `slots` (int64, on the device, at least start + len(tokens)) has the pool slot of each position.
     """
 
     tokens: tuple[int, ...]
     start: int
     slots: torch.Tensor
-    logits: int
+    logit_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +107,28 @@ class FlatBatch:
     position_ids: torch.Tensor  # [1, T]
     slot_map: torch.Tensor  # [T]: the pool slot of each row's KV
     logits_rows: torch.Tensor  # [R]
-    spans: tuple[BatchRows, ...]
+    slice_rows: tuple[BatchRows, ...]
 
 
 def build_batch(slices: Sequence[SequenceSlice], device: torch.device) -> FlatBatch:
     """Flatten `slices` in order. Makes one copy to the device, from pinned memory for CUDA."""
     ids: list[int] = []
     positions: list[int] = []
-    rows: list[int] = []
-    spans: list[BatchRows] = []
+    logits_rows: list[int] = []
+    slice_rows: list[BatchRows] = []
     for row_slice in slices:
         begin, count = len(ids), len(row_slice.tokens)
         ids.extend(row_slice.tokens)
         positions.extend(range(row_slice.start, row_slice.start + count))
-        rows.extend(range(begin + count - row_slice.logits, begin + count))
-        spans.append(BatchRows(begin, count, row_slice.start, row_slice.slots[: row_slice.start + count]))
-    host = torch.tensor(ids + positions + rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        logits_rows.extend(range(begin + count - row_slice.logit_count, begin + count))
+        slice_rows.append(BatchRows(begin, count, row_slice.start, row_slice.slots[: row_slice.start + count]))
+    host = torch.tensor(ids + positions + logits_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     on_device = host.to(device, non_blocking=True)
     total = len(ids)
     return FlatBatch(
         input_ids=on_device[None, :total],
         position_ids=on_device[None, total : 2 * total],
-        slot_map=torch.cat([span.slots[span.past_tokens :] for span in spans]),
+        slot_map=torch.cat([rows.slots[rows.past_tokens :] for rows in slice_rows]),
         logits_rows=on_device[2 * total :],
-        spans=tuple(spans),
+        slice_rows=tuple(slice_rows),
     )

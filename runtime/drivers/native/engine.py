@@ -43,7 +43,7 @@ _RETRY_AFTER_S: Final = 1.0
 OWNER_RESERVE_DIVISOR: Final = 8  # 1/8 of the KV blocks is reserved for the version's owner against guests
 
 
-def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> BatchBackend:
+def build_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> BatchBackend:
     """Return the attention backend for this device, with a pool of `blocks` blocks."""
     varlen = find_varlen() if device.type == "cuda" else None
     if varlen is None or not supports_model(facts, dtype, torch.cuda.get_device_capability(device)):
@@ -60,23 +60,23 @@ class EngineLimits:
     kv_blocks: int
 
 
-def find_refusal(request: GenerationRequest, engine_limits: EngineLimits) -> Failure | None:
+def find_refusal(request: GenerationRequest, limits: EngineLimits) -> Failure | None:
     """Return why the request can never run here, or None. The first reason wins."""
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
         return InvalidRequest("prompt", "[]", "must hold a token")
     # On a device, an id outside the embedding would break the whole CUDA context, not only this request.
-    if min(prompt) < 0 or max(prompt) >= engine_limits.vocab_size:
-        invalid_id = next(token for token in prompt if not 0 <= token < engine_limits.vocab_size)
-        return InvalidRequest("prompt", str(invalid_id), f"must be a token id from 0 to {engine_limits.vocab_size - 1}")
+    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+        invalid_id = next(token for token in prompt if not 0 <= token < limits.vocab_size)
+        return InvalidRequest("prompt", str(invalid_id), f"must be a token id from 0 to {limits.vocab_size - 1}")
     if (fault := _sampling_fault(sampling)) is not None:
         return fault
     total = len(prompt) + sampling.max_tokens
-    if total > engine_limits.max_positions:
-        return LimitExceeded("prompt plus max_tokens", total, engine_limits.max_positions, "tokens")
+    if total > limits.max_positions:
+        return LimitExceeded("prompt plus max_tokens", total, limits.max_positions, "tokens")
     need = blocks_for(worst_case_tokens(len(prompt), sampling.max_tokens))
-    if need > engine_limits.kv_blocks:
-        return CapacityExceeded("KV blocks for prompt plus max_tokens", need, engine_limits.kv_blocks)
+    if need > limits.kv_blocks:
+        return CapacityExceeded("KV blocks for prompt plus max_tokens", need, limits.kv_blocks)
     return None
 
 
@@ -120,7 +120,7 @@ class ModelEngine:
         total = kv_bytes // block_bytes - probe_blocks
         if total < 1:
             raise Refused(CapacityExceeded("KV bytes", (1 + probe_blocks) * block_bytes, kv_bytes))
-        backend = make_backend(facts, total + probe_blocks, bound.config.dtype, device)
+        backend = build_backend(facts, total + probe_blocks, bound.config.dtype, device)
         self._runner = ModelRunner(bound.module, backend, device)
         self._device = device
         self._version = version
@@ -128,7 +128,7 @@ class ModelEngine:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._clock_ns = clock_ns
-        self._engine_limits = EngineLimits(facts.vocab_size, facts.max_positions, total)
+        self._limits = EngineLimits(facts.vocab_size, facts.max_positions, total)
         self._pool = BlockPool(total)
         self._waiting: dict[str, LiveSequence] = {}  # in order of arrival, as is _running
         self._running: dict[str, LiveSequence] = {}
@@ -169,8 +169,8 @@ class ModelEngine:
         return self._busy_ns
 
     @property
-    def progressed_s(self) -> float:
-        return self._runner.progressed_s
+    def last_layer_started_s(self) -> float:
+        return self._runner.last_layer_started_s
 
     @property
     def needs_probe(self) -> bool:
@@ -191,7 +191,7 @@ class ModelEngine:
             return Internal()  # the API sends a decoder nothing else
         if request.request_id in self._waiting or request.request_id in self._running:
             return InvalidRequest("request_id", request.request_id, "is in use")
-        if (refusal := find_refusal(request, self._engine_limits)) is not None:
+        if (refusal := find_refusal(request, self._limits)) is not None:
             return refusal
         if len(self._waiting) >= self._max_waiting:
             return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
@@ -210,7 +210,7 @@ class ModelEngine:
     def step(self) -> tuple[Event, ...]:
         self._start_waiting()
         running = list(self._running.values())
-        shares = plan_step([sequence.progress for sequence in running], self._budget)
+        shares = plan_step([sequence.state for sequence in running], self._budget)
         if shares:
             self._compute([(running[share.index], share.count) for share in shares])
         events, self._pending = self._pending, []
@@ -235,7 +235,7 @@ class ModelEngine:
             for sequence in self._running.values():
                 held[sequence.request.tenant] += len(sequence.blocks)
             guest_max = self._pool.total - (reserved if held[OWNER_TENANT] else 0)  # blocks of one guest's request
-            able = [s for s in self._waiting.values() if s.request.tenant == OWNER_TENANT or s.blocks_max <= guest_max]
+            able = [s for s in self._waiting.values() if s.request.tenant == OWNER_TENANT or s.max_blocks <= guest_max]
             if not able:
                 return
             unused = max(0, reserved - held[OWNER_TENANT])
@@ -243,7 +243,7 @@ class ModelEngine:
             if self._try_start(sequence, unused):
                 continue
             owner_next = next((each for each in able if each.request.tenant == OWNER_TENANT), sequence)
-            if owner_next is sequence or owner_next.blocks_max > unused or not self._try_start(owner_next, unused):
+            if owner_next is sequence or owner_next.max_blocks > unused or not self._try_start(owner_next, unused):
                 return
 
     def _try_start(self, sequence: LiveSequence, unused: int) -> bool:
@@ -251,7 +251,7 @@ class ModelEngine:
 
         A guest keeps its blocks until it ends, so it must leave `unused` reserved blocks free, unless nothing runs.
         """
-        count = sequence.blocks_max
+        count = sequence.max_blocks
         if sequence.request.tenant != OWNER_TENANT and self._running and count > self._pool.free - unused:
             return False
         blocks = self._pool.try_allocate(count)
@@ -305,7 +305,7 @@ class ModelEngine:
             _log.error("a request fails", extra={"request_id": request.request_id, "why": why})
             self._pending.append(Failed(request.request_id, Internal(), self._release(sequence).counts))
             return
-        sequence.computed += count
+        sequence.computed_tokens += count
         if token is None:
             return  # part of its prompt remains
         if token in request.stop_ids:
@@ -313,7 +313,7 @@ class ModelEngine:
             return
         sequence.tokens.append(token)
         self._pending.append(Generated(request.request_id, token, sequence.counts))
-        if sequence.generated == request.sampling.max_tokens:
+        if sequence.generated_tokens == request.sampling.max_tokens:
             self._finish(sequence, "length")
 
     def _finish(self, sequence: LiveSequence, reason: FinishReason) -> None:
@@ -348,16 +348,16 @@ class ModelEngine:
         assert len(self._running) <= self._max_running, "too many run"
         for sequence in self._waiting.values():
             assert not sequence.blocks, f"{sequence} waits and holds blocks"
-            assert sequence.computed == 0, f"{sequence} waits and was computed"
+            assert sequence.computed_tokens == 0, f"{sequence} waits and was computed"
         for sequence in self._running.values():
-            assert len(sequence.blocks) == sequence.blocks_max, f"{sequence}: blocks"
-            assert sequence.computed < len(sequence.tokens), f"{sequence} has nothing to compute"
-            assert sequence.generated < sequence.request.sampling.max_tokens, f"{sequence} should have ended"
+            assert len(sequence.blocks) == sequence.max_blocks, f"{sequence}: blocks"
+            assert sequence.computed_tokens < len(sequence.tokens), f"{sequence} has nothing to compute"
+            assert sequence.generated_tokens < sequence.request.sampling.max_tokens, f"{sequence} should have ended"
 
 
 def _next_slice(sequence: LiveSequence, count: int) -> SequenceSlice:
     """Return the slice of the next `count` tokens. It asks for logits only if it ends with the last known token."""
-    start, end = sequence.computed, sequence.computed + count
+    start, end = sequence.computed_tokens, sequence.computed_tokens + count
     return SequenceSlice(tuple(sequence.tokens[start:end]), start, sequence.slots, int(end == len(sequence.tokens)))
 
 

@@ -35,12 +35,12 @@ class ModelRunner:
         self._device = device
 
     @property
-    def progressed_s(self) -> float:
+    def last_layer_started_s(self) -> float:
         """Return when the last attention layer began, in CLOCK_MONOTONIC seconds."""
-        return self._backend.attended_s
+        return self._backend.last_layer_started_s
 
     def run(self, slices: Sequence[SequenceSlice]) -> list[torch.Tensor | None]:
-        """Return the logits [row_slice.logits, V] of each slice, or None for a slice that raises even alone.
+        """Return the logits [row_slice.logit_count, V] of each slice, or None for a slice that raises even alone.
 
         A forward that raises is repeated slice by slice, which writes the same values to the pool again. Raises
         DeviceLost.
@@ -67,4 +67,4 @@ class ModelRunner:
             logits_to_keep=batch.logits_rows,
         )
         logits: torch.Tensor = answer.logits[0]
-        return torch.split(logits, [row_slice.logits for row_slice in slices])
+        return torch.split(logits, [row_slice.logit_count for row_slice in slices])

@@ -23,11 +23,11 @@ PAGE: Final = mmap.PAGESIZE
 class SdpaBackend:
     """The SDPA backend and its pool: per layer keys [Hkv, slots, D] and values [Hkv, slots, Dv].
 
-    Pages are touched at their first write. They are small pages, because a block has a piece under each head. With huge
+    Pages are touched at their first write. They are small pages, because a block has a part under each head. With huge
     pages (a kernel's `always`) the first sequence would touch nearly the whole pool.
     """
 
-    attended_s = 0.0
+    last_layer_started_s = 0.0
 
     def __init__(self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         slots = blocks * BLOCK_SIZE
@@ -63,21 +63,21 @@ class SdpaBackend:
         keys, values = self._keys[layer], self._values[layer]
         keys.index_copy_(1, batch.slot_map, key[0])
         values.index_copy_(1, batch.slot_map, value[0])
-        heads, rows, kv_heads = query.shape[1], query.shape[2], key.shape[1]
-        out = query.new_empty(1, rows, heads, value.shape[-1])
-        for span in batch.spans:
-            q = query[0, :, span.begin : span.end].view(kv_heads, heads // kv_heads, span.count, -1)
-            if span.past_tokens == 0:
-                k, v = key[0, :, span.begin : span.end], value[0, :, span.begin : span.end]
+        heads, row_count, kv_heads = query.shape[1], query.shape[2], key.shape[1]
+        out = query.new_empty(1, row_count, heads, value.shape[-1])
+        for rows in batch.slice_rows:
+            q = query[0, :, rows.begin : rows.end].view(kv_heads, heads // kv_heads, rows.count, -1)
+            if rows.past_tokens == 0:
+                k, v = key[0, :, rows.begin : rows.end], value[0, :, rows.begin : rows.end]
             else:
-                seen = _visible(span, window)
-                k, v = keys.index_select(1, seen), values.index_select(1, seen)
-            if span.count == 1:
+                visible = _visible_slots(rows, window)
+                k, v = keys.index_select(1, visible), values.index_select(1, visible)
+            if rows.count == 1:
                 # All query heads of a key head are the rows of one small matrix: no mask, no repeated keys.
                 packed = sdpa(q.transpose(1, 2), k[:, None], v[:, None], scale=scaling)  # [Hkv, 1, rep, Dv]
-                out[0, span.begin] = packed.flatten(0, 2)
+                out[0, rows.begin] = packed.flatten(0, 2)
             else:
-                out[0, span.begin : span.end] = self._prefill(q, k, v, scaling, window).flatten(0, 1).transpose(0, 1)
+                out[0, rows.begin : rows.end] = self._prefill(q, k, v, scaling, window).flatten(0, 1).transpose(0, 1)
         return out
 
     def _prefill(
@@ -104,9 +104,9 @@ def _keep_small(address: int, nbytes: int) -> None:
             libc.advise(begin, end - begin, libc.MADV_NOHUGEPAGE)
 
 
-def _visible(span: BatchRows, window: int | None) -> torch.Tensor:
-    """Return the slots of the tokens that at least one row of the span sees."""
-    return span.slots if window is None else span.slots[max(0, span.past_tokens + 1 - window) :]
+def _visible_slots(rows: BatchRows, window: int | None) -> torch.Tensor:
+    """Return the slots of the tokens that at least one of the rows sees."""
+    return rows.slots if window is None else rows.slots[max(0, rows.past_tokens + 1 - window) :]
 
 
 def _lower_right_mask(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -59,8 +59,8 @@ class VarlenIndex:
 
 def build_index(batch: FlatBatch, device: torch.device) -> VarlenIndex:
     """Return the index of a batch. It is built once per step and shared by all layers."""
-    q_lengths = [span.count for span in batch.spans]
-    k_lengths = [span.past_tokens + span.count for span in batch.spans]
+    q_lengths = [rows.count for rows in batch.slice_rows]
+    k_lengths = [rows.past_tokens + rows.count for rows in batch.slice_rows]
     ends = [list(accumulate(lengths, initial=0)) for lengths in (q_lengths, k_lengths)]
     host = torch.tensor(ends, dtype=torch.int32, pin_memory=device.type == "cuda")
     cumulative = host.to(device, non_blocking=True)
@@ -69,14 +69,14 @@ def build_index(batch: FlatBatch, device: torch.device) -> VarlenIndex:
         cu_k=cumulative[1],
         max_q=max(q_lengths),
         max_k=max(k_lengths),
-        gather=torch.cat([span.slots for span in batch.spans]),
+        gather=torch.cat([rows.slots for rows in batch.slice_rows]),
     )
 
 
 class VarlenBackend:
     """The flash backend and its pool: per layer keys [blocks, block, Hkv, D] and values [blocks, block, Hkv, Dv]."""
 
-    attended_s = 0.0
+    last_layer_started_s = 0.0
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ PARKED = report("parked", RuntimeState.STANDBY, None)
 READY = report("ready", RuntimeState.READY)
 RESTORING = report("restoring", RuntimeState.RESTORING)
 ASLEEP = report("asleep", RuntimeState.ASLEEP)
-ASLEEP2 = report("asleep2", RuntimeState.ASLEEP2)
+ASLEEP2 = report("asleep2", RuntimeState.DEEP_SLEEP)
 OTHERS = [report(state.value, state, KEY._replace(model="other")) for state in RuntimeState]
 NO_ROOM, NONE, COMING = (
     NoStart(why) for why in ("every device slot is held", "no standby is parked", "one is on its way")

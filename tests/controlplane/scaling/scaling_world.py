@@ -121,7 +121,7 @@ class FakeActuator:
         if self.live(which) == self.ready(which) == 1:
             self.serving[which] -= 1
             self.asleep.add(which)
-        elif which in self.asleep and level is Level.ASLEEP2:
+        elif which in self.asleep and level is Level.DEEP_SLEEP:
             self.without_weights.add(which)
 
     def ready(self, which: VersionKey) -> int:

@@ -104,7 +104,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     run(kelvin, "scale", "llama", "--idle", "sleep2")
     replica = _asleep(kelvin, "asleep2")
     seen = report(kelvin, "llama")
-    assert (seen.state, seen.leases, seen.kv_blocks_total) == (RuntimeState.ASLEEP2, 0, 0)
+    assert (seen.state, seen.leases, seen.kv_blocks_total) == (RuntimeState.DEEP_SLEEP, 0, 0)
     assert "llama" in run(kelvin, "status")
     told = json.loads(run(kelvin, "explain", "idle", "llama", "--json"))
     shown = next(version for version in told["versions"] if "prod" in version["aliases"])

@@ -75,7 +75,7 @@ async def test_sleeping_replica_is_not_ready_until_woken(tmp_path: Path) -> None
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
         assert (await _call(each, "POST", "/control/drop"))[0] == 204
         report = decode((await _call(each, "GET", "/control/state"))[2], RuntimeReport)
-        assert (report.state, report.leases) == (RuntimeState.ASLEEP2, 0)
+        assert (report.state, report.leases) == (RuntimeState.DEEP_SLEEP, 0)
         assert (await _call(each, "POST", "/control/drop"))[0] == 409
         assert (await _call(each, "POST", "/control/wake", encode(BIND)))[0] == 200
         assert len(await each.frames()) > 1

@@ -285,7 +285,7 @@ class HeldEncoding:
 
 
 def waiting_prompts(each: Bench) -> int:
-    serving, _ = each.replica.serving()
+    serving, _ = each.replica.require_ready()
     assert isinstance(serving, ServedDecoder)
     return serving.encoding.waiting
 

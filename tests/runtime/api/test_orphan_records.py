@@ -47,7 +47,7 @@ async def test_orphan_record_is_written_after_the_grace() -> None:
     """The record is written after the grace, because a DELETE may be on its way. Later receipts still count."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.02)
-    orphans.keep(_account("a", 2), connection_lost=True)
+    orphans.add(_account("a", 2), connection_lost=True)
     for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
         orphans.apply_receipt(Receipt(request_id=name, completion_tokens=tokens))
     assert records.records == []
@@ -75,7 +75,7 @@ async def test_dead_activators_record_is_written_soon(dies: bool, connection_los
     loop = asyncio.get_running_loop()
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, lives, grace_s=60)
-    orphans.keep(_account("a", 2), connection_lost=connection_lost)
+    orphans.add(_account("a", 2), connection_lost=connection_lost)
     began_s = loop.time()
     await asyncio.sleep(3.5 * module.ORPHAN_POLL_S)  # the death was noticed once
     orphans.apply_receipt(Receipt(request_id="a", completion_tokens=5))
@@ -90,8 +90,8 @@ async def test_confirmed_record_is_not_written() -> None:
     """A record that is durable at its activator is not written here. The other one is."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
-    orphans.keep(_account("a"), connection_lost=True)
-    orphans.keep(_account("b"), connection_lost=True)
+    orphans.add(_account("a"), connection_lost=True)
+    orphans.add(_account("b"), connection_lost=True)
     for name in ("a", "nobody"):
         orphans.apply_receipt(Receipt(request_id=name, completion_tokens=0, recorded=True))
     await orphans.flush()
@@ -103,7 +103,7 @@ async def test_answered_elsewhere_is_written_at_once_undelivered() -> None:
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     for name in ("a", "b"):
-        orphans.keep(replace(_account(name, 2, LIVE), once="digest"), connection_lost=False)
+        orphans.add(replace(_account(name, 2, LIVE), idempotency_value="digest"), connection_lost=False)
     orphans.record_answered_elsewhere("a")
     orphans.record_answered_elsewhere("nobody")
     async with asyncio.timeout(30):
@@ -128,9 +128,9 @@ async def test_claimed_record_waits_while_its_activator_lives() -> None:
 
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, lives, grace_s=0.001)
-    orphans.keep(_account("a"), connection_lost=True)
+    orphans.add(_account("a"), connection_lost=True)
     orphans.leave_to_activator("a")
-    orphans.keep(_account("lost"), connection_lost=True)
+    orphans.add(_account("lost"), connection_lost=True)
     async with asyncio.timeout(30):
         await records.written.wait()
         while looks < 10:
@@ -156,9 +156,9 @@ async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_req
     """A remote activator's spool can't be checked here, so its last request decides."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=remote_timeout_s)
-    orphans.note_remote_activator("activator-far")
-    orphans.keep(_account("far", activator="activator-far"), connection_lost=False)
-    orphans.keep(_account("dead"), connection_lost=False)
+    orphans.record_remote_activator("activator-far")
+    orphans.add(_account("far", activator="activator-far"), connection_lost=False)
+    orphans.add(_account("dead"), connection_lost=False)
     async with asyncio.timeout(30):
         while len(records.records) < len(want):
             await asyncio.sleep(0.001)
@@ -171,10 +171,10 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=3600.0)
     for number in range(module.MAX_REMOTE_ACTIVATORS):
-        orphans.note_remote_activator(f"activator-{number}")
-    orphans.note_remote_activator("activator-new")
-    orphans.keep(_account("first", activator="activator-0"), connection_lost=False)
-    orphans.keep(_account("last", activator="activator-new"), connection_lost=False)
+        orphans.record_remote_activator(f"activator-{number}")
+    orphans.record_remote_activator("activator-new")
+    orphans.add(_account("first", activator="activator-0"), connection_lost=False)
+    orphans.add(_account("last", activator="activator-new"), connection_lost=False)
     async with asyncio.timeout(30):
         while not records.records:
             await asyncio.sleep(0.001)
@@ -185,15 +185,15 @@ async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None
     """Above the limit the oldest record is written at once. The log names the limit, not a lost activator."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
-    for number in range(module.MAX_KEPT + 1):
-        orphans.keep(_account(f"r{number}"), connection_lost=True)
+    for number in range(module.MAX_PENDING_RECORDS + 1):
+        orphans.add(_account(f"r{number}"), connection_lost=True)
     async with asyncio.timeout(30):
         await records.written.wait()
     assert [record.request_id for record in records.records] == ["r0"]
     await orphans.flush()
-    assert len(records.records) == module.MAX_KEPT + 1
+    assert len(records.records) == module.MAX_PENDING_RECORDS + 1
     said = [record.message for record in caplog.records if record.name == module.__name__]
-    assert said == ["too many requests without a record", *["the replica ends"] * module.MAX_KEPT]
+    assert said == ["too many requests without a record", *["the replica ends"] * module.MAX_PENDING_RECORDS]
 
 
 async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
@@ -208,9 +208,9 @@ async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
 
     records = Failing()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
-    orphans.keep(_account("a"), connection_lost=True)
+    orphans.add(_account("a"), connection_lost=True)
     await orphans.flush()
-    orphans.keep(_account("b"), connection_lost=True)
+    orphans.add(_account("b"), connection_lost=True)
     await orphans.flush()
     assert [record.request_id for record in records.records] == ["b"]
 
@@ -228,7 +228,7 @@ async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_p
 
     async with open_orphan_records(tmp_path, "rt1", post) as orphans:
         for name in "abc":
-            orphans.keep(_account(name), connection_lost=True)
+            orphans.add(_account(name), connection_lost=True)
         await orphans.flush()
         async with asyncio.timeout(30):
             await done.wait()
@@ -244,7 +244,7 @@ def test_unshipped_records_stay_for_recovery(tmp_path: Path) -> None:
 
     async def leave() -> None:
         async with open_orphan_records(tmp_path, "rt1", away) as orphans:
-            orphans.keep(_account("a"), connection_lost=True)
+            orphans.add(_account("a"), connection_lost=True)
 
     recovered: list[str] = []
 

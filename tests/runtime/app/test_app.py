@@ -148,7 +148,7 @@ async def replica_with(
     def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         serving = plain.restore(bind, wiring)
         assert isinstance(serving, ServedDecoder)
-        return replace(serving, recorded=recorded)
+        return replace(serving, recorded_seal=recorded)
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
     kept: asyncio.Queue[KeepSeal] = asyncio.Queue()
@@ -180,7 +180,7 @@ async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
     engine = Prover()
     async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
         failures.append(Refused(Unavailable("the snapshotter")))
-        assert replica.recorded is None
+        assert replica.verified_seal is None
         assert replica.may_record_answers
         assert kept.empty()
         engine.go_on.set()

@@ -120,7 +120,7 @@ def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, v
     born.drop()
     assert _slabs_of(born) == ([], [])
     report = born.report()
-    assert (report.state, report.leases) == (RuntimeState.ASLEEP2, 0)
+    assert (report.state, report.leases) == (RuntimeState.DEEP_SLEEP, 0)
     files = [house.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
     poll_until("chunks are on the disk", lambda: all(path.exists() for path in files) or None)
     poll_until("no process holds a slab", lambda: _evicted(house))

@@ -26,7 +26,7 @@ def counting(**options: bool) -> ScriptedEngine:
 def running(machine: Engine, *, limit: int = 8, probe_after_s: float = 0.0) -> Iterator[tuple[EngineThread, Heard]]:
     heard = Heard()
     thread = EngineThread(
-        machine, on_events=heard.on_events, on_busy=heard.on_busy, limit=limit, probe_after_s=probe_after_s
+        machine, on_events=heard.on_events, on_busy=heard.on_busy, max_requests=limit, probe_after_s=probe_after_s
     )
     thread.start()
     try:

@@ -19,7 +19,7 @@ from runtime.drivers.schedule_policy import (
 )
 
 BUDGET = Budget(mixed_tokens=10, lone_tokens=40, min_prefill_tokens=4)
-DECODE = SequenceState(known=8, computed=7)
+DECODE = SequenceState(total_tokens=8, computed_tokens=7)
 
 
 def prompt(tokens: int, computed: int = 0) -> SequenceState:
@@ -81,9 +81,9 @@ def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
     shares = plan_step(running, BUDGET)
     indices = [share.index for share in shares]
     assert len(set(indices)) == len(indices)
-    decodes = [index for index, progress in enumerate(running) if progress.is_decode]
+    decodes = [index for index, state in enumerate(running) if state.is_decode]
     assert indices[: len(decodes)] == decodes
-    assert all(1 <= share.count <= running[share.index].known - running[share.index].computed for share in shares)
+    assert all(1 <= share.count <= running[share.index].uncomputed_tokens for share in shares)
     prefill = sum(share.count for share in shares[len(decodes) :])
     assert prefill <= BUDGET.prefill_tokens(len(decodes))
     if len(decodes) < len(running):
@@ -92,7 +92,7 @@ def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
 
 @pytest.mark.parametrize("budget", [CPU_BUDGET, CUDA_BUDGET], ids=["on a CPU", "on a CUDA device"])
 def test_prompts_progress_beside_decodes(budget: Budget) -> None:
-    """Prompts progress beside any number of decodes, and get more of a step when alone."""
+    """Prompts state beside any number of decodes, and get more of a step when alone."""
     assert budget.prefill_tokens(10_000) == budget.min_prefill_tokens > 0
     assert budget.prefill_tokens(0) > budget.prefill_tokens(1)
 

@@ -108,7 +108,7 @@ def test_an_older_build_is_let_in() -> None:
     credits = Credits(2)
     for _ in range(3):
         credits.enter("old", 0.0)
-    assert credits.inside == 3
+    assert credits.active_requests == 3
     assert enter(credits, "a") == [False]
     for _ in range(3):
         credits.leave("old")
@@ -129,7 +129,7 @@ def test_limit_is_never_exceeded(streams: int, steps: list[tuple[str, bool, floa
         elif not asks and name in inside:
             inside.remove(name)
             credits.leave(name)
-        assert credits.inside == len(inside) <= streams
+        assert credits.active_requests == len(inside) <= streams
         if name in inside:
             assert 1 <= credits.credit_of(name, now_s) <= streams
         credits.check_integrity()
@@ -158,7 +158,7 @@ def test_activator_that_keeps_asking_is_admitted(streams: int, more: int, draw: 
 
 def test_without_claims_an_activator_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without claims, a free stream goes to the next one that asks."""
-    monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
+    monkeypatch.setattr(Credits, "_reserved_streams", lambda self, activator, state: 0)
     credits = Credits(1)
     enter(credits, "a")
     for step in range(50):

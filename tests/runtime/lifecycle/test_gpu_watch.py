@@ -34,7 +34,7 @@ class Scripted:
 async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
     """The pod is not ready, completes its running answer, and its metrics show the GPU's state."""
     gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
-    watch = GpuWatch(gpu.look, every_s=0.01)
+    watch = GpuWatch(gpu.look, interval_s=0.01)
 
     async def asked(each: Bench, path: str) -> tuple[int, str]:
         async with each.session.get(f"http://rt{path}") as answer:

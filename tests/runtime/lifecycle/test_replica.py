@@ -58,7 +58,7 @@ async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> 
     assert replica.failure == failure
     assert replica.may_exit.is_set()
     with pytest.raises(Refused) as caught:
-        replica.serving()
+        replica.require_ready()
     assert caught.value.failure == failure
     with pytest.raises(Refused):
         await replica.bind(BIND)
@@ -117,7 +117,7 @@ async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None
         RuntimeState.ASLEEP, BIND.version, 1, 0
     )  # fmt: skip
     with pytest.raises(Refused) as caught:
-        replica.serving()
+        replica.require_ready()
     assert isinstance(caught.value.failure, Unavailable)
     with pytest.raises(Refused) as caught:
         await replica.sleep()
@@ -131,7 +131,7 @@ async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None
     assert meter_of(tmp_path) is Phase.IDLE
     assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
     assert replica.report().threads == 2, "those of the wake"
-    assert replica.serving()[0].bind.device_class == BIND.device_class
+    assert replica.require_ready()[0].bind.device_class == BIND.device_class
     await replica.close()
 
 
@@ -140,7 +140,7 @@ async def test_busy_replica_does_not_sleep(tmp_path: Path) -> None:
     engine = ScriptedEngine(saying("hello"), paced=True)
     replica = replica_of(tmp_path, fake_work(engine))
     await replica.bind(BIND)
-    serving, streams = replica.serving()
+    serving, streams = replica.require_ready()
     body = b'{"prompt": "Once", "max_tokens": 3}'
     prepared = await serving.prepare("/v1/completions", body, "r", 0)
     stream = streams.open(prepared.request)
@@ -193,7 +193,7 @@ async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) 
     await replica.sleep()
     await replica.release_weights()
     report = replica.report()
-    assert (report.state, report.version, report.leases) == (RuntimeState.ASLEEP2, BIND.version, 0)
+    assert (report.state, report.version, report.leases) == (RuntimeState.DEEP_SLEEP, BIND.version, 0)
     assert meter_of(tmp_path) is Phase.STANDBY
     with pytest.raises(Refused):
         await replica.sleep()
@@ -213,7 +213,7 @@ async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure 
     def clinging() -> None:
         raise Refused(failure) if failure is not None else RuntimeError("defect")
 
-    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), drop=clinging))
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), release_weights=clinging))
     await replica.bind(BIND)
     await replica.sleep()
     with pytest.raises((Refused, RuntimeError)):
@@ -231,7 +231,7 @@ async def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) ->
     def clinging() -> None:
         raise RuntimeError("a device that lost its context")
 
-    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), release=clinging))
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), suspend=clinging))
     await replica.bind(BIND)
     with pytest.raises(RuntimeError):
         await replica.sleep()
@@ -249,7 +249,7 @@ async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
         inside.set()
         assert go_on.wait(20)
 
-    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), drop=slow))
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), release_weights=slow))
     await replica.bind(BIND)
     await replica.sleep()
     dropping = asyncio.create_task(replica.release_weights())
@@ -363,8 +363,8 @@ async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_dev
     def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
         served = plain.restore(request, wiring)
         assert isinstance(served, ServedDecoder)
-        assert served.kept is not None
-        return replace(served, kept=replace(served.kept, has_device_copies=has_device_copies))
+        assert served.suspend_handle is not None
+        return replace(served, suspend_handle=replace(served.suspend_handle, has_device_copies=has_device_copies))
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
     with pytest.raises(Refused) as caught:

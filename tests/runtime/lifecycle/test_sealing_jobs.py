@@ -11,7 +11,7 @@ from kelvin.contracts.errors import Refused
 from runtime.lifecycle import sealing_jobs, weights
 from runtime.lifecycle.sealing_jobs import seal
 from runtime.lifecycle.weights import bind_verified, read_pinned_files
-from runtime.models.probe import POSITIONS
+from runtime.models.probe import PROBE_TOKENS
 from tests.runtime.versions import MemoryLease, make_llama
 from weightcache.client.device_checksum import checksum_of
 
@@ -32,16 +32,20 @@ def test_a_good_draft_is_attested(dtype: str) -> None:
     assert attestation.fingerprint.device_class == "cpu"
     assert attestation.fast_bind
     assert attestation.threads >= 1
-    assert len(attestation.probe.token_ids) == POSITIONS
+    assert len(attestation.probe.token_ids) == PROBE_TOKENS
     assert attestation.gate.vocab_size == 512
     assert set(attestation.gate.first_use) == {tensor.name for tensor in version.manifest.tensors}
 
 
-@pytest.mark.parametrize("for_devices", [False, True])
-def test_sealing_with_devices_says_what_a_device_records(for_devices: bool) -> None:
+@pytest.mark.parametrize("with_device_checksum", [False, True])
+def test_sealing_with_devices_says_what_a_device_records(with_device_checksum: bool) -> None:
     """The device checksum is computed only for devices. Elsewhere the first device computes it."""
-    said = seal(SealJob(tenant="acme", version=VERSION.id), MemoryLease(VERSION).acquire, for_devices=for_devices)
-    assert said.device_checksum == (checksum_of(memoryview(VERSION.linear)) if for_devices else None)
+    said = seal(
+        SealJob(tenant="acme", version=VERSION.id),
+        MemoryLease(VERSION).acquire,
+        with_device_checksum=with_device_checksum,
+    )
+    assert said.device_checksum == (checksum_of(memoryview(VERSION.linear)) if with_device_checksum else None)
 
 
 def test_first_replica_on_a_device_reports_its_checksum() -> None:
@@ -49,8 +53,8 @@ def test_first_replica_on_a_device_reports_its_checksum() -> None:
     lease = MemoryLease(VERSION)
     weights = replace(lease.weights(), device_checksum="ab" * 16)
     proven = bind_verified(VERSION.id, weights, read_pinned_files(lease), torch.device("cpu"))
-    assert proven.recorded is not None
-    assert proven.recorded.device_checksum == "ab" * 16
+    assert proven.recorded_seal is not None
+    assert proven.recorded_seal.device_checksum == "ab" * 16
 
 
 def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

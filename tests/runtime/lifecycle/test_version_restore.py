@@ -104,24 +104,24 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
 def test_resumed_version_gives_the_same_answers(sealed: MemoryLease) -> None:
     """A resume makes a new engine and KV cache, keeps the bound model, and runs the probe again."""
     heard = Heard()
-    kept = fell_asleep(sealed, heard)
+    handle = fell_asleep(sealed, heard)
     for _ in range(2):
-        woken = wake_and_answer(kept, sealed, heard)
+        woken = wake_and_answer(handle, sealed, heard)
         assert [span.stage for span in woken.spans] == [Stage.READY]
         assert woken.engine.busy_ns
-        assert woken.kept is not None
-        kept = woken.kept
-        kept.release()
+        assert woken.suspend_handle is not None
+        handle = woken.suspend_handle
+        handle.suspend()
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
 def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, attested: bool) -> None:
     """After a bit flip during sleep, the first request fails and no token leaves."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
-    kept = fell_asleep(lease, heard)
+    handle = fell_asleep(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    woken = kept.resume(bind_of(lease), heard.callbacks)
+    woken = handle.resume(bind_of(lease), heard.callbacks)
     generate(woken, heard)
     assert isinstance(heard.failure, ProbeFailed)
     assert heard.tokens == []
@@ -132,8 +132,8 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
 def test_copies_are_made_again(sealed: MemoryLease) -> None:
     """Device copies are dropped during sleep, and made and bound again."""
     heard = Heard()
-    kept = fell_asleep(sealed, heard, lambda tenant, version: copied(sealed))
-    wake_and_answer(kept, sealed, heard)
+    handle = fell_asleep(sealed, heard, lambda tenant, version: copied(sealed))
+    wake_and_answer(handle, sealed, heard)
 
 
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
@@ -174,30 +174,30 @@ def test_a_fingerprint_does_not_hold_threads() -> None:
 
 def _dropped(lease: MemoryLease, heard: Heard) -> SuspendHandle:
     """Return a suspended version whose weights nothing uses."""
-    kept = fell_asleep(lease, heard)
-    kept.drop()
+    handle = fell_asleep(lease, heard)
+    handle.release_weights()
     assert not lease.in_use, "a view is still there"
-    return kept
+    return handle
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
 def test_leased_again_weights_give_the_same_answers(sealed: MemoryLease, attested: bool) -> None:
     """Weights leased again in other memory give the same answers, proven before the replica is ready."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
-    kept = _dropped(lease, heard)
+    handle = _dropped(lease, heard)
     for _ in range(2):
         heard.clear()
-        woken = kept.resume(bind_of(lease), heard.callbacks)
+        woken = handle.resume(bind_of(lease), heard.callbacks)
         assert [span.stage for span in woken.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
         assert not woken.engine.needs_probe
         generate(woken, heard)
         assert heard.tokens == by_library(lease)
         assert woken.thread.stop(DEADLINE_S)
-        assert woken.kept is not None
-        kept = woken.kept
+        assert woken.suspend_handle is not None
+        handle = woken.suspend_handle
         del woken
-        kept.release()
-        kept.drop()
+        handle.suspend()
+        handle.release_weights()
         assert not lease.in_use
 
 
@@ -206,15 +206,15 @@ def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> 
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
-        codec, kept = serving.codec, serving.kept
+        codec, handle = serving.codec, serving.suspend_handle
         module = serving.engine._runner._module  # type: ignore[attr-defined]
         before = {parameter.data_ptr() for parameter in module.parameters()}
     del serving
-    assert kept is not None
-    kept.release()
-    kept.drop()
+    assert handle is not None
+    handle.suspend()
+    handle.release_weights()
     assert all(parameter.is_meta for parameter in module.parameters())
-    woken = kept.resume(bind_of(lease), heard.callbacks)
+    woken = handle.resume(bind_of(lease), heard.callbacks)
     assert isinstance(woken, ServedDecoder)
     assert woken.codec is codec
     assert woken.engine._runner._module is module  # type: ignore[attr-defined]
@@ -225,11 +225,11 @@ def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> 
 def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready(sealed: MemoryLease) -> None:
     """A bit flip in weights leased again fails the wake."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
-    kept = _dropped(lease, heard)
+    handle = _dropped(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
     with pytest.raises(Refused) as caught:
-        kept.resume(bind_of(lease), heard.callbacks)
+        handle.resume(bind_of(lease), heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
     assert heard.tokens == []
 
@@ -240,12 +240,12 @@ def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
     with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
         stale = next(serving.engine._runner._module.parameters()).detach()  # type: ignore[attr-defined]
-        kept = serving.kept
+        handle = serving.suspend_handle
     del serving
-    assert kept is not None
-    kept.release()
+    assert handle is not None
+    handle.suspend()
     with pytest.raises(Refused) as caught:
-        kept.drop()
+        handle.release_weights()
     assert isinstance(caught.value.failure, Internal)
     assert torch.equal(stale.reshape(-1), lease.weights().tensors["model.embed_tokens.weight"].reshape(-1))
 
@@ -253,17 +253,17 @@ def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
 def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: parameters that keep pointing at old memory, or at none, fail the wake."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
-    kept = _dropped(lease, heard)
+    handle = _dropped(lease, heard)
     with monkeypatch.context() as patched:
         patched.setattr(module, "_replace_parameters", lambda module, make: None)
         with pytest.raises(Refused) as caught:
-            kept.resume(bind_of(lease), heard.callbacks)
+            handle.resume(bind_of(lease), heard.callbacks)
         assert isinstance(caught.value.failure, ArtifactRejected)
     stale = fell_asleep(lease, heard)
     monkeypatch.setattr(DetachableModel, "detach_weights", lambda *_: None)
     monkeypatch.setattr(DetachableModel, "attach_weights", lambda *_: None)
     monkeypatch.setattr(MemoryLease, "in_use", False)
-    stale.drop()
+    stale.release_weights()
     with pytest.raises(Refused) as caught:
         stale.resume(bind_of(lease), heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
@@ -277,7 +277,7 @@ def test_copies_are_dropped_with_what_they_were_made_of(sealed: MemoryLease) -> 
         acquired.append(version)
         return copied(lease)
 
-    kept = fell_asleep(lease, heard, acquire)
-    kept.drop()
-    wake_and_answer(kept, lease, heard)
+    handle = fell_asleep(lease, heard, acquire)
+    handle.release_weights()
+    wake_and_answer(handle, lease, heard)
     assert len(acquired) == 2

@@ -79,8 +79,8 @@ def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights])
     serving = restore(bind_of(lease), heard.callbacks, acquire)
     generate(serving, heard)
     assert heard.tokens == by_library(lease)
-    assert serving.recorded is not None
-    assert serving.recorded.fast_bind
+    assert serving.recorded_seal is not None
+    assert serving.recorded_seal.fast_bind
     assert serving.thread.stop(DEADLINE_S)
 
 
@@ -93,12 +93,12 @@ def test_known_answers_are_recorded_on_a_gpu(version: Any) -> None:
 
     def acquire(tenant: str, version: str) -> Weights:
         there = {name: tensor.cuda() for name, tensor in lease.weights().tensors.items()}
-        return Weights(lease, there, host_tensors=lambda: lease.weights().tensors)
+        return Weights(lease, there, build_host_tensors=lambda: lease.weights().tensors)
 
     serving = restore(replace(bind_of(lease), device_class="gpu"), heard.callbacks, acquire)
     generate(serving, heard)
     assert heard.tokens == by_library(lease)
-    assert serving.recorded is not None
+    assert serving.recorded_seal is not None
     assert serving.thread.stop(DEADLINE_S)
 
 

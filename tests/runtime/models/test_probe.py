@@ -7,7 +7,7 @@ import torch
 from kelvin.contracts.artifacts.runtime_control import Probe
 from kelvin.contracts.wire import decode, encode
 from runtime.models.attention_hook import ATTENTION
-from runtime.models.probe import POSITIONS, TOP, probe_ids, record, verify
+from runtime.models.probe import PROBE_TOKENS, TOP_LOGITS, probe_ids, record, verify
 from tests.runtime.tiny_decoders import TinyModel, tiny
 
 PROBE = Probe(
@@ -52,9 +52,9 @@ def test_recorded_answers_match_the_library(name: str, dtype: torch.dtype) -> No
     """Eight positions with their highest logits in order, which the library matches with either attention."""
     bound = tiny(name, dtype).bound("library")
     probe = record(bound)
-    assert len(probe.token_ids) == len(probe.top_ids) == len(probe.top_logits) == POSITIONS
+    assert len(probe.token_ids) == len(probe.top_ids) == len(probe.top_logits) == PROBE_TOKENS
     for ids, values in zip(probe.top_ids, probe.top_logits, strict=True):
-        assert len(set(ids)) == len(values) == TOP
+        assert len(set(ids)) == len(values) == TOP_LOGITS
         assert list(values) == sorted(values, reverse=True)
     assert bound.config._attn_implementation == ATTENTION
     for attention in ("sdpa", "eager"):
@@ -77,7 +77,7 @@ def test_probe_survives_json() -> None:
 def test_ids_fit_any_vocabulary() -> None:
     """Ids are within the vocabulary, spread over it, and always the same."""
     assert all(0 <= token < 97 for token in probe_ids(97))
-    assert len(set(probe_ids(32_000))) == POSITIONS
+    assert len(set(probe_ids(32_000))) == PROBE_TOKENS
     assert max(probe_ids(32_000)) - min(probe_ids(32_000)) > 16_000
 
 

@@ -29,8 +29,8 @@ def ask(serving: ServedPredictor, heard: Heard, raw: bytes) -> Any:
     prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
     serving.thread.submit(prepared.request)
     heard.wait_for_ends()
-    assert isinstance(prepared.answer, PredictionAnswerBuilder)
-    return asyncio.run(prepared.answer.add_events(heard.events))
+    assert isinstance(prepared.builder, PredictionAnswerBuilder)
+    return asyncio.run(prepared.builder.add_events(heard.events))
 
 
 @pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
@@ -86,15 +86,15 @@ def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
     heard = Heard()
     with restored(lease, heard, ServedPredictor) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
-        kept, bind = serving.kept, serving.bind
-    assert kept is not None
-    kept.release()
+        handle, bind = serving.suspend_handle, serving.bind
+    assert handle is not None
+    handle.suspend()
     for bent in (False, True):
         if bent:
             at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
             lease._linear[at : at + 4] = np.float32(9.0).tobytes()
         heard = Heard()
-        woken = kept.resume(bind, heard.callbacks)
+        woken = handle.resume(bind, heard.callbacks)
         assert isinstance(woken, ServedPredictor)
         progress = ask(woken, heard, body([[1, 0, 0, 0]]))
         assert woken.thread.stop(DEADLINE_S)
@@ -107,24 +107,24 @@ def test_released_graph_is_read_and_proven_anew() -> None:
     heard = Heard()
     with restored(lease, heard, ServedPredictor) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
-        kept, bind = serving.kept, serving.bind
-    assert kept is not None
-    kept.release()
-    kept.drop()
+        handle, bind = serving.suspend_handle, serving.bind
+    assert handle is not None
+    handle.suspend()
+    handle.release_weights()
     assert not lease.in_use
     heard = Heard()
-    woken = kept.resume(bind, heard.callbacks)
+    woken = handle.resume(bind, heard.callbacks)
     assert isinstance(woken, ServedPredictor)
     assert not woken.engine.needs_probe
     assert ask(woken, heard, body([[1, 0, 0, 0]])).reason == "stop"
     assert woken.thread.stop(DEADLINE_S)
-    assert woken.kept is not None
-    woken.kept.release()
-    woken.kept.drop()
+    assert woken.suspend_handle is not None
+    woken.suspend_handle.suspend()
+    woken.suspend_handle.release_weights()
     at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
     lease._linear[at : at + 4] = np.float32(9.0).tobytes()
     with pytest.raises(Refused) as caught:
-        woken.kept.resume(bind, heard.callbacks)
+        woken.suspend_handle.resume(bind, heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
 
 

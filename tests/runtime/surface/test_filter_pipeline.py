@@ -418,7 +418,7 @@ async def test_disconnect_during_filtering_cancels_the_engine(tmp_path: Path) ->
 def test_prompt_over_the_filter_limit_is_refused() -> None:
     looking = Looking()
     with pytest.raises(Refused, match="at most 262144"):
-        asyncio.run(_screen(filters=looking).prompt(TextPrompt("a" * 262_145), "prompt"))
+        asyncio.run(_screen(filters=looking).filter_prompt(TextPrompt("a" * 262_145), "prompt"))
     assert looking.asked == []
 
 
@@ -429,7 +429,7 @@ async def test_an_answer_that_leaves_too_much_undecided() -> None:
         async def check(self, question: FilterRequest, timeout_s: float, guest: str = "") -> FilterResponse:
             return FilterResponse(looked=(TextResult(decided=0),))
 
-    output = _screen(filters=Undecided()).output()
+    output = _screen(filters=Undecided()).build_output_filter()
     assert output is not None
     assert (await output.push("a" * 60_000, last=False)).text == ""
     with pytest.raises(Refused, match="filter_failed"):

@@ -7,7 +7,7 @@ import pytest
 
 from kelvin.contracts.errors import InvalidRequest, Refused
 from runtime.text.chat_template import MAX_SOURCE, ChatTemplate
-from runtime.text.template_budget import MAX_UNITS, TemplateBudgetExceeded, budget, charge_filter
+from runtime.text.template_budget import MAX_UNITS, TemplateBudgetExceeded, charge_filter, work_budget
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -152,7 +152,7 @@ def test_endless_template_is_refused(source: str) -> None:
 )
 def test_replacement_is_paid_before_it_is_made(args: list[str], kwargs: dict[str, str]) -> None:
     """Work is charged before it is done, however the arguments are passed, because memory can't be given back."""
-    with budget(), pytest.raises(TemplateBudgetExceeded):
+    with work_budget(), pytest.raises(TemplateBudgetExceeded):
         charge_filter("replace", "a" * 9000, args, kwargs)
 
 

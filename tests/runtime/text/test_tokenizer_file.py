@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from kelvin.contracts.errors import Refused
 from runtime.text import tokenizer_file
 from runtime.text.tokenizer import check_fast_reader
-from runtime.text.tokenizer_file import LARGE, read_tokenizer, reads_same_tokenizer
+from runtime.text.tokenizer_file import LARGE_BYTES, read_tokenizer, reads_same_tokenizer
 from tests.runtime.vocabularies import byte_level, metaspace
 
 TEXT = "In the beginning was two words </s> Größe, 中文字符 emoji 😀\n  x = 1"
@@ -66,7 +66,7 @@ def test_fast_reader_gives_the_librarys_tokenizer(raw: bytes) -> None:
     assert quick is not None
     assert quick.to_str() == librarys.to_str()
     assert quick.encode(TEXT).ids == librarys.encode(TEXT).ids
-    assert reads_same_tokenizer(raw, large=0)
+    assert reads_same_tokenizer(raw, large_bytes=0)
 
 
 def gap(file: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def gap(file: dict[str, Any]) -> None:
 def test_unknown_tokenizer_fields_use_the_library(raw: bytes) -> None:
     """An unknown field or kind is left to the library."""
     assert tokenizer_file._try_fast(raw) is None
-    assert read_tokenizer(raw, large=0).to_str() == Tokenizer.from_buffer(raw).to_str()
+    assert read_tokenizer(raw, large_bytes=0).to_str() == Tokenizer.from_buffer(raw).to_str()
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_faulty_tokenizer_gets_the_librarys_error(raw: bytes) -> None:
     with pytest.raises(Exception, match=r".") as librarys:
         Tokenizer.from_buffer(raw)
     with pytest.raises(Exception, match=r".") as ours:
-        read_tokenizer(raw, large=0)
+        read_tokenizer(raw, large_bytes=0)
     assert str(ours.value) == str(librarys.value)
 
 
 def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing refuses a file that both readers read differently (control: a reader that drops an attribute)."""
-    assert reads_same_tokenizer(changed(more), large=0)
+    assert reads_same_tokenizer(changed(more), large_bytes=0)
     monkeypatch.setattr(tokenizer_file, "_added", lambda token: AddedToken(token.content, special=token.special))
-    assert not reads_same_tokenizer(changed(more), large=0)
+    assert not reads_same_tokenizer(changed(more), large_bytes=0)
     with pytest.raises(Refused, match="read differently"):
-        check_fast_reader(changed(more) + b" " * LARGE)
+        check_fast_reader(changed(more) + b" " * LARGE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_file_that_does_not_load_is_named(part: dict[str, Any]) -> None:
     """Sealing reads a large file with both readers first."""
     with pytest.raises(Refused, match=r"tokenizer\.json: does not load"):
-        check_fast_reader(changed(lambda file: file.update(part)) + b" " * LARGE)
+        check_fast_reader(changed(lambda file: file.update(part)) + b" " * LARGE_BYTES)

@@ -192,7 +192,7 @@ class FakeMachine:
             case "/control/drop":
                 if process.state is not RuntimeState.ASLEEP:
                     raise Refused(Conflict("state", f"is {process.state}"))
-                process.state = RuntimeState.ASLEEP2
+                process.state = RuntimeState.DEEP_SLEEP
             case "/control/drain":
                 process.state, process.is_ending = RuntimeState.DRAINING, True
                 process.drains_since_s = min(process.drains_since_s, asyncio.get_running_loop().time())
@@ -201,7 +201,7 @@ class FakeMachine:
         return None
 
     async def _restore(self, process: FakeProcess, bind: BindRequest, before: RuntimeState) -> BindResponse:
-        asleep = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
+        asleep = (RuntimeState.ASLEEP, RuntimeState.DEEP_SLEEP)
         if process.state is not before or (before is not RuntimeState.STANDBY and before not in asleep):
             raise Refused(Conflict("state", f"is {process.state}"))
         process.state, process.bind = RuntimeState.RESTORING, bind

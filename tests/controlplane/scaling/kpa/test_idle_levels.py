@@ -50,10 +50,10 @@ def test_last_replica_follows_the_idle_setting(idle: str, after_s: int, ready: i
 DEEPER = (
     LevelChange(Level.WARM, 0.0),
     LevelChange(Level.ASLEEP, 20.0),
-    LevelChange(Level.ASLEEP2, 100.0),
+    LevelChange(Level.DEEP_SLEEP, 100.0),
     LevelChange(Level.ZERO, 300.0),
 )
-AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP2, 20.0))
+AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.DEEP_SLEEP, 20.0))
 
 
 @pytest.mark.parametrize(

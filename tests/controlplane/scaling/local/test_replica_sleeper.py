@@ -27,9 +27,9 @@ async def put_to_sleep(it: LocalMachine, which: VersionKey, level: Level = Level
     await it.ready(which)
     it.actuator.sleep(which, level)
     await eventually(lambda: len(it.table.sleepers(which)) == 1, f"{which} sleeps")
-    if level is Level.ASLEEP2:
+    if level is Level.DEEP_SLEEP:
         it.actuator.sleep(which, level)
-        await eventually(lambda: it.table.count(ReplicaState.ASLEEP2) == 1, f"{which} drops its weights")
+        await eventually(lambda: it.table.count(ReplicaState.DEEP_SLEEP) == 1, f"{which} drops its weights")
     it.check_integrity()
 
 
@@ -218,7 +218,7 @@ async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
 
 
-LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
+LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.DEEP_SLEEP])
 
 
 @LEVELS
@@ -241,7 +241,7 @@ async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) 
     """Control of the test above: if the version itself is damaged, requests fail with its code."""
     async with local(run) as it:
         run.tell("healed")
-        await put_to_sleep(it, key("corrupt"), Level.ASLEEP2)
+        await put_to_sleep(it, key("corrupt"), Level.DEEP_SLEEP)
         run.tell("nightmare")
         (run.path / "healed").unlink()
         it.apply(key("corrupt"), 1)
@@ -255,7 +255,7 @@ async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) 
 async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
     """The process is killed while it leases its weights again. A standby takes the version."""
     async with local(run, slots=1) as it:
-        await put_to_sleep(it, key(), Level.ASLEEP2)
+        await put_to_sleep(it, key(), Level.DEEP_SLEEP)
         (sleeper,) = it.table.sleepers()
         run.tell("snooze")
         requested_us = it.apply(key(), 1)
@@ -272,12 +272,12 @@ async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
 async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
     """The same process holds no slot while it sleeps, and takes a new lease at the wake. The lease names its tier."""
     async with local(run, slots=1) as it:
-        await put_to_sleep(it, key(), Level.ASLEEP2)
+        await put_to_sleep(it, key(), Level.DEEP_SLEEP)
         assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
-        it.actuator.sleep(key(), Level.ASLEEP2)
+        it.actuator.sleep(key(), Level.DEEP_SLEEP)
         it.actuator.sleep(key(), Level.ASLEEP)
         (sleeper,) = it.table.sleepers()
-        assert sleeper.state is ReplicaState.ASLEEP2
+        assert sleeper.state is ReplicaState.DEEP_SLEEP
         it.apply(key(), 1)
         await it.ready(key())
         (replica,) = it.table.replicas_of(key())
@@ -296,11 +296,11 @@ async def test_request_during_release_wakes_without_weights(run: RunDirectory) -
         await put_to_sleep(it, key())
         run.tell("restless")
         for _ in range(3):
-            it.actuator.sleep(key(), Level.ASLEEP2)
+            it.actuator.sleep(key(), Level.DEEP_SLEEP)
         await eventually(lambda: len(run.calls("drop")) == 1)
         it.apply(key(), 1)
         await eventually(lambda: len(run.calls("wake:m")) == 1)
-        it.actuator.sleep(key(), Level.ASLEEP2)
+        it.actuator.sleep(key(), Level.DEEP_SLEEP)
         (run.path / "restless").unlink()
         await it.ready(key())
         (replica,) = it.table.replicas_of(key())
@@ -313,7 +313,7 @@ async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> No
     async with local(run) as it:
         await put_to_sleep(it, key())
         run.tell("clinging")
-        it.actuator.sleep(key(), Level.ASLEEP2)
+        it.actuator.sleep(key(), Level.DEEP_SLEEP)
         await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
         await it.ready(key())
@@ -341,7 +341,7 @@ async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, l
 async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> None:
     """The longest sleeper ends first, one at a time, and no more than needed. A sleeper without weights stays."""
     async with local(run) as it:
-        await put_to_sleep(it, key("empty"), Level.ASLEEP2)
+        await put_to_sleep(it, key("empty"), Level.DEEP_SLEEP)
         for name in ("a", "b", "c"):
             await put_to_sleep(it, key(name))
         run.tell("crowded")

@@ -41,7 +41,7 @@ def level_prices(
 def with_empty(process: float, refill_s: float, start_s: float = 2.0) -> tuple[LevelPrice, ...]:
     """Return level prices with a level that keeps only the process."""
     warm, asleep, zero = level_prices(start_s=start_s)
-    return warm, asleep, LevelPrice(Level.ASLEEP2, process, refill_s * 10_000.0), zero
+    return warm, asleep, LevelPrice(Level.DEEP_SLEEP, process, refill_s * 10_000.0), zero
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def with_empty(process: float, refill_s: float, start_s: float = 2.0) -> tuple[L
         ),
         pytest.param(
             with_empty(0.1, 1.0),
-            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ASLEEP2, 9_500 / 0.9), (Level.ZERO, 100_000.0)],
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.DEEP_SLEEP, 9_500 / 0.9), (Level.ZERO, 100_000.0)],
             id="a process that saves half of a start is kept without weights",
         ),
         pytest.param(
@@ -117,7 +117,7 @@ LEVEL_PRICES = st.lists(st.tuples(MONEY, MONEY), min_size=2, max_size=3).map(
         LevelPrice(Level.WARM, max(hold for hold, _ in found) + 1.0, 0.0),
         *(
             LevelPrice(level, *each)
-            for level, each in zip((Level.ASLEEP, Level.ASLEEP2, Level.ZERO), found, strict=False)
+            for level, each in zip((Level.ASLEEP, Level.DEEP_SLEEP, Level.ZERO), found, strict=False)
         ),
     )
 )

@@ -101,7 +101,9 @@ READY, RELIEVED = ReplicaState.READY, ReplicaState.RELIEVED
         ),
         pytest.param(ReplacedReplica(state=ReplicaState.DOZING), ReplacementStep.WAIT, id="it falls asleep"),
         pytest.param(ReplacedReplica(state=ReplicaState.ASLEEP), ReplacementStep.END, id="it sleeps"),
-        pytest.param(ReplacedReplica(state=ReplicaState.ASLEEP2), ReplacementStep.END, id="it sleeps without weights"),
+        pytest.param(
+            ReplacedReplica(state=ReplicaState.DEEP_SLEEP), ReplacementStep.END, id="it sleeps without weights"
+        ),
         pytest.param(ReplacedReplica(state=ReplicaState.ENDING), ReplacementStep.WAIT, id="it ends already"),
     ],
 )
@@ -113,7 +115,7 @@ def test_next_step(old: ReplacedReplica, want: ReplacementStep) -> None:
 
 _DAMAGED = {
     ReplacementStep.CONDEMN: {READY, RELIEVED, ReplicaState.DOZING, ReplicaState.DRAINING},
-    ReplacementStep.END: {ReplicaState.RESTORING, ReplicaState.ASLEEP, ReplicaState.ASLEEP2},
+    ReplacementStep.END: {ReplicaState.RESTORING, ReplicaState.ASLEEP, ReplicaState.DEEP_SLEEP},
 }
 
 

@@ -37,7 +37,7 @@ def members(*states: ReplicaState) -> list[VersionReplica]:
         ),
         pytest.param(1, [S.RELIEVED, S.READY], 1, ScaleDownPlan(1, ("0",), ()), id="one fewer: both of a pair"),
         pytest.param(
-            0, [S.RELIEVED, S.RESTORING, S.ASLEEP, S.ASLEEP2, S.DOZING], 0,
+            0, [S.RELIEVED, S.RESTORING, S.ASLEEP, S.DEEP_SLEEP, S.DOZING], 0,
             ScaleDownPlan(0, ("0", "4"), ("1", "2", "3")), id="zero: all leave",
         ),
         pytest.param(0, [S.READY, S.ASLEEP], 1, ScaleDownPlan(0, (), ()), id="a sleeper stays above zero"),

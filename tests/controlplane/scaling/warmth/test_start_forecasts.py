@@ -149,7 +149,7 @@ async def test_wake_is_recorded_by_what_it_did() -> None:
         assert scene.counts() == ()
 
 
-@pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.ASLEEP2, 110)])
+@pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.DEEP_SLEEP, 110)])
 async def test_wake_is_forecast_by_its_level(level: Level, said_ms: int) -> None:
     """The forecast is from past wakes or the default. The cache agent is not called."""
     async with forecast_scenario(_never_answer) as scene:

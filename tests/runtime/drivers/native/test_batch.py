@@ -16,8 +16,8 @@ def test_build() -> None:
     assert batch.position_ids.tolist() == [[17, 4, 5, 6, 0, 1]]
     assert batch.slot_map.tolist() == [16 + 1, 32 + 4, 32 + 5, 32 + 6, 80, 81]
     assert batch.logits_rows.tolist() == [0, 4, 5]
-    assert [(span.begin, span.end, span.past_tokens) for span in batch.spans] == [(0, 1, 17), (1, 4, 4), (4, 6, 0)]
-    assert batch.spans[0].slots.tolist() == [*range(48, 64), 16, 17]
+    assert [(span.begin, span.end, span.past_tokens) for span in batch.slice_rows] == [(0, 1, 17), (1, 4, 4), (4, 6, 0)]
+    assert batch.slice_rows[0].slots.tolist() == [*range(48, 64), 16, 17]
 
 
 def test_slots_follow_the_blocks() -> None:

@@ -54,7 +54,7 @@ def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole engine with the token-major pool and the stand-in gives `generate`'s tokens."""
     monkeypatch.setattr(
         core,
-        "make_backend",
+        "build_backend",
         lambda facts, blocks, dtype, device: VarlenBackend(facts, blocks, dtype, device, reference_varlen),
     )
     machine = engine(name, budget=Budget(23, 17, 5))
@@ -87,7 +87,7 @@ def test_an_older_kernel_is_not_taken() -> None:
 
 
 def test_a_cpu_has_sdpa() -> None:
-    assert isinstance(core.make_backend(FACTS, 4, torch.float32, CPU), SdpaBackend)
+    assert isinstance(core.build_backend(FACTS, 4, torch.float32, CPU), SdpaBackend)
 
 
 @pytest.mark.parametrize(
