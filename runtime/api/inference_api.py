@@ -36,8 +36,7 @@ from kelvin.process.race import run_until_disconnect
 from runtime.api.delivery import Delivery, ServedRequest, now_us, watch_connection
 from runtime.api.orphan_records import OrphanRecords, UnconfirmedRequest
 from runtime.drivers.event_stream import EventStreams
-from runtime.drivers.interface import Request
-from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.drivers.interface import OWNER_TENANT, Request
 from runtime.lifecycle.credit_policy import Credits
 from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.serving import INLINE_CHARACTERS, ServedVersion

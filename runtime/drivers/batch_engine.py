@@ -7,7 +7,7 @@ Single-threaded.
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from kelvin.contracts.errors import Failure, Internal, InvalidRequest
 from kelvin.contracts.serving.stream_frames import Counts
 from kelvin.contracts.traffic_errors import Overloaded
 from runtime.drivers.batching_policy import BatchingWindow, BatchObservation, choose_rows
+from runtime.drivers.engine_base import EngineBase
 from runtime.drivers.interface import Cancelled, EmbeddingRequest, Event, Failed, Finished, PredictionRequest, Request
-from runtime.drivers.schedule_policy import apportion
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
@@ -73,8 +73,8 @@ class RowRange(Generic[R]):
         return sum(self.live.costs[self.start : self.stop])
 
 
-class BatchEngine(ABC, Generic[R, A]):
-    """An engine over one bound model. With a `probe`, no answer is reported before it matched (see `ModelEngine`)."""
+class BatchEngine(EngineBase, Generic[R, A]):
+    """The base of an engine of rows: queue, round-robin order, batches and costs."""
 
     def __init__(
         self,
@@ -87,20 +87,13 @@ class BatchEngine(ABC, Generic[R, A]):
         window: BatchingWindow | None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._version = version
-        self._probe = probe
-        self._probe_tokens = probe_tokens
+        super().__init__(version, probe, probe_tokens, clock_ns)
         self._max_waiting = max_waiting
         self._max_tokens = max_tokens
         self._window = window or BatchingWindow()
-        self._clock_ns = clock_ns
         # Requests and their tenants in round-robin order: by arrival, but those of the last forward come last.
         self._live: dict[str, LiveRequest[R]] = {}
         self._tenants: dict[str, None] = {}
-        self._pending: list[Event] = []  # events that the next step returns
-        self._poisoned: Failure | None = None
-        self._busy_ns = 0
-        self._charged_us = 0
 
     def __repr__(self) -> str:
         state = "poisoned " if self._poisoned else ""
@@ -115,15 +108,15 @@ class BatchEngine(ABC, Generic[R, A]):
         """Return the tokens of each row, at least one."""
 
     @abstractmethod
-    def _forward(self, parts: Sequence[RowRange[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
-        """Return an answer or a failure for each part, and what is wrong with the known answers if `probe` is due. The
+    def _forward(self, ranges: Sequence[RowRange[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
+        """Return an answer or a failure for each range, and what is wrong with the known answers if `probe` is due. The
         answers are ignored if something is wrong. Raises `torch.AcceleratorError` if the device is lost, and nothing
         else.
         """
 
     @abstractmethod
-    def _events(self, part: RowRange[R], answer: A) -> list[Event]:
-        """Return the events for the answer to `part`. The live request counts the rows already."""
+    def _events(self, rows: RowRange[R], answer: A) -> list[Event]:
+        """Return the events for the answer to `rows`. The live request counts the rows already."""
 
     # `interface.Engine` documents the public members.
     @property
@@ -156,20 +149,8 @@ class BatchEngine(ABC, Generic[R, A]):
         return 0
 
     @property
-    def busy_ns(self) -> int:
-        return self._busy_ns
-
-    @property
     def last_layer_started_s(self) -> float:
         return 0.0  # by default a forward counts as short, because its batch is bounded
-
-    @property
-    def needs_probe(self) -> bool:
-        return self._probe is not None
-
-    @property
-    def poisoned(self) -> Failure | None:
-        return self._poisoned
 
     def admit(self, request: Request) -> Failure | None:
         if self._poisoned is not None:
@@ -199,11 +180,6 @@ class BatchEngine(ABC, Generic[R, A]):
             self._compute(self._choose())
         events, self._pending = self._pending, []
         return tuple(events)
-
-    def run_probe_alone(self) -> Failure | None:
-        if self._probe is not None:
-            self._compute([])
-        return self._poisoned
 
     def check_integrity(self) -> None:
         assert self._charged_us == self._busy_ns // 1000, "time is lost"
@@ -240,74 +216,61 @@ class BatchEngine(ABC, Generic[R, A]):
             before[tenant] += 1
         return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
 
-    def _move_to_back(self, parts: Sequence[RowRange[R]]) -> None:
+    def _move_to_back(self, ranges: Sequence[RowRange[R]]) -> None:
         """Move requests and tenants with rows in this forward behind all others. Forget tenants without requests."""
-        for part in parts:
-            if self._live.pop(part.live.request.request_id, None) is not None:
-                self._live[part.live.request.request_id] = part.live
-        for tenant in dict.fromkeys(part.live.request.tenant for part in parts):
+        for rows in ranges:
+            if self._live.pop(rows.live.request.request_id, None) is not None:
+                self._live[rows.live.request.request_id] = rows.live
+        for tenant in dict.fromkeys(rows.live.request.tenant for rows in ranges):
             self._tenants.pop(tenant, None)
             self._tenants[tenant] = None
         live = {live.request.tenant for live in self._live.values()}
         self._tenants = {tenant: None for tenant in self._tenants if tenant in live}
 
-    def _compute(self, parts: Sequence[RowRange[R]]) -> None:
-        """Run one forward over `parts`, together with the probe if it is still due."""
+    def _compute(self, ranges: Sequence[RowRange[R]]) -> None:
         began_ns = self._clock_ns()
         try:
-            answers, mismatch = self._forward(parts, self._probe)
+            answers, mismatch = self._forward(ranges, self._probe)
         except torch.AcceleratorError:
             _log.exception("the device is lost")
-            self._charge(parts, self._clock_ns() - began_ns)
+            self._charge(ranges, self._clock_ns() - began_ns)
             self._poison(Internal())
             return
-        self._charge(parts, self._clock_ns() - began_ns)
+        self._charge(ranges, self._clock_ns() - began_ns)
         if mismatch is not None:
             self._poison(ProbeFailed(self._version, mismatch))
             return
         self._probe = None
-        self._update_window(parts, began_ns)
-        for part, answer in zip(parts, answers, strict=True):
-            self._record_answer(part, answer)
-        self._move_to_back(parts)
+        self._update_window(ranges, began_ns)
+        for rows, answer in zip(ranges, answers, strict=True):
+            self._record_answer(rows, answer)
+        self._move_to_back(ranges)
 
-    def _record_answer(self, part: RowRange[R], answer: A | Failure) -> None:
-        live, request_id = part.live, part.live.request.request_id
-        live.tokens += part.tokens
-        live.done_rows = part.stop
+    def _record_answer(self, rows: RowRange[R], answer: A | Failure) -> None:
+        live, request_id = rows.live, rows.live.request.request_id
+        live.tokens += rows.tokens
+        live.done_rows = rows.stop
         if isinstance(answer, Failure):
             _log.error("request %s: %s", request_id, answer.message)
             del self._live[request_id]
             self._pending.append(Failed(request_id, answer, live.counts))
             return
-        self._pending.extend(self._events(part, answer))
+        self._pending.extend(self._events(rows, answer))
         if live.done_rows == len(live.costs):
             del self._live[request_id]
             self._pending.append(Finished(request_id, "stop", live.counts))
 
-    def _update_window(self, parts: Sequence[RowRange[R]], began_ns: int) -> None:
+    def _update_window(self, ranges: Sequence[RowRange[R]], began_ns: int) -> None:
         """Adapt the batching window to this batch."""
-        if not parts:
+        if not ranges:
             return
-        first_ns = min(part.live.arrived_ns for part in parts)
-        joined = sum(part.live.arrived_ns > first_ns for part in parts)
+        first_ns = min(rows.live.arrived_ns for rows in ranges)
+        joined = sum(rows.live.arrived_ns > first_ns for rows in ranges)
         waited_s = min((began_ns - first_ns) / 1e9, self._window.wait_s)
         compute_s = (self._clock_ns() - began_ns) / 1e9
-        self._window = self._window.next_window(BatchObservation(len(parts), joined, waited_s, compute_s))
+        self._window = self._window.next_window(BatchObservation(len(ranges), joined, waited_s, compute_s))
 
-    def _charge(self, parts: Sequence[RowRange[R]], elapsed_ns: int) -> None:
-        """Divide the step's time by tokens. Nanoseconds carry over, so that all shares sum to `busy_ns` // 1000."""
-        self._busy_ns += elapsed_ns
-        due_us = self._busy_ns // 1000 - self._charged_us
-        self._charged_us += due_us
-        probe_tokens = 0 if self._probe is None else self._probe_tokens
-        shares = apportion(due_us, [*(part.tokens for part in parts), probe_tokens])
-        for part, share in zip(parts, shares, strict=False):
-            part.live.device_us += share
-
-    def _poison(self, failure: Failure) -> None:
-        """Fail closed: fail every request in the engine, and refuse all later ones."""
-        _log.error("poisoned: %s", failure.message)
-        self._poisoned = failure
-        self._probe = None
-        self.fail_all(failure)
+    def _charge(self, ranges: Sequence[RowRange[R]], elapsed_ns: int) -> None:
+        shares_us = self._divide_step_time(elapsed_ns, [rows.tokens for rows in ranges])
+        for rows, share_us in zip(ranges, shares_us, strict=True):
+            rows.live.device_us += share_us

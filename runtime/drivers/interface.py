@@ -6,12 +6,13 @@ No torch and no numpy here: arrays have the type Any.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from kelvin.contracts.errors import Failure
 from kelvin.contracts.serving.stream_frames import Counts
 
 FinishReason = Literal["stop", "length"]
+OWNER_TENANT: Final = ""  # stands for the tenant that owns the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
-    tenant: str = ""  # "" for the version's owner, else the guest's tenant; prefill is shared fairly over tenants
+    tenant: str = OWNER_TENANT  # or the guest's tenant; prefill is shared fairly over tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class EmbeddingRequest:
 
     request_id: str
     sequences: tuple[tuple[int, ...], ...]
-    tenant: str = ""
+    tenant: str = OWNER_TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class PredictionRequest:
     request_id: str
     rows: int
     inputs: Mapping[str, Any]
-    tenant: str = ""
+    tenant: str = OWNER_TENANT
 
 
 Request = GenerationRequest | EmbeddingRequest | PredictionRequest

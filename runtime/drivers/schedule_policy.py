@@ -7,9 +7,8 @@ its worst case are free (`native/kv_blocks_policy.py`).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-OWNER_TENANT: Final = ""  # stands for the tenant that owns the version
+from runtime.drivers.interface import OWNER_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +68,22 @@ def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAl
     for index, state in enumerate(running):
         if not state.is_decode:
             prompts.setdefault(state.tenant, []).append(index)
-    needs = {tenant: sum(running[index].uncomputed_tokens for index in own) for tenant, own in prompts.items()}
+    needs = {tenant: sum(running[index].uncomputed_tokens for index in indices) for tenant, indices in prompts.items()}
     left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER_TENANT}))
     prefills: list[TokenAllotment] = []
     if OWNER_TENANT in prompts and len(prompts) > 1:
         # The owner's first token arrives at the end of this step. So the owner gets at least half of the budget, and
         # the guests together get at most as much as the owner (or the minimum).
         guests = sum(needs.values()) - needs[OWNER_TENANT]
-        part = min(needs[OWNER_TENANT], max(left - left // 2, left - guests))
-        left = min(left - part, max(part, budget.min_prefill_tokens))
-        prefills += _prefill(running, prompts.pop(OWNER_TENANT), part)
+        share = min(needs[OWNER_TENANT], max(left - left // 2, left - guests))
+        left = min(left - share, max(share, budget.min_prefill_tokens))
+        prefills += _prefill(running, prompts.pop(OWNER_TENANT), share)
     # Max-min: the tenant with the smallest need comes first. Its unused share goes to the others.
     by_need = sorted(prompts, key=needs.__getitem__)
     for number, tenant in enumerate(by_need):
-        part = -(-left // (len(by_need) - number))
-        prefills += _prefill(running, prompts[tenant], part)
-        left -= min(part, needs[tenant])
+        share = -(-left // (len(by_need) - number))
+        prefills += _prefill(running, prompts[tenant], share)
+        left -= min(share, needs[tenant])
     return (*decodes, *sorted(prefills, key=lambda allotment: allotment.index))
 
 
@@ -93,18 +92,3 @@ def _prefill(running: Sequence[SequenceState], indices: Sequence[int], tokens: i
         if count := min(tokens, running[index].uncomputed_tokens):
             yield TokenAllotment(index, count)
             tokens -= count
-
-
-def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Divide `total` into whole parts proportional to `weights` (not all zero). They sum to it exactly; each is within
-    one of its exact share.
-    """
-    whole = sum(weights)
-    parts: list[int] = []
-    passed = given = 0
-    for weight in weights:
-        passed += weight
-        upto = total * passed // whole
-        parts.append(upto - given)
-        given = upto
-    return tuple(parts)

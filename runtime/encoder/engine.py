@@ -73,46 +73,48 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         return [len(sequence) for sequence in request.sequences]
 
     def _forward(
-        self, parts: Sequence[RowRange[EmbeddingRequest]], probe: Probe | None
+        self, ranges: Sequence[RowRange[EmbeddingRequest]], probe: Probe | None
     ) -> tuple[list[torch.Tensor | Failure], str | None]:
-        rows = [sequence for part in parts for sequence in part.live.request.sequences[part.start : part.stop]]
-        found = self._vectors([part.count for part in parts], [*rows, probe.token_ids] if probe else rows)
+        sequences = [sequence for rows in ranges for sequence in rows.live.request.sequences[rows.start : rows.stop]]
+        found = self._embed_ranges(
+            [rows.count for rows in ranges], [*sequences, probe.token_ids] if probe else sequences
+        )
         mismatch = None
         if probe is not None:
             answer = found.pop()
             mismatch = "it raised" if answer is None else known_answers.verify(probe, answer[0])
         return [_finite(vectors) for vectors in found], mismatch
 
-    def _vectors(self, counts: list[int], rows: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
-        """Return the vectors of each part, and of a last row in `rows` that no part counts. If the forward raises, each
-        part is repeated alone. None stands for a part that raises even alone.
+    def _embed_ranges(self, counts: list[int], sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
+        """Return the vectors of each range, and of a last sequence that no range counts. If the forward raises, each
+        range is repeated alone. None stands for a range that raises even alone.
         """
-        if len(rows) > sum(counts):
+        if len(sequences) > sum(counts):
             counts.append(1)
         try:
-            return list(torch.split(self._model.embed(rows), counts))
+            return list(torch.split(self._model.embed(sequences), counts))
         except torch.AcceleratorError:
             raise
         except Exception:
-            _log.warning("a forward of %d sequences failed; repeating it by requests", len(rows), exc_info=True)
+            _log.warning("a forward of %d sequences failed; repeating it by requests", len(sequences), exc_info=True)
         found: list[torch.Tensor | None] = []
         start = 0
         for count in counts:
-            found.append(self._try_embed(rows[start : start + count]))
+            found.append(self._try_embed(sequences[start : start + count]))
             start += count
         return found
 
-    def _try_embed(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
+    def _try_embed(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
         try:
-            return self._model.embed(rows)
+            return self._model.embed(sequences)
         except torch.AcceleratorError:
             raise
         except Exception:
             _log.exception("a forward of one request failed")
             return None
 
-    def _events(self, part: RowRange[EmbeddingRequest], answer: torch.Tensor) -> list[Event]:
-        request_id, counts = part.live.request.request_id, part.live.counts
+    def _events(self, rows: RowRange[EmbeddingRequest], answer: torch.Tensor) -> list[Event]:
+        request_id, counts = rows.live.request.request_id, rows.live.counts
         return [Embedded(request_id, array("f", row.tolist()).tobytes(), counts) for row in answer]
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
-from runtime.drivers.interface import EmbeddingRequest
-from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.drivers.interface import OWNER_TENANT, EmbeddingRequest
 from runtime.models.pinned_files import PinnedFiles
 from runtime.surface.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_refusal
 from runtime.surface.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion

@@ -73,40 +73,40 @@ class PredictorEngine(BatchEngine[PredictionRequest, Outputs]):
         return (1,) * request.rows
 
     def _forward(
-        self, parts: Sequence[RowRange[PredictionRequest]], probe: Probe | None
+        self, ranges: Sequence[RowRange[PredictionRequest]], probe: Probe | None
     ) -> tuple[list[Outputs | Failure], str | None]:
-        """Run the parts. Known answers run separately, because their rows may differ in length from a request's."""
+        """Run the ranges. Known answers run separately, because their rows may differ in length from a request's."""
         if probe is not None:
             mismatch = known_answers.verify(probe, self._session, self._signature)
-            if mismatch is not None or not parts:
+            if mismatch is not None or not ranges:
                 return [], mismatch
         try:
-            found = self._run(parts)
+            found = self._run(ranges)
         except Exception as error:
-            _log.warning("a forward of %d requests failed: %s", len(parts), type(error).__name__)
-            return [self._try_run(part) for part in parts], None
+            _log.warning("a forward of %d requests failed: %s", len(ranges), type(error).__name__)
+            return [self._try_run(rows) for rows in ranges], None
         answers: list[Outputs | Failure] = []
         start = 0
-        for part in parts:
-            answers.append(self._finite_or_failure(tuple(array[start : start + part.count] for array in found)))
-            start += part.count
+        for rows in ranges:
+            answers.append(self._finite_or_failure(tuple(array[start : start + rows.count] for array in found)))
+            start += rows.count
         return answers, None
 
-    def _run(self, parts: Sequence[RowRange[PredictionRequest]]) -> list[Array]:
+    def _run(self, ranges: Sequence[RowRange[PredictionRequest]]) -> list[Array]:
         inputs = {}
         for spec in self._signature.inputs:
-            rows = [part.live.request.inputs[spec.name][part.start : part.stop] for part in parts]
-            inputs[spec.name] = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        count, began_ns = sum(part.count for part in parts), self._clock_ns()
+            arrays = [rows.live.request.inputs[spec.name][rows.start : rows.stop] for rows in ranges]
+            inputs[spec.name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        count, began_ns = sum(rows.count for rows in ranges), self._clock_ns()
         found = self._session.run(inputs, count)
         # A graph reports no progress, so keep forwards short: a long one would count as hanging.
         elapsed_s = (self._clock_ns() - began_ns) / 1e9
         self._max_tokens = next_row_limit(count, elapsed_s, self._max_tokens, self._batch_rows)
         return found
 
-    def _try_run(self, part: RowRange[PredictionRequest]) -> Outputs | Failure:
+    def _try_run(self, rows: RowRange[PredictionRequest]) -> Outputs | Failure:
         try:
-            return self._finite_or_failure(tuple(self._run([part])))
+            return self._finite_or_failure(tuple(self._run([rows])))
         except SignatureMismatch as error:
             _log.error("an output does not match the signature: %s", error)
             return Internal()
@@ -123,5 +123,5 @@ class PredictorEngine(BatchEngine[PredictionRequest, Outputs]):
                 return InvalidRequest("inputs", "(values)", rule)
         return outputs
 
-    def _events(self, part: RowRange[PredictionRequest], answer: Outputs) -> list[Event]:
-        return [Predicted(part.live.request.request_id, answer, part.live.counts)]
+    def _events(self, rows: RowRange[PredictionRequest], answer: Outputs) -> list[Event]:
+        return [Predicted(rows.live.request.request_id, answer, rows.live.counts)]

@@ -5,8 +5,7 @@ from typing import Final
 
 from kelvin.contracts.artifacts.tensor_schema import Signature
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
-from runtime.drivers.interface import PredictionRequest
-from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.drivers.interface import OWNER_TENANT, PredictionRequest
 from runtime.predictor.arrays import Arrays, as_array
 from runtime.surface.open_inference_codec import PredictionAnswerBuilder, PredictionCall, decode_prediction
 from runtime.surface.serving import EncodingQueue, PreparedRequest, ServedVersion

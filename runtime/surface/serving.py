@@ -18,8 +18,7 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
 from kelvin.contracts.timeline import StageSpan
 from kelvin.process.fair_lock import FairLock
 from runtime.drivers.engine_thread import EngineThread
-from runtime.drivers.interface import Engine, Event, GenerationRequest, Request, Sampling
-from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.drivers.interface import OWNER_TENANT, Engine, Event, GenerationRequest, Request, Sampling
 from runtime.models.pinned_files import SamplingDefaults
 from runtime.surface.answer_builder import AnswerBuilder, TextAnswerBuilder
 from runtime.surface.filter_pipeline import FilteredAnswerBuilder, FilterPipeline

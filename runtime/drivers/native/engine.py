@@ -17,7 +17,9 @@ from kelvin.contracts.artifact_errors import ProbeFailed
 from kelvin.contracts.artifacts.runtime_control import GateFacts, Probe
 from kelvin.contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, LimitExceeded, Refused
 from kelvin.contracts.traffic_errors import Overloaded
+from runtime.drivers.engine_base import EngineBase
 from runtime.drivers.interface import (
+    OWNER_TENANT,
     Cancelled,
     Event,
     Failed,
@@ -34,7 +36,7 @@ from runtime.drivers.native.model_runner import BatchBackend, DeviceLost, ModelR
 from runtime.drivers.native.sampler import SamplingChoice, choose_tokens
 from runtime.drivers.native.sdpa_backend import SdpaBackend
 from runtime.drivers.native.varlen_backend import VarlenBackend, find_varlen, supports_model
-from runtime.drivers.schedule_policy import CPU_BUDGET, CUDA_BUDGET, OWNER_TENANT, Budget, apportion, plan_step
+from runtime.drivers.schedule_policy import CPU_BUDGET, CUDA_BUDGET, Budget, plan_step
 from runtime.models import probe as known_answers
 from runtime.models.binding import BoundModel
 
@@ -92,13 +94,11 @@ def _sampling_fault(sampling: Sampling) -> InvalidRequest | None:
     return None
 
 
-class ModelEngine:
-    """The engine of one bound decoder; implements `interface.Engine`. `kv_bytes` is the limit of the KV pool.
+class ModelEngine(EngineBase):
+    """The engine of one bound decoder. `kv_bytes` is the limit of the KV pool.
 
     A request runs once blocks for its worst case (prompt plus `max_tokens`) are free. It keeps them to its end, so none
-    is preempted. With a `probe`, no token is reported before the probe matched. The probe is part of the first batch;
-    if it does not match, all requests fail and the engine is poisoned. Raises `Refused(CapacityExceeded)` if no block
-    fits.
+    is preempted. Raises `Refused(CapacityExceeded)` if no block fits.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class ModelEngine:
         budget: Budget | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        probe_blocks = 0 if probe is None else blocks_for(len(probe.token_ids))
+        probe_tokens = 0 if probe is None else len(probe.token_ids)
+        super().__init__(version, probe, probe_tokens, clock_ns)
+        probe_blocks = blocks_for(probe_tokens)
         block_bytes = BLOCK_SIZE * facts.kv_bytes_per_token
         total = kv_bytes // block_bytes - probe_blocks
         if total < 1:
@@ -123,21 +125,14 @@ class ModelEngine:
         backend = build_backend(facts, total + probe_blocks, bound.config.dtype, device)
         self._runner = ModelRunner(bound.module, backend, device)
         self._device = device
-        self._version = version
         self._budget = budget or (CUDA_BUDGET if device.type == "cuda" else CPU_BUDGET)
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._clock_ns = clock_ns
         self._limits = EngineLimits(facts.vocab_size, facts.max_positions, total)
         self._pool = BlockPool(total)
         self._waiting: dict[str, LiveSequence] = {}  # in order of arrival, as is _running
         self._running: dict[str, LiveSequence] = {}
-        self._pending: list[Event] = []  # events that the next step returns
-        self._probe = probe
         self._probe_slots = slots_in_blocks(range(total, total + probe_blocks), device)
-        self._poisoned: Failure | None = None
-        self._busy_ns = 0
-        self._charged_us = 0  # the part of _busy_ns that was divided among requests and probe
 
     def __repr__(self) -> str:
         state = "poisoned " if self._poisoned else ""
@@ -165,20 +160,8 @@ class ModelEngine:
         return self._pool.total
 
     @property
-    def busy_ns(self) -> int:
-        return self._busy_ns
-
-    @property
     def last_layer_started_s(self) -> float:
         return self._runner.last_layer_started_s
-
-    @property
-    def needs_probe(self) -> bool:
-        return self._probe is not None
-
-    @property
-    def poisoned(self) -> Failure | None:
-        return self._poisoned
 
     @property
     def batching_delay_s(self) -> float:
@@ -210,16 +193,11 @@ class ModelEngine:
     def step(self) -> tuple[Event, ...]:
         self._start_waiting()
         running = list(self._running.values())
-        shares = plan_step([sequence.state for sequence in running], self._budget)
-        if shares:
-            self._compute([(running[share.index], share.count) for share in shares])
+        plan = plan_step([sequence.state for sequence in running], self._budget)
+        if plan:
+            self._compute([(running[allotment.index], allotment.count) for allotment in plan])
         events, self._pending = self._pending, []
         return tuple(events)
-
-    def run_probe_alone(self) -> Failure | None:
-        if self._probe is not None:
-            self._compute([])
-        return self._poisoned
 
     def _start_waiting(self) -> None:
         """Start waiting requests while their KV blocks are free.
@@ -235,14 +213,18 @@ class ModelEngine:
             for sequence in self._running.values():
                 held[sequence.request.tenant] += len(sequence.blocks)
             guest_max = self._pool.total - (reserved if held[OWNER_TENANT] else 0)  # blocks of one guest's request
-            able = [s for s in self._waiting.values() if s.request.tenant == OWNER_TENANT or s.max_blocks <= guest_max]
-            if not able:
+            candidates = [
+                sequence
+                for sequence in self._waiting.values()
+                if sequence.request.tenant == OWNER_TENANT or sequence.max_blocks <= guest_max
+            ]
+            if not candidates:
                 return
             unused = max(0, reserved - held[OWNER_TENANT])
-            sequence = min(able, key=lambda each: held[each.request.tenant])  # the oldest one of that tenant
+            sequence = min(candidates, key=lambda each: held[each.request.tenant])  # the oldest one of that tenant
             if self._try_start(sequence, unused):
                 continue
-            owner_next = next((each for each in able if each.request.tenant == OWNER_TENANT), sequence)
+            owner_next = next((each for each in candidates if each.request.tenant == OWNER_TENANT), sequence)
             if owner_next is sequence or owner_next.max_blocks > unused or not self._try_start(owner_next, unused):
                 return
 
@@ -270,16 +252,13 @@ class ModelEngine:
         return sequence
 
     def _compute(self, work: Sequence[tuple[LiveSequence, int]]) -> None:
-        """Run one forward over `work`, together with the probe if it is still due."""
         began_ns = self._clock_ns()
         slices = [_next_slice(sequence, count) for sequence, count in work]
-        probe = self._probe
-        rows = (
-            [*slices, SequenceSlice(probe.token_ids, 0, self._probe_slots, len(probe.token_ids))] if probe else slices
-        )
+        if (probe := self._probe) is not None:
+            slices.append(SequenceSlice(probe.token_ids, 0, self._probe_slots, self._probe_tokens))
         mismatch: str | None = None
         try:
-            logits = self._runner.run(rows)
+            logits = self._runner.run(slices)
             if probe is not None:
                 answers = logits.pop()
                 mismatch = "it raised" if answers is None else known_answers.verify(probe, answers)
@@ -320,22 +299,9 @@ class ModelEngine:
         self._pending.append(Finished(sequence.request.request_id, reason, self._release(sequence).counts))
 
     def _charge(self, work: Sequence[tuple[LiveSequence, int]], elapsed_ns: int) -> None:
-        """Divide the step's time by tokens. Nanoseconds carry over, so that all shares sum to `busy_ns` // 1000."""
-        self._busy_ns += elapsed_ns
-        due_us = self._busy_ns // 1000 - self._charged_us
-        self._charged_us += due_us
-        probe_tokens = 0 if self._probe is None else len(self._probe.token_ids)
-        # No request is charged for the probe's share.
-        parts = apportion(due_us, [*(count for _, count in work), probe_tokens])
-        for (sequence, _), part in zip(work, parts, strict=False):
-            sequence.device_us += part
-
-    def _poison(self, failure: Failure) -> None:
-        """Fail closed: fail every request in the engine, and refuse all later ones."""
-        _log.error("poisoned: %s", failure.message)
-        self._poisoned = failure
-        self._probe = None
-        self.fail_all(failure)
+        shares_us = self._divide_step_time(elapsed_ns, [count for _, count in work])
+        for (sequence, _), share_us in zip(work, shares_us, strict=True):
+            sequence.device_us += share_us
 
     def check_integrity(self) -> None:
         self._pool.check_integrity()
