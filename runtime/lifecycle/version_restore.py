@@ -227,7 +227,7 @@ def _start_engine(
         lease.wait_until_whole()
         stages.end_prerequisite(Stage.LEASED)
     # A wake must check against the recorded answers. It must not record new ones.
-    wake_cache = replace(cache, verified=replace(verified, recorded=None))
+    wake_cache = replace(cache, verified=replace(verified, recorded_seal=None))
 
     def restart(
         request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool

@@ -114,9 +114,9 @@ async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
                 while len(sources) < 2:
                     requests = [asyncio.create_task(here.post(**ALONE)) for _ in range(2 * LIMITS.max_streams)]
                     while any(not each.done() for each in requests):
-                        assert credits.inside <= LIMITS.max_streams
-                        sources |= credits._known.keys()
-                        if credits.inside == LIMITS.max_streams:
+                        assert credits.active_requests <= LIMITS.max_streams
+                        sources |= credits._activators.keys()
+                        if credits.active_requests == LIMITS.max_streams:
                             runtime.engine.free_running()
                         await asyncio.wait(requests, timeout=0.05)
                     assert [each.result().status for each in requests] == [200] * len(requests)

@@ -78,7 +78,7 @@ class SimulatedActivator(SlotWorld):
                 self.throttler.report_full(replica, credit)
                 await slot.requeue()
             streams.entered.append(self.name)
-            streams.most = max(streams.most, streams.credits.inside)
+            streams.most = max(streams.most, streams.credits.active_requests)
             self.inside += 1
             try:
                 await asyncio.sleep(answer_s / 2)
@@ -147,7 +147,7 @@ async def test_activators_never_exceed_a_replicas_streams(
     await asyncio.gather(*map(arrive, range(activators)))
     for each in replicas.values():
         assert each.most <= each.credits.streams
-        assert each.credits.inside == 0
+        assert each.credits.active_requests == 0
         each.credits.check_integrity()
     fair = sum(streams) * 17.0 / 0.5 / activators
     assert min(door.served.total() for door in every) >= 0.2 * fair
@@ -207,7 +207,7 @@ async def test_waiting_activator_retries_behind_long_responses() -> None:
 async def test_distant_activator_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream is refilled by a near activator the moment it is free. Control: no claims."""
     if not claims:
-        monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
+        monkeypatch.setattr(Credits, "_reserved_streams", lambda self, activator, state: 0)
 
     replica = Streams(Credits(1))
     (near,) = activators_at(1, {"a": replica}, random.Random(1), delay_s=0.0)

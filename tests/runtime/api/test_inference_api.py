@@ -347,7 +347,7 @@ async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         taken = [each.open(request_id=f"r{n}", wants="9") for n in range(LIMITS.max_streams)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in taken]
-        await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams)
+        await each.until("all are inside", lambda: each.replica.credits.active_requests == LIMITS.max_streams)
         async with each.open(body=b"no JSON", request_id="more", wants="9") as refused:
             assert refused.status == 503
             assert refused.headers["x-kelvin-credit"] == str(LIMITS.max_streams)
@@ -358,7 +358,7 @@ async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
         for answer in await asyncio.gather(*opened):
             assert answer.headers["x-kelvin-credit"] == str(LIMITS.max_streams)
             await answer.read()
-        assert each.replica.credits.inside == 0
+        assert each.replica.credits.active_requests == 0
         assert await each.frames(request_id="last", wants="1")
         await each.quiet()
 
@@ -375,7 +375,7 @@ async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) ->
 
         headers = {"x-kelvin-request-id": "r1", "x-kelvin-wants": "1"}
         asked = asyncio.ensure_future(each.session.post("http://rt/v1/completions", data=body(), headers=headers))
-        await each.until("it is inside", lambda: each.replica.credits.inside == 1)
+        await each.until("it is inside", lambda: each.replica.credits.active_requests == 1)
         with pytest.raises(Refused) as refused:
             await each.replica.sleep()
         assert refused.value.failure.code == Conflict.code
@@ -391,12 +391,12 @@ async def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) ->
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         answers = [each.open(request_id=f"r{n}") for n in range(LIMITS.max_streams + 1)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in answers]
-        await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams + 1)
+        await each.until("all are inside", lambda: each.replica.credits.active_requests == LIMITS.max_streams + 1)
         each.engine.free_running()
         for answer in await asyncio.gather(*opened):
             assert answer.status == 200
             await answer.read()
-        assert each.replica.credits.inside == 0
+        assert each.replica.credits.active_requests == 0
         await each.quiet()
 
 
@@ -411,7 +411,7 @@ async def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) 
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.body":
-                inside.append(each.replica.credits.inside)
+                inside.append(each.replica.credits.active_requests)
 
         headers = [(b"x-kelvin-request-id", b"r1"), (b"x-kelvin-wants", b"1")]
         scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/v1/completions", "headers": headers}
