@@ -49,7 +49,7 @@ class InFlightRequest:
             self.is_cancelled = True
             self._task.cancel()
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the end: its record is written or on its way, and its slot is free."""
         self._is_over = True
         if self._ended is not None:
@@ -74,36 +74,36 @@ class InFlightRequests:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._by_id: dict[str, InFlightRequest] = {}
         # by tenant and name
-        self._by_own_id: dict[tuple[str, str], list[InFlightRequest]] = {}
+        self._by_client_id: dict[tuple[str, str], list[InFlightRequest]] = {}
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered
 
     def __repr__(self) -> str:
-        return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_own_id)}>"
+        return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_client_id)}>"
 
-    def enter(self, account: Account, client_request_id: bytes | None) -> InFlightRequest:
+    def add(self, account: Account, client_request_id: bytes | None) -> InFlightRequest:
         """Register a request until `leave`."""
         entry = InFlightRequest(account, None if client_request_id is None else client_request_id.decode("latin-1"))
         self._by_id[account.request_id] = entry
         if entry.client_request_id is not None:
-            self._by_own_id.setdefault((account.principal.tenant, entry.client_request_id), []).append(entry)
+            self._by_client_id.setdefault((account.principal.tenant, entry.client_request_id), []).append(entry)
         return entry
 
-    def leave(self, entry: InFlightRequest) -> None:
+    def remove(self, entry: InFlightRequest) -> None:
         """Remove a request that has ended."""
         del self._by_id[entry.account.request_id]
         if entry.client_request_id is not None:
-            named = self._by_own_id[own := (entry.account.principal.tenant, entry.client_request_id)]
+            named = self._by_client_id[own := (entry.account.principal.tenant, entry.client_request_id)]
             named.remove(entry)
             if not named:
-                del self._by_own_id[own]
-        entry.finish()
+                del self._by_client_id[own]
+        entry.record_end()
 
     def cancel(self, caller: Principal, name: str) -> list[InFlightRequest] | None:
         """Cancel the caller's requests of that name, and return those that may still be running. Returns [] if they
         were cancelled before. Returns None if the tenant has no such request, or the caller may not call its model.
         """
-        named = (self._by_id.get(name), *self._by_own_id.get((caller.tenant, name), ()))
+        named = (self._by_id.get(name), *self._by_client_id.get((caller.tenant, name), ()))
         found = [each for each in named if each is not None and _is_of(each.account, caller)]
         if not found:
             return [] if (caller.tenant, name) in self._cancelled else None
@@ -116,8 +116,8 @@ class InFlightRequests:
 
     def check_integrity(self) -> None:
         """Assert that both maps contain the same requests."""
-        own = [entry for entries in self._by_own_id.values() for entry in entries]
-        assert all(self._by_own_id.values())
+        own = [entry for entries in self._by_client_id.values() for entry in entries]
+        assert all(self._by_client_id.values())
         assert all(self._by_id[entry.account.request_id] is entry for entry in own)
         assert sum(entry.client_request_id is not None for entry in self._by_id.values()) == len(own)
 

@@ -17,7 +17,7 @@ _WHOSE: Final = ("tenant", "model")
 _KINDS: Final = ("prompt", "cached", "completion")
 
 
-class _Names(NamedTuple):
+class _LabelSets(NamedTuple):
     """Label values that requests with equal attributes share."""
 
     whose: Labels
@@ -79,36 +79,36 @@ class RequestMetrics:
         )
         self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
 
-    def refused(self, failure: Failure) -> None:
+    def count_refusal(self, failure: Failure) -> None:
         """Count a request that ended before it had an account."""
         self._refusals.add((outcome_of(failure.code), str(failure.status)))
 
-    def firewall(self, verdict: str) -> None:
+    def count_firewall_verdict(self, verdict: str) -> None:
         """Count a firewall verdict: `allow`, `refuse`, or without an answer `late`, `away`, `garbage`."""
         self._verdicts.add((verdict,))
 
-    def malformed(self, status: int) -> None:
+    def count_malformed_request(self, status: int) -> None:
         """Count bytes that are no valid HTTP request. The application has not seen them."""
         self._refusals.add(("http", str(status)))
 
-    def cut(self, limit: str) -> None:
+    def count_refused_connection(self, limit: str) -> None:
         """Count a refused connection. `limit` is `all` for the total, `address` for the limits of its address."""
         self._cut.add((limit,))
 
-    def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
+    def count_failed_attempt(self, tenant_and_model: tuple[str, str], failure: str, next_step: str) -> None:
         """Count an attempt that failed before the client had a byte. `then` is `again`, or why there was no retry."""
-        self._retries.add((*self._cap.bounded(whose), outcome_of(failure), then))
+        self._retries.add((*self._cap.bounded(tenant_and_model), outcome_of(failure), next_step))
 
-    def hedged(self, whose: tuple[str, str], first: str) -> None:
+    def count_hedged_request(self, tenant_and_model: tuple[str, str], winner: str) -> None:
         """Count a request that was late at one replica. `first` is the attempt that began the response."""
-        self._hedges.add((*self._cap.bounded(whose), first))
+        self._hedges.add((*self._cap.bounded(tenant_and_model), winner))
 
-    def ended(self, account: Account, outcome: str, status: int) -> None:
+    def record_end(self, account: Account, outcome: str, status: int) -> None:
         """Count a request that has ended, and observe its times."""
         names = self._known(account.principal.tenant, account.model, outcome, status, account.cold)
-        if account.degraded is not None:
-            asked = self._cap.bounded((account.principal.tenant, account.degraded.asked))
-            self._degraded.add((*asked, account.degraded.step))
+        if account.applied_step is not None:
+            requested = self._cap.bounded((account.principal.tenant, account.applied_step.requested_model))
+            self._degraded.add((*requested, account.applied_step.step))
         self._requests.add(names.requests)
         at_us = account.timeline.at_us
         if Stage.DISPATCHED in at_us:
@@ -120,15 +120,15 @@ class RequestMetrics:
             if account.stream and further > 0:
                 self._per_token.observe(names.whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
         prompt, cached, completion = names.tokens
-        if account.seen.prompt_tokens:
-            self._tokens.add(prompt, account.seen.prompt_tokens)
-        if account.seen.cached_tokens:
-            self._tokens.add(cached, account.seen.cached_tokens)
+        if account.counts.prompt_tokens:
+            self._tokens.add(prompt, account.counts.prompt_tokens)
+        if account.counts.cached_tokens:
+            self._tokens.add(cached, account.counts.cached_tokens)
         if account.delivered_tokens:
             self._tokens.add(completion, account.delivered_tokens)
 
-    def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _Names:
+    def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _LabelSets:
         whose = self._cap.bounded((tenant, model))
         starts = (*whose, "cold" if is_cold else "warm")
         requests = (*whose, outcome_of(outcome), str(status), starts[-1])
-        return _Names(whose, starts, requests, tuple([(*whose, kind) for kind in _KINDS]))
+        return _LabelSets(whose, starts, requests, tuple([(*whose, kind) for kind in _KINDS]))

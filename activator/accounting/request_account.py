@@ -13,13 +13,13 @@ from kelvin.contracts.timeline import Timeline
 from kelvin.contracts.trace_context import TraceContext
 
 
-class Degraded(NamedTuple):
+class AppliedStep(NamedTuple):
     """The degradation step that was applied to a request."""
 
     step: str  # name of the step
-    told: str  # value of the response header
-    recorded: str
-    asked: str  # the requested model, by its caller's name
+    header_value: str  # value of the response header
+    record_value: str
+    requested_model: str  # the requested model, by its caller's name
 
 
 class Account(msgspec.Struct):
@@ -31,21 +31,21 @@ class Account(msgspec.Struct):
     stream: bool
     started_at_us: int
     timeline: Timeline
-    caller: TraceContext | None = None  # the caller's trace, if it sent one
+    caller_trace: TraceContext | None = None  # the caller's trace, if it sent one
     version: str | None = None
     runtime_id: str | None = None
     queued_us: int = 0
     cold: bool = False
-    seen: Counts = msgspec.field(default_factory=Counts)
+    counts: Counts = msgspec.field(default_factory=Counts)
     # delivered output tokens; computed ones for `client_response.CUT`
     delivered_tokens: int = 0
     budget_reservation: BudgetReservation | None = None  # held from its tenant's budget
     is_settled: bool = False
     is_recorded: bool = False  # the record is durable
     outcome: str | None = None  # set when settled, or when known earlier
-    hedged: str | None = None  # for a hedged request: which attempt began the response
-    once: str = ""  # digest of its idempotency key; one record per digest is charged; "" without a key
-    degraded: Degraded | None = None
+    hedge_winner: str | None = None  # for a hedged request: which attempt began the response
+    charge_id: str = ""  # digest of its idempotency key; one record per digest is charged; "" without a key
+    applied_step: AppliedStep | None = None
     start_problem: StartProblem | None = None  # why the replica it waited for did not start
     unfiltered: bool = False  # part of prompt or output passed the version's filters unchecked
 
@@ -88,11 +88,11 @@ class Account(msgspec.Struct):
             outcome=outcome,
             status=status,
             stream=self.stream,
-            prompt_tokens=self.seen.prompt_tokens,
-            cached_tokens=self.seen.cached_tokens,
+            prompt_tokens=self.counts.prompt_tokens,
+            cached_tokens=self.counts.cached_tokens,
             completion_tokens=self.delivered_tokens,
-            device_us=self.seen.device_us,
+            device_us=self.counts.device_us,
             timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
-            once=self.once if self.once and is_charged(outcome, self.delivered_tokens) else UNSET,
-            degraded=UNSET if self.degraded is None else self.degraded.recorded,
+            once=self.charge_id if self.charge_id and is_charged(outcome, self.delivered_tokens) else UNSET,
+            degraded=UNSET if self.applied_step is None else self.applied_step.record_value,
         )

@@ -41,14 +41,14 @@ class UsageRecords:
         spool: Spool,
         timelines: Timelines,
         *,
-        ended: Callable[[Account, Failure | None, str, int], None],
-        wall: Callable[[], float] = time.time,
+        on_end: Callable[[Account, Failure | None, str, int], None],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ended` is called for each settled account with its failure, outcome and status."""
+        """`on_end` is called for each settled account with its failure, outcome and status."""
         self._spool = spool
         self._timelines = timelines
-        self._ended = ended
-        self._wall = wall
+        self._on_end = on_end
+        self._wall_clock = wall_clock
 
     @property
     def source(self) -> str:
@@ -109,12 +109,12 @@ class UsageRecords:
         account.outcome = outcome
         if status is None:
             status = 200 if failure is None else failure.status
-        return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
+        return account.record(self._spool.source, outcome, status, int(self._wall_clock() * 1e6))
 
     def _report_end(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
         """Keep the timeline, and report the end."""
         self._timelines.put(account.principal.tenant, account.request_id, account.snapshot_timeline)
-        self._ended(account, failure, record.outcome, record.status)
+        self._on_end(account, failure, record.outcome, record.status)
 
 
 def ledger_poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
@@ -134,16 +134,16 @@ class CompletionLog:
         self._telemetry = telemetry
 
     def __call__(self, account: Account, failure: Failure | None, outcome: str, status: int) -> None:
-        self._metrics.ended(account, outcome, status)
+        self._metrics.record_end(account, outcome, status)
         if self._telemetry.sender is not None:
-            self._telemetry.request(_facts(account, outcome, status))
+            self._telemetry.request(_request_facts(account, outcome, status))
         _log_completion(account, failure, outcome, status)
 
 
-def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
+def _request_facts(account: Account, outcome: str, status: int) -> RequestFacts:
     return RequestFacts(
         request_id=account.request_id,
-        caller=account.caller,
+        caller=account.caller_trace,
         tenant=account.principal.tenant,
         model=account.model,
         version=account.version,
@@ -151,8 +151,8 @@ def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
         cold=account.cold,
         outcome=outcome,
         status=status,
-        prompt_tokens=account.seen.prompt_tokens,
-        cached_tokens=account.seen.cached_tokens,
+        prompt_tokens=account.counts.prompt_tokens,
+        cached_tokens=account.counts.cached_tokens,
         completion_tokens=account.delivered_tokens,
         began_at_us=account.started_at_us,
         stamps=account.timeline.stamps(),
@@ -175,7 +175,7 @@ def _log_completion(account: Account, failure: Failure | None, outcome: str, sta
         "outcome": outcome,
         "status": status,
         "cold": account.cold,
-        "hedged": account.hedged,
+        "hedged": account.hedge_winner,
         "completion_tokens": account.delivered_tokens,
         "took_ms": stamps[-1].at_us / 1000 if stamps else 0.0,
     }

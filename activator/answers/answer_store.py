@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from activator.answers.idempotency_policy import AnswerCache, AnswerKey, AnswerStoreLimits, KeptAnswer
 
-TEND_S: Final = 3.0  # interval between calls of `AnswerStore.maintain`
+MAINTAIN_S: Final = 3.0  # interval between calls of `AnswerStore.maintain`
 HANDOVER_WAIT_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
 RETRY_S: Final = 1.0  # Retry-After for a key that is in use elsewhere
 
@@ -49,11 +49,11 @@ class AnswerStore(Protocol):
         """Return the bytes of the answers kept in this process."""
         ...
 
-    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
+    async def find(self, answer_key: AnswerKey) -> KeptAnswer | None:
         """Return the answer kept under the name, or None. Also None if the store is unavailable. Safe to cancel."""
         ...
 
-    async def claim(self, asked: AnswerKey) -> ClaimResult:
+    async def claim(self, answer_key: AnswerKey) -> ClaimResult:
         """Claim the name for a run, or return its kept answer, or report that another activator runs it.
 
         The caller ensures that runs of one name never overlap in one process. A cancelled call may leave a claim
@@ -61,13 +61,13 @@ class AnswerStore(Protocol):
         """
         ...
 
-    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
+    async def publish(self, answer_key: AnswerKey, claim: Claimed | None, sealed: bytes) -> None:
         """Keep the answer and end the claim. Without a claim, replace the kept answer. Too large answers are
         not kept.
         """
         ...
 
-    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
+    async def release(self, answer_key: AnswerKey, claim: Claimed) -> None:
         """End the claim without keeping an answer. Does nothing if the claim has ended."""
         ...
 
@@ -86,74 +86,72 @@ class LocalAnswerStore:
     def __init__(self, limits: AnswerStoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.cache = AnswerCache(limits)
         self._clock = clock
-        self._elsewhere: dict[bytes, bytes] = {}  # key names whose requests run at the old activator -> fingerprints
+        self._old_runs: dict[bytes, bytes] = {}  # key names whose requests run at the old activator -> fingerprints
         self.has_authority = asyncio.Event()  # cleared while the old activator decides on keys
         self.has_authority.set()
         # Called when a claim of this process ends, with its kept answer if any. Set once the next activator decides.
         self.on_claim_ended: Callable[[AnswerKey, KeptAnswer | None], None] | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<LocalAnswerStore {self.cache!r} elsewhere={len(self._elsewhere)} decides={self.has_authority.is_set()}>"
-        )
+        return f"<LocalAnswerStore {self.cache!r} old_runs={len(self._old_runs)} decides={self.has_authority.is_set()}>"
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all kept answers, including ENTRY_BYTES each."""
         return self.cache.nbytes
 
-    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
+    async def find(self, answer_key: AnswerKey) -> KeptAnswer | None:
         """Return the answer kept under the name, or None. Does not wait."""
-        return self.cache.find(asked.tenant, asked.name, self._clock())
+        return self.cache.find(answer_key.tenant, answer_key.name, self._clock())
 
-    async def claim(self, asked: AnswerKey) -> ClaimResult:
+    async def claim(self, answer_key: AnswerKey) -> ClaimResult:
         """Claim the name. First waits up to HANDOVER_WAIT_S for the old activator to hand over."""
         if not self.has_authority.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(HANDOVER_WAIT_S):
                     await self.has_authority.wait()
-        if (kept := await self.find(asked)) is not None:
+        if (kept := await self.find(answer_key)) is not None:
             return kept
-        if (fingerprint := self._elsewhere.get(asked.name)) is not None:
+        if (fingerprint := self._old_runs.get(answer_key.name)) is not None:
             return ClaimedElsewhere(fingerprint, RETRY_S)
         if self.on_claim_ended is not None or not self.has_authority.is_set():
-            return ClaimedElsewhere(asked.fingerprint, RETRY_S)
+            return ClaimedElsewhere(answer_key.fingerprint, RETRY_S)
         return Claimed()
 
-    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
+    async def publish(self, answer_key: AnswerKey, claim: Claimed | None, sealed: bytes) -> None:
         """Keep the answer and end the claim. Does not wait."""
-        kept = KeptAnswer(asked.fingerprint, sealed)
-        self.cache.put(asked.tenant, asked.name, kept, self._clock())
+        kept = KeptAnswer(answer_key.fingerprint, sealed)
+        self.cache.put(answer_key.tenant, answer_key.name, kept, self._clock())
         if self.on_claim_ended is not None:
-            self.on_claim_ended(asked, kept)
+            self.on_claim_ended(answer_key, kept)
 
-    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
+    async def release(self, answer_key: AnswerKey, claim: Claimed) -> None:
         """End the claim, and tell the next activator if one is connected."""
         if self.on_claim_ended is not None:
-            self.on_claim_ended(asked, None)
+            self.on_claim_ended(answer_key, None)
 
     async def maintain(self) -> None:
         """Drop the expired answers."""
         self.cache.drop_expired(self._clock())
 
-    def all(self) -> list[tuple[str, bytes, KeptAnswer]]:
+    def list_answers(self) -> list[tuple[str, bytes, KeptAnswer]]:
         """Return all kept answers with their tenants and names, the oldest first."""
-        return self.cache.all(self._clock())
+        return self.cache.list_answers(self._clock())
 
     def inherit(self, tenant: str, name: bytes, kept: KeptAnswer) -> None:
         """Keep an answer of the old activator for the rest of its lifetime."""
-        self._elsewhere.pop(name, None)
+        self._old_runs.pop(name, None)
         self.cache.put(tenant, name, kept, self._clock())
 
-    def add_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
+    def add_old_run(self, name: bytes, fingerprint: bytes) -> None:
         """Record that a key's request runs at the old activator."""
-        self._elsewhere[name] = fingerprint
+        self._old_runs[name] = fingerprint
 
-    def remove_elsewhere(self, name: bytes) -> None:
+    def remove_old_run(self, name: bytes) -> None:
         """Record that a key's request ended at the old activator without an answer to keep."""
-        self._elsewhere.pop(name, None)
+        self._old_runs.pop(name, None)
 
     def end_handover(self) -> None:
         """Record that the old activator has gone and runs nothing."""
-        self._elsewhere.clear()
+        self._old_runs.clear()
         self.has_authority.set()

@@ -74,11 +74,11 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class HandoverSender:
-    """The old activator's side. Use from one event loop. `running` lists the keys whose requests run here."""
+    """The old activator's side. Use from one event loop. `list_running_keys` returns the keys that run here."""
 
-    def __init__(self, answers: LocalAnswerStore, running: Callable[[], list[Running]]) -> None:
+    def __init__(self, answers: LocalAnswerStore, list_running_keys: Callable[[], list[Running]]) -> None:
         self._answers = answers
-        self._running = running
+        self._list_running_keys = list_running_keys
         self._successors: dict[_Queue, asyncio.StreamWriter] = {}  # the next activator, and failed attempts at one
         self._all_gone = asyncio.Event()  # no successor is connected
         self._all_gone.set()
@@ -99,18 +99,18 @@ class HandoverSender:
             self._hand_over_to(queue)
 
     def _hand_over_to(self, queue: _Queue) -> None:
-        for tenant, name, kept in self._answers.all():
+        for tenant, name, kept in self._answers.list_answers():
             queue.put_nowait(Answer(tenant, name, kept.fingerprint, kept.sealed, kept.age_s))
-        for running in self._running():
+        for running in self._list_running_keys():
             queue.put_nowait(running)
         queue.put_nowait(Complete())
         self._answers.on_claim_ended = self._report_end
 
-    def _report_end(self, asked: AnswerKey, kept: KeptAnswer | None) -> None:
+    def _report_end(self, answer_key: AnswerKey, kept: KeptAnswer | None) -> None:
         if kept is None:
-            self._send(Freed(asked.name))
+            self._send(Freed(answer_key.name))
         else:
-            self._send(Answer(asked.tenant, asked.name, kept.fingerprint, kept.sealed, kept.age_s))
+            self._send(Answer(answer_key.tenant, answer_key.name, kept.fingerprint, kept.sealed, kept.age_s))
 
     async def close(self) -> None:
         """Send what is queued, for at most FLUSH_S."""
@@ -189,9 +189,9 @@ class HandoverReceiver:
                     case Answer(tenant, name, fingerprint, sealed, age_s):
                         self._answers.inherit(tenant, name, KeptAnswer(fingerprint, sealed, age_s))
                     case Running(name, fingerprint):
-                        self._answers.add_elsewhere(name, fingerprint)
+                        self._answers.add_old_run(name, fingerprint)
                     case Freed(name):
-                        self._answers.remove_elsewhere(name)
+                        self._answers.remove_old_run(name)
                     case Complete():
                         self._answers.has_authority.set()
         except (OSError, msgspec.MsgspecError, RecursionError) as error:

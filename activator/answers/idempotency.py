@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from activator.accounting.request_account import Account
-from activator.answers.answer_store import TEND_S, AnswerStore, Claimed, ClaimedElsewhere, ClaimResult
+from activator.answers.answer_store import MAINTAIN_S, AnswerStore, Claimed, ClaimedElsewhere, ClaimResult
 from activator.answers.answers_handover import Running
 from activator.answers.idempotency_policy import (
-    HEADER,
+    IDEMPOTENCY_HEADER,
     AnswerKey,
     AnswerStoreLimits,
     KeptAnswer,
@@ -27,7 +27,14 @@ from activator.answers.idempotency_policy import (
     read_key,
 )
 from activator.answers.idempotency_secret import Sealer, StoredResponse
-from activator.answers.response_broadcast import OF_THE_MOMENT, ByteBudget, Listener, ResponseBroadcast, play, replay
+from activator.answers.response_broadcast import (
+    RATE_LIMIT_PREFIX,
+    ByteBudget,
+    Listener,
+    ResponseBroadcast,
+    play,
+    replay,
+)
 from activator.http.exchange import ClientGone, Exchange, Headers, now_us
 from activator.limits.concurrency_limits import SharedCapacity
 from activator.limits.single_flight import run_every
@@ -42,7 +49,7 @@ log = logging.getLogger(__name__)
 
 JOINED: Final = "joined"
 REPLAYED: Final = "replayed"
-GIVEN: Final = "the room for answers that are given again"
+REPLAY_CAPACITY: Final = "the room for answers that are given again"
 RETRY_S: Final = 1.0
 REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
 LOCAL_ONLY_HEADER: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # the shared store was unavailable
@@ -56,16 +63,20 @@ RunFollower = Callable[[InferenceRequest, ResponseWriter], Awaitable[None]]
 class SharedRun:
     """One request that runs for all callers who sent it."""
 
-    asked: AnswerKey
+    answer_key: AnswerKey
     account: Account
     broadcast: ResponseBroadcast
     exchange: Exchange  # writes to the broadcast
-    claimed: "asyncio.Future[ClaimResult]"
+    claim_result: "asyncio.Future[ClaimResult]"
 
     @property
     def is_claimed(self) -> bool:
         """Return whether this process has claimed the key."""
-        return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Claimed)
+        return (
+            self.claim_result.done()
+            and not self.claim_result.cancelled()
+            and isinstance(self.claim_result.result(), Claimed)
+        )
 
     @property
     def is_replayable(self) -> bool:
@@ -83,7 +94,8 @@ class Idempotency:
         self._limits = limits
         self._run_counts = RunCounts()
         self._byte_budget = ByteBudget(limits.nbytes)
-        self._replay_capacity = SharedCapacity(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
+        # each replay holds its whole answer
+        self._replay_capacity = SharedCapacity(limits.nbytes, REPLAY_CAPACITY, "bytes")
         self._runs: dict[bytes, SharedRun] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
@@ -97,13 +109,13 @@ class Idempotency:
     def __repr__(self) -> str:
         return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
 
-    async def serve(self, inference_request: InferenceRequest, work: RequestRunner, follow: RunFollower) -> None:
-        """Run the request by `work`, or answer it by `follow` from the run of an equal request.
+    async def serve(self, inference_request: InferenceRequest, run_request: RequestRunner, follow: RunFollower) -> None:
+        """Run the request by `run_request`, or answer it by `follow` from the run of an equal request.
 
         `follow` gives the request an account of its own. Raises Refused for a malformed key, or if the deadline passes
         before the key is claimed; ClientGone.
         """
-        header_values = [value for name, value in inference_request.exchange.headers if name == HEADER]
+        header_values = [value for name, value in inference_request.exchange.headers if name == IDEMPOTENCY_HEADER]
         answer_key = derive_answer_key(
             self._secret,
             inference_request.account.principal.tenant,
@@ -111,14 +123,14 @@ class Idempotency:
             _fingerprint_parts(inference_request),
         )
         run = self._runs.get(answer_key.name)
-        if run is not None and run.asked.fingerprint != answer_key.fingerprint:
+        if run is not None and run.answer_key.fingerprint != answer_key.fingerprint:
             await follow(inference_request, self._refusal(KeyReused()))
         elif run is not None and not run.broadcast.can_be_joined:  # its beginning was dropped, or it has MAX_LISTENERS
             await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None
             await self._serve_from_run(
-                run or self._start_run(answer_key, inference_request, work),
+                run or self._start_run(answer_key, inference_request, run_request),
                 inference_request,
                 follow,
                 is_first=is_first,
@@ -127,7 +139,7 @@ class Idempotency:
     async def _serve_from_run(
         self, run: SharedRun, inference_request: InferenceRequest, follow: RunFollower, *, is_first: bool
     ) -> None:
-        how = REPLAYED if run.broadcast.ended else JOINED
+        how = REPLAYED if run.broadcast.has_ended else JOINED
         with run.broadcast.listening() as listener:
             claim = await _claim_of(run, inference_request)
             if isinstance(claim, Claimed):
@@ -138,16 +150,16 @@ class Idempotency:
                 else:
                     await follow(inference_request, self._stream_to_follower(listener, how, run.account.request_id))
                 return
-        await follow(inference_request, self._answer_without_run(run.asked, claim))
+        await follow(inference_request, self._answer_without_run(run.answer_key, claim))
 
-    def running(self) -> list[Running]:
+    def list_running_keys(self) -> list[Running]:
         """Return the keys whose requests run here, for the handover."""
         runs = self._runs.values()
-        return [Running(run.asked.name, run.asked.fingerprint) for run in runs if run.is_claimed]
+        return [Running(run.answer_key.name, run.answer_key.fingerprint) for run in runs if run.is_claimed]
 
     async def run(self) -> None:
-        """Tend kept answers and claims until cancelled."""
-        await run_every(TEND_S, self._answers.maintain)
+        """Maintain kept answers and claims until cancelled."""
+        await run_every(MAINTAIN_S, self._answers.maintain)
 
     async def close(self) -> None:
         """Cancel all runs and wait for them. Each still writes its usage record."""
@@ -156,66 +168,73 @@ class Idempotency:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start_run(self, answer_key: AnswerKey, inference_request: InferenceRequest, work: RequestRunner) -> SharedRun:
+    def _start_run(
+        self, answer_key: AnswerKey, inference_request: InferenceRequest, run_request: RequestRunner
+    ) -> SharedRun:
         account = inference_request.account
-        account.once = "" if self._run_counts.exceeds_free_runs(answer_key.once, time.monotonic()) else answer_key.once
+        account.charge_id = (
+            "" if self._run_counts.exceeds_free_runs(answer_key.charge_id, time.monotonic()) else answer_key.charge_id
+        )
 
-        async def ended() -> None:
+        async def publish_or_remove() -> None:
             if run.is_replayable:
                 await self._publish_response(run)
             else:  # later requests must not join a failed run
                 self._remove_run(run)
 
         broadcast = ResponseBroadcast(
-            self._limits.answer_bytes, self._byte_budget, ended=ended, on_abandoned=lambda: self._remove_run(run)
+            self._limits.answer_bytes,
+            self._byte_budget,
+            on_complete=publish_or_remove,
+            on_abandoned=lambda: self._remove_run(run),
         )
         inner = msgspec.structs.replace(
             inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)
         )
         run = SharedRun(answer_key, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
         self._runs[answer_key.name] = run
-        task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
+        task = asyncio.create_task(self._run(run, inner, run_request), name=f"once-{account.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return run
 
-    async def _run(self, run: SharedRun, inference_request: InferenceRequest, work: RequestRunner) -> None:
+    async def _run(self, run: SharedRun, inference_request: InferenceRequest, run_request: RequestRunner) -> None:
         try:
-            claim = await self._answers.claim(run.asked)
-            run.claimed.set_result(claim)
+            claim = await self._answers.claim(run.answer_key)
+            run.claim_result.set_result(claim)
             if isinstance(claim, Claimed):
-                await self._run_claimed(run, claim, inference_request, work)
+                await self._run_claimed(run, claim, inference_request, run_request)
         finally:
             self._remove_run(run)
-            run.claimed.cancel()  # no effect if the claim is known
+            run.claim_result.cancel()  # no effect if the claim is known
             run.broadcast.close()
 
     async def _run_claimed(
-        self, run: SharedRun, claim: Claimed, inference_request: InferenceRequest, work: RequestRunner
+        self, run: SharedRun, claim: Claimed, inference_request: InferenceRequest, run_request: RequestRunner
     ) -> None:
         try:
-            await work(inference_request)
+            await run_request(inference_request)
         finally:
             # Count successful runs, too. A caller could push the answer out of the store with others, and run the key
             # again without a charge.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
-                self._run_counts.record_run(run.asked.once, time.monotonic())
+                self._run_counts.record_run(run.answer_key.charge_id, time.monotonic())
             if not run.is_replayable:
-                await self._answers.release(run.asked, claim)
+                await self._answers.release(run.answer_key, claim)
 
     async def _publish_response(self, run: SharedRun) -> None:
         """Publish the answer before a listener sees its end, so that a client with all of it can get it again
         everywhere.
         """
-        claim, head = run.claimed.result(), run.broadcast.head
+        claim, head = run.claim_result.result(), run.broadcast.head
         assert isinstance(claim, Claimed)
         assert head is not None
-        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.content())
-        await self._answers.publish(run.asked, claim, self._sealer.seal(run.asked, content))
+        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.body())
+        await self._answers.publish(run.answer_key, claim, self._sealer.seal(run.answer_key, content))
 
     def _remove_run(self, run: SharedRun) -> None:
-        if self._runs.get(run.asked.name) is run:
-            del self._runs[run.asked.name]
+        if self._runs.get(run.answer_key.name) is run:
+            del self._runs[run.answer_key.name]
 
     def _answer_without_run(self, answer_key: AnswerKey, claim: KeptAnswer | ClaimedElsewhere) -> ResponseWriter:
         if claim.fingerprint != answer_key.fingerprint:
@@ -271,25 +290,25 @@ class Idempotency:
 async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, marks: Headers) -> None:
     """Stream the run's response to its first caller, whose account is the run's."""
     with exchange.cancel_on_disconnect():
-        await listener.head()
-        known = [line for line in run.exchange.rate_headers if line[0].startswith(OF_THE_MOMENT)]
+        await listener.wait_head()
+        known = [line for line in run.exchange.rate_headers if line[0].startswith(RATE_LIMIT_PREFIX)]
         exchange.rate_headers = list((dict(exchange.rate_headers) | dict(known)).items())
         await play(exchange, listener, marks)
 
 
 async def _claim_of(run: SharedRun, inference_request: InferenceRequest) -> ClaimResult:
     """Wait for the run's claim. Raises Refused(DeadlineExceeded), ClientGone."""
-    if run.claimed.done() and not run.claimed.cancelled():
-        return run.claimed.result()
+    if run.claim_result.done() and not run.claim_result.cancelled():
+        return run.claim_result.result()
     try:
         with inference_request.exchange.cancel_on_disconnect(inference_request.remaining_s()):
-            await asyncio.wait((run.claimed,))
+            await asyncio.wait((run.claim_result,))
     except TimeoutError:
         waited_s = (now_us() - inference_request.exchange.arrived_us) / 1e6
         raise Refused(DeadlineExceeded(waited_s, "claiming its key")) from None
-    if run.claimed.cancelled():
+    if run.claim_result.cancelled():
         raise ClientGone
-    return run.claimed.result()
+    return run.claim_result.result()
 
 
 def _fingerprint_parts(inference_request: InferenceRequest) -> list[bytes]:

@@ -12,23 +12,23 @@ from typing import Final
 
 from kelvin.contracts.errors import InvalidRequest, Refused
 
-HEADER: Final = b"idempotency-key"
+IDEMPOTENCY_HEADER: Final = b"idempotency-key"
 MAX_CHARACTERS: Final = 255
 ENTRY_BYTES: Final = 512  # overhead of a kept answer
 RUNS_PER_CHARGE: Final = 8  # runs of one key that are billed once; each further run is billed
 CHARGE_S: Final = 86_400.0  # window, from the first run of a key, in which its runs are billed once
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
-_DIGITS: Final = 32  # hex digits of `once`: 128 bits
+_DIGITS: Final = 32  # hex digits of `charge_id`: 128 bits
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """The name of an answer. `name` depends on tenant and key, if any. `once` depends on the request, too."""
+    """The name of an answer. `name` depends on tenant and key, if any. `charge_id` depends on the request, too."""
 
     tenant: str
     name: bytes
     fingerprint: bytes
-    once: str
+    charge_id: str
 
 
 def read_key(header_values: Sequence[bytes]) -> bytes:
@@ -47,8 +47,8 @@ def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequ
     """
     fingerprint = _digest(secret, b"asked", parts)
     whose = tenant.encode(), key or b""
-    once = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
-    return AnswerKey(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, once)
+    charge_id = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
+    return AnswerKey(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, charge_id)
 
 
 def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
@@ -86,7 +86,7 @@ class KeptAnswer:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TenantAnswers:
     """One tenant's answers, oldest first."""
 
     answers: OrderedDict[bytes, KeptAnswer] = field(default_factory=OrderedDict)
@@ -98,7 +98,7 @@ class AnswerCache:
 
     def __init__(self, limits: AnswerStoreLimits) -> None:
         self._limits = limits
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _TenantAnswers] = {}
         # all have one TTL: sorted
         self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self.nbytes = 0
@@ -114,7 +114,7 @@ class AnswerCache:
         self.drop_expired(now_s)
         return self._aged(tenant, name, now_s) if (tenant, name) in self._ends else None
 
-    def all(self, now_s: float) -> list[tuple[str, bytes, KeptAnswer]]:
+    def list_answers(self, now_s: float) -> list[tuple[str, bytes, KeptAnswer]]:
         """Return all answers with their tenants and names, the oldest first."""
         return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
 
@@ -127,7 +127,7 @@ class AnswerCache:
         if size > min(self._limits.tenant_bytes, self._limits.nbytes):
             return False
         self._drop(tenant, name)
-        row = self._rows.setdefault(tenant, _Row())
+        row = self._rows.setdefault(tenant, _TenantAnswers())
         row.answers[name] = kept
         row.nbytes += size
         self.nbytes += size
@@ -188,16 +188,16 @@ class RunCounts:
         self._keys = keys
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # runs, and the time of the first one
 
-    def record_run(self, once: str, now_s: float) -> None:
+    def record_run(self, charge_id: str, now_s: float) -> None:
         """Count one more run of the key."""
-        count, since_s = self._counts.pop(once, (0, now_s))
+        count, since_s = self._counts.pop(charge_id, (0, now_s))
         if now_s - since_s >= CHARGE_S:
             count, since_s = 0, now_s
-        self._counts[once] = count + 1, since_s
+        self._counts[charge_id] = count + 1, since_s
         if len(self._counts) > self._keys:
             self._counts.popitem(last=False)
 
-    def exceeds_free_runs(self, once: str, now_s: float) -> bool:
+    def exceeds_free_runs(self, charge_id: str, now_s: float) -> bool:
         """Return whether the next run of the key is billed separately."""
-        count, since_s = self._counts.get(once, (0, now_s))
+        count, since_s = self._counts.get(charge_id, (0, now_s))
         return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

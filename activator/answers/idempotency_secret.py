@@ -20,7 +20,7 @@ from activator.answers.idempotency_policy import AnswerKey
 from activator.http.exchange import Headers
 from kelvin.process.atomic_file import pending_file
 
-NAME: Final = "once.key"  # in the data directory
+SECRET_FILE: Final = "once.key"  # in the data directory
 _BYTES: Final = 32
 _NONCE: Final = 12  # random GCM nonce (NIST SP 800-38D): a tenant's key seals far less than 2^32 answers
 _PURPOSE: Final = b"kelvin kept answer 1 "
@@ -66,7 +66,7 @@ class Sealer:
     """AES-256-GCM with a key per tenant (HKDF, RFC 5869). An answer opens only for its own tenant, name and request."""
 
     def __init__(self, secret: bytes) -> None:
-        self._of = lru_cache(maxsize=1024)(lambda tenant: AESGCM(_derived(secret, tenant)))
+        self._cipher = lru_cache(maxsize=1024)(lambda tenant: AESGCM(_derived(secret, tenant)))
 
     def __repr__(self) -> str:
         return "<Sealer>"
@@ -75,12 +75,12 @@ class Sealer:
         """Encrypt an answer. The result may be stored anywhere."""
         nonce = secrets.token_bytes(_NONCE)
         plain = msgspec.msgpack.encode(content)
-        return nonce + self._of(answer_key.tenant).encrypt(nonce, plain, answer_key.name + answer_key.fingerprint)
+        return nonce + self._cipher(answer_key.tenant).encrypt(nonce, plain, answer_key.name + answer_key.fingerprint)
 
     def open(self, answer_key: AnswerKey, sealed: bytes) -> StoredResponse | None:
         """Decrypt an answer. Return None if tenant, name, request or secret differ from those it was sealed with."""
         try:
-            plain = self._of(answer_key.tenant).decrypt(
+            plain = self._cipher(answer_key.tenant).decrypt(
                 sealed[:_NONCE], sealed[_NONCE:], answer_key.name + answer_key.fingerprint
             )
             return _content.decode(plain)

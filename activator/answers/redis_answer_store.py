@@ -94,7 +94,7 @@ return 1
 
 class RedisAnswerStore:
     """An `AnswerStore` in Redis for one `kind` of answers. Use from one event loop. While Redis is away, each activator
-    claims names for itself. `own` keeps answers while Redis is away or full; without it they are lost then.
+    claims names for itself. `fallback` keeps answers while Redis is away or full; without it they are lost then.
     """
 
     def __init__(
@@ -102,46 +102,46 @@ class RedisAnswerStore:
         store: "RedisStore",
         kind: str,
         limits: AnswerStoreLimits,
-        own: LocalAnswerStore | None = None,
+        fallback: LocalAnswerStore | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         self._store = store
         self._kind = kind
         self._limits = limits
-        self._own = own
+        self._fallback = fallback
         self._lease_ms = int(lease_s * 1000)
         self._claims: dict[bytes, AnswerKey] = {}  # by token
 
     def __repr__(self) -> str:
-        return f"<RedisAnswerStore {self._kind} claims={len(self._claims)} {self._own!r}>"
+        return f"<RedisAnswerStore {self._kind} claims={len(self._claims)} {self._fallback!r}>"
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes kept in `own`. Answers in Redis do not count."""
-        return 0 if self._own is None else self._own.nbytes
+        """Return the bytes kept in `fallback`. Answers in Redis do not count."""
+        return 0 if self._fallback is None else self._fallback.nbytes
 
-    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
-        """Return the answer in `own` or in Redis, or None. Also None if Redis is away."""
-        found = await self._look(asked, b"")
+    async def find(self, answer_key: AnswerKey) -> KeptAnswer | None:
+        """Return the answer in `fallback` or in Redis, or None. Also None if Redis is away."""
+        found = await self._find_or_claim(answer_key, b"")
         return found if isinstance(found, KeptAnswer) else None
 
-    async def claim(self, asked: AnswerKey) -> ClaimResult:
+    async def claim(self, answer_key: AnswerKey) -> ClaimResult:
         """Claim the name in Redis. If Redis is away, return a claim that `is_alone`."""
         token = secrets.token_bytes(16)
-        found = await self._look(asked, token)
+        found = await self._find_or_claim(answer_key, token)
         if isinstance(found, Claimed) and not found.is_alone:
-            self._claims[token] = asked
+            self._claims[token] = answer_key
         return found
 
-    async def _look(self, asked: AnswerKey, token: bytes) -> ClaimResult:
+    async def _find_or_claim(self, answer_key: AnswerKey, token: bytes) -> ClaimResult:
         """Return the entry of a name. If there is none, claim the name with `token`, unless that is empty."""
-        if self._own is not None and (kept := await self._own.find(asked)) is not None:
+        if self._fallback is not None and (kept := await self._fallback.find(answer_key)) is not None:
             return kept
         if not self._store.is_up:  # do not wait for a Redis that is known to be away
             return Claimed(is_alone=True)
         try:
             fingerprint, sealed, left_ms = await self._store.run_script(
-                CLAIM, (self._entry(asked),), token, asked.fingerprint, self._lease_ms
+                CLAIM, (self._redis_key(answer_key),), token, answer_key.fingerprint, self._lease_ms
             )
         except StoreUnavailable:
             return Claimed(is_alone=True)
@@ -151,66 +151,68 @@ class RedisAnswerStore:
             return ClaimedElsewhere(fingerprint, RETRY_S)
         return KeptAnswer(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
 
-    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """Keep the answer in Redis and end the claim. If Redis is away or full, keep it in `own`."""
-        if mine is not None:
-            self._claims.pop(mine.token, None)
+    async def publish(self, answer_key: AnswerKey, claim: Claimed | None, sealed: bytes) -> None:
+        """Keep the answer in Redis and end the claim. If Redis is away or full, keep it in `fallback`."""
+        if claim is not None:
+            self._claims.pop(claim.token, None)
         try:
-            await self._publish(asked, mine, sealed)
+            await self._publish(answer_key, claim, sealed)
         except StoreUnavailable as away:
-            if self._own is not None:
-                await self._own.publish(asked, mine, sealed)
-            if mine is not None and isinstance(away, StoreFull):
+            if self._fallback is not None:
+                await self._fallback.publish(answer_key, claim, sealed)
+            if claim is not None and isinstance(away, StoreFull):
                 # other activators run the request instead of waiting for an answer that only this one has
-                await self.release(asked, mine)
+                await self.release(answer_key, claim)
 
-    async def _publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
+    async def _publish(self, answer_key: AnswerKey, claim: Claimed | None, sealed: bytes) -> None:
         """Keep the answer in Redis. Raises StoreUnavailable, also if Redis was away when the name was claimed."""
-        if not self._store.is_up if mine is None else mine.is_alone:
+        if not self._store.is_up if claim is None else claim.is_alone:
             raise StoreUnavailable
         size, limits = len(sealed) + ENTRY_BYTES, self._limits
         if size <= limits.tenant_bytes:
-            of_tenant = self._of_tenant(asked)
+            prefix = self._tenant_prefix(answer_key)
             await self._store.run_storing_script(
-                PUBLISH, (self._entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size,
-                b"" if mine is None else mine.token, asked.fingerprint, sealed, int(limits.ttl_s * 1000),
-                asked.name.hex(), size, limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
+                PUBLISH, (self._redis_key(answer_key), f"{prefix}-ends", f"{prefix}-sizes"), size,
+                b"" if claim is None else claim.token, answer_key.fingerprint, sealed, int(limits.ttl_s * 1000),
+                answer_key.name.hex(), size, limits.tenant_answers, limits.tenant_bytes, f"{prefix}:",
             )  # fmt: skip
-        elif mine is not None:
-            await self.release(asked, mine)
+        elif claim is not None:
+            await self.release(answer_key, claim)
 
-    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
+    async def release(self, answer_key: AnswerKey, claim: Claimed) -> None:
         """End the claim in Redis. If Redis is away, the claim expires."""
-        self._claims.pop(mine.token, None)
-        if not mine.is_alone:
+        self._claims.pop(claim.token, None)
+        if not claim.is_alone:
             with suppress(StoreUnavailable):  # the claim expires
-                await self._store.run_script(RELEASE, (self._entry(asked),), mine.token)
+                await self._store.run_script(RELEASE, (self._redis_key(answer_key),), claim.token)
 
     async def maintain(self) -> None:
         """Renew this process's claims. A claim that can't be renewed soon expires. A claim that Redis has lost is set
         again, unless another activator has the name now.
         """
-        if self._own is not None:
-            await self._own.maintain()
+        if self._fallback is not None:
+            await self._fallback.maintain()
         claims = list(self._claims.items())
         for first in range(0, len(claims), MAX_CONCURRENT_QUERIES):
             batch = claims[first : first + MAX_CONCURRENT_QUERIES]
             if not all(await asyncio.gather(*(self._renew(*claim) for claim in batch))):
                 return
 
-    async def _renew(self, token: bytes, asked: AnswerKey) -> bool:
+    async def _renew(self, token: bytes, answer_key: AnswerKey) -> bool:
         """Renew a claim. Return False if Redis is away."""
         try:
             if token in self._claims:  # it may have ended meanwhile
-                await self._store.run_script(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
+                await self._store.run_script(
+                    RENEW, (self._redis_key(answer_key),), token, answer_key.fingerprint, self._lease_ms
+                )
             if token not in self._claims:  # Redis may have received the release before the renewal
-                await self._store.run_script(RELEASE, (self._entry(asked),), token)
+                await self._store.run_script(RELEASE, (self._redis_key(answer_key),), token)
         except StoreUnavailable:
             return False
         return True
 
-    def _of_tenant(self, asked: AnswerKey) -> str:
-        return f"kelvin:{{{asked.tenant}}}:{self._kind}"
+    def _tenant_prefix(self, answer_key: AnswerKey) -> str:
+        return f"kelvin:{{{answer_key.tenant}}}:{self._kind}"
 
-    def _entry(self, asked: AnswerKey) -> str:
-        return f"{self._of_tenant(asked)}:{asked.name.hex()}"
+    def _redis_key(self, answer_key: AnswerKey) -> str:
+        return f"{self._tenant_prefix(answer_key)}:{answer_key.name.hex()}"

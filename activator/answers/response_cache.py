@@ -12,11 +12,11 @@ from typing import Final
 
 from starlette.types import Message
 
-from activator.accounting.request_account import Degraded
-from activator.answers.answer_store import TEND_S, AnswerStore, LocalAnswerStore
+from activator.accounting.request_account import AppliedStep
+from activator.answers.answer_store import MAINTAIN_S, AnswerStore, LocalAnswerStore
 from activator.answers.idempotency_policy import AnswerKey, AnswerStoreLimits, derive_answer_key
 from activator.answers.idempotency_secret import Sealer, StoredResponse
-from activator.answers.response_broadcast import OF_THE_MOMENT, replay
+from activator.answers.response_broadcast import RATE_LIMIT_PREFIX, replay
 from activator.http.exchange import Exchange, Headers, now_us
 from activator.limits.concurrency_limits import SharedCapacity
 from activator.limits.single_flight import run_every
@@ -29,31 +29,31 @@ from kelvin.contracts.serving.degradation_steps import DEGRADED_HEADER, MAX_CACH
 from kelvin.contracts.timeline import Stage
 from kelvin.telemetry.policy.instruments import MetricsPage
 
-HEADER: Final = b"x-kelvin-cache"
+CACHE_HEADER: Final = b"x-kelvin-cache"
 ALLOW: Final = b"allow"
 CACHED: Final = "cached"
-PUT_S: Final = 2.0  # far above the store's own deadline
+PUBLISH_S: Final = 2.0  # far above the store's own deadline
 # Headers of one request, which are never cached.
-_OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
+_REQUEST_HEADERS: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", CACHE_HEADER))
 
 
-class SealedAnswerStore:
+class ResponseStore:
     """Keeps responses in an `AnswerStore`: seals each before storing it, and opens it after reading."""
 
     def __init__(
-        self, secret: bytes, limits: AnswerStoreLimits, kept: AnswerStore, background_tasks: BackgroundTasks
+        self, secret: bytes, limits: AnswerStoreLimits, store: AnswerStore, background_tasks: BackgroundTasks
     ) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
-        self.kept = kept
+        self.store = store
         self._background_tasks = background_tasks
         self.answer_bytes = limits.answer_bytes  # size limit of a cached body
         self.capacity = SharedCapacity(limits.nbytes, "the room for cached answers that are given", "bytes")
 
     def __repr__(self) -> str:
-        return f"<SealedAnswerStore {self.kept!r}>"
+        return f"<ResponseStore {self.store!r}>"
 
-    def name(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
+    def derive_cache_key(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
         """Return the cache key of the request, or None if its answer may differ from one run to the next."""
         if not is_greedy(inference_request.body, inference_request.path):
             return None
@@ -66,83 +66,83 @@ class SealedAnswerStore:
 
     async def find(self, answer_key: AnswerKey) -> tuple[StoredResponse, float] | None:
         """Return the cached response and its age in seconds, or None."""
-        found = await self.kept.find(answer_key)
+        found = await self.store.find(answer_key)
         content = None if found is None else self._sealer.open(answer_key, found.sealed)
         return None if found is None or content is None else (content, found.age_s)
 
-    def put(self, answer_key: AnswerKey, content: StoredResponse) -> None:
+    def store_soon(self, answer_key: AnswerKey, content: StoredResponse) -> None:
         """Store the response in a background task, unless it is too large. The request does not wait for it."""
         if len(content.body) <= self.answer_bytes:
             self._background_tasks.start(
-                self.kept.publish(answer_key, None, self._sealer.seal(answer_key, content)), PUT_S
+                self.store.publish(answer_key, None, self._sealer.seal(answer_key, content)), PUBLISH_S
             )
 
 
 class ResponseCache:
-    """The response cache. Use from one event loop. Activators may share `answers`. Answers for degradation are always
+    """The response cache. Use from one event loop. Activators may share `store`. Answers for degradation are always
     local, because they serve when other parts are away.
     """
 
     def __init__(
         self,
         secret: bytes,
-        answers: AnswerStore,
+        store: AnswerStore,
         limits: AnswerStoreLimits,
         background_tasks: BackgroundTasks,
         page: MetricsPage,
     ) -> None:
-        self._answers = SealedAnswerStore(secret, limits, answers, background_tasks)
+        self._responses = ResponseStore(secret, limits, store, background_tasks)
         last = LocalAnswerStore(replace(limits, ttl_s=MAX_CACHED_AGE_S))
         # for `cached` degradation steps
-        self.last = SealedAnswerStore(secret, limits, last, background_tasks)
-        self._asked = page.counter(
+        self.old_responses = ResponseStore(secret, limits, last, background_tasks)
+        self._lookups = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by result.", ("result",)
         )
         page.gauge("kelvin_cached_answer_bytes", "Bytes of cached answers, sealed.", self._nbytes)
 
     def __repr__(self) -> str:
-        return f"<ResponseCache {self._answers!r} last={self.last!r}>"
+        return f"<ResponseCache {self._responses!r} old={self.old_responses!r}>"
 
     def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
         """Return a `CacheableRequest` if request and answer allow caching, else None. Raises
         Refused(InvalidRequest).
         """
-        value = inference_request.exchange.header(HEADER)
+        value = inference_request.exchange.header(CACHE_HEADER)
         if value is None:
             return None
         if value != ALLOW:
-            raise Refused(InvalidRequest(HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
-        answer_key = self._answers.name(inference_request, version)
+            raise Refused(InvalidRequest(CACHE_HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
+        answer_key = self._responses.derive_cache_key(inference_request, version)
         if answer_key is None:
-            self._asked.add(("bypass",))
+            self._lookups.add(("bypass",))
             return None
-        return CacheableRequest(self._answers, answer_key, self._found)
+        return CacheableRequest(self._responses, answer_key, self._count_lookup)
 
     async def run(self) -> None:
         """Drop expired answers periodically until cancelled."""
-        await run_every(TEND_S, self._tend)
+        await run_every(MAINTAIN_S, self._maintain)
 
-    async def _tend(self) -> None:
-        await self._answers.kept.maintain()
-        await self.last.kept.maintain()
+    async def _maintain(self) -> None:
+        await self._responses.store.maintain()
+        await self.old_responses.store.maintain()
 
-    def _found(self, found: bool) -> None:
-        self._asked.add(("hit" if found else "miss",))
+    def _count_lookup(self, found: bool) -> None:
+        self._lookups.add(("hit" if found else "miss",))
 
     def _nbytes(self) -> int:
-        return self._answers.kept.nbytes + self.last.kept.nbytes
+        return self._responses.store.nbytes + self.old_responses.store.nbytes
 
 
 class CacheableRequest:
     """A request that is answered from the cache, or whose response is added to it."""
 
     def __init__(
-        self, answers: SealedAnswerStore, answer_key: AnswerKey, tell: Callable[[bool], None] = lambda _: None
+        self, responses: ResponseStore, answer_key: AnswerKey, on_lookup: Callable[[bool], None] = lambda _: None
     ) -> None:
-        """`tell` is called with whether a cached answer was found."""
-        self._answers = answers
+        """`on_lookup` is called with whether a cached answer was found."""
+        self._responses = responses
         self._answer_key = answer_key
-        self._tell = tell
+        self._on_lookup = on_lookup
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []
@@ -155,27 +155,30 @@ class CacheableRequest:
         """Answer from the cache, or record the response for `keep`. Return whether it answered. Raises Refused,
         ClientGone.
         """
-        found = await self._answers.find(self._answer_key)
+        found = await self._responses.find(self._answer_key)
         with ExitStack() as stack:
             if found is None or not self._try_hold_capacity(stack, found[0], inference_request):
-                self._tell(False)
-                self.record_response(exchange, [(HEADER, b"miss")])
+                self._on_lookup(False)
+                self.record_response(exchange, [(CACHE_HEADER, b"miss")])
                 return False
-            self._tell(True)
+            self._on_lookup(True)
             inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
             await replay(
-                exchange, found[0], [(HEADER, b"hit")], lambda status: client_response.settle_replay(CACHED, status)
+                exchange,
+                found[0],
+                [(CACHE_HEADER, b"hit")],
+                lambda status: client_response.settle_replay(CACHED, status),
             )
         return True
 
     async def try_old_answer(
-        self, inference_request: InferenceRequest, client_response: ClientResponse, within_s: float
+        self, inference_request: InferenceRequest, client_response: ClientResponse, max_age_s: float
     ) -> bool:
-        """Answer from the cache if the answer is at most `within_s` old: a degradation step. Return whether it was
+        """Answer from the cache if the answer is at most `max_age_s` old: a degradation step. Return whether it was
         answered. Raises as `try_answer`.
         """
-        found = await self._answers.find(self._answer_key)
-        if found is None or found[1] > within_s:
+        found = await self._responses.find(self._answer_key)
+        if found is None or found[1] > max_age_s:
             return False
         with ExitStack() as stack:
             if not self._try_hold_capacity(stack, found[0], inference_request):
@@ -184,27 +187,27 @@ class CacheableRequest:
             if inference_request.exchange.has_started:
                 return False
             account, age = inference_request.account, int(found[1])
-            account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
+            account.applied_step = AppliedStep("cached", "cached", f"cached={age}", account.model)
             account.timeline.stamp(Stage.ROUTED, now_us())
-            marks: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
+            extra_headers: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
             await replay(
                 inference_request.exchange,
                 found[0],
-                marks,
+                extra_headers,
                 lambda status: client_response.settle_replay(CACHED, status),
             )
         return True
 
-    def record_response(self, exchange: Exchange, marks: Headers) -> None:
-        """Record the response for `keep` from now on, and add the headers `marks` to it."""
-        exchange.tap_response(self._record_message, marks)
+    def record_response(self, exchange: Exchange, extra_headers: Headers) -> None:
+        """Record the response for `keep` from now on, and add `extra_headers` to it."""
+        exchange.tap_response(self._record_message, extra_headers)
 
     def keep(self, inference_request: InferenceRequest) -> None:
         """Store the recorded response, if it is complete and correct. Call it after the response has ended."""
         account = inference_request.account
         if self._is_whole and account.is_repeatable and self._status == 200:
             content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
-            self._answers.put(self._answer_key, content)
+            self._responses.store_soon(self._answer_key, content)
 
     def _try_hold_capacity(
         self, stack: ExitStack, content: StoredResponse, inference_request: InferenceRequest
@@ -212,7 +215,7 @@ class CacheableRequest:
         """Count the answer's bytes until `stack` ends: they stay in memory until a slow client has read them. Return
         whether they fit. If not, a replica may still answer.
         """
-        permit = self._answers.capacity.hold(inference_request.account.principal.tenant, len(content.body))
+        permit = self._responses.capacity.hold(inference_request.account.principal.tenant, len(content.body))
         try:
             stack.enter_context(permit)
         except Refused:
@@ -223,12 +226,14 @@ class CacheableRequest:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = [
-                line for line in message["headers"] if line[0] not in _OWN and not line[0].startswith(OF_THE_MOMENT)
+                line
+                for line in message["headers"]
+                if line[0] not in _REQUEST_HEADERS and not line[0].startswith(RATE_LIMIT_PREFIX)
             ]
             return
         part = message.get("body", b"")
         self._nbytes += len(part)
-        if self._nbytes > self._answers.answer_bytes:  # too large to be kept
+        if self._nbytes > self._responses.answer_bytes:  # too large to be kept
             self._parts.clear()
             return
         self._parts.append(part)

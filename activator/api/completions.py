@@ -7,9 +7,8 @@ from functools import partial
 from activator.accounting.in_flight_requests import InFlightRequests
 from activator.accounting.usage_records import UsageRecords
 from activator.answers.idempotency import Idempotency
-from activator.answers.idempotency_policy import HEADER
-from activator.answers.response_cache import HEADER as CACHE
-from activator.answers.response_cache import ResponseCache
+from activator.answers.idempotency_policy import IDEMPOTENCY_HEADER
+from activator.answers.response_cache import CACHE_HEADER, ResponseCache
 from activator.auth.authenticator import Authenticator
 from activator.degradation.degradation import Degradation
 from activator.http.exchange import ClientGone, Exchange, RequestLimits, now_us
@@ -86,7 +85,7 @@ class Completions:
             inference_request = parse_inference_request(
                 exchange, request_route, raw, principal, tenant_limits, self._table, self._limits.deadline_s
             )
-            if exchange.header(HEADER) is None:
+            if exchange.header(IDEMPOTENCY_HEADER) is None:
                 await self._work(inference_request)
             else:
                 await self._idempotency.serve(inference_request, self._work, self._serve)
@@ -127,7 +126,7 @@ class Completions:
             form,
             wait_estimate,
         )
-        entry = self._in_flight.enter(inference_request.account, exchange.client_request_id)
+        entry = self._in_flight.add(inference_request.account, exchange.client_request_id)
         try:
             with exchange.cancel_on_disconnect(inference_request.remaining_s()) as task, entry.bind_task(task):
                 await body(inference_request, client_response)
@@ -149,7 +148,7 @@ class Completions:
         except Exception as error:
             await client_response.fail(log_internal_error(error, exchange.request_id))
         finally:
-            self._in_flight.leave(entry)
+            self._in_flight.remove(entry)
 
     def _note_problem(self, inference_request: InferenceRequest, seen: WaitEstimate) -> StartProblem | None:
         """Record for the timeline why no replica started, as far as the caller may read it."""
@@ -169,7 +168,7 @@ class Completions:
                 row = self._resolve(inference_request)
                 caching = (
                     None
-                    if inference_request.exchange.header(CACHE) is None
+                    if inference_request.exchange.header(CACHE_HEADER) is None
                     else self._cache.open(inference_request, row.version)
                 )
                 if caching is not None and await caching.try_answer(
@@ -185,7 +184,7 @@ class Completions:
                     )
                 else:
                     await self._serve_version(row, inference_request, client_response)
-                if caching is not None and inference_request.account.degraded is None:
+                if caching is not None and inference_request.account.applied_step is None:
                     caching.keep(inference_request)
                 return
             except Refused as refused:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from activator.accounting.metrics import RequestMetrics
 from activator.api.completions import Completions
 from activator.api.lookup_routes import LookupRoutes
-from activator.api.open_inference_metadata import OpenInference
+from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
 from activator.auth.firewall import Firewall
 from activator.http.client_connection import EXTENSION
@@ -48,38 +48,38 @@ class FrontDoorApp:
     def __init__(
         self,
         completions: Completions,
-        lists: LookupRoutes,
+        lookup_routes: LookupRoutes,
         passthrough: Passthrough,
-        open_inference: OpenInference,
+        open_inference: OpenInferenceMetadata,
         domain: str,
         limits: RequestLimits,
         metrics: RequestMetrics,
         firewall: Firewall | None = None,
     ) -> None:
         self._completions = completions
-        self._lists = lists
+        self._lookup_routes = lookup_routes
         self._passthrough = passthrough
         self._open_inference = open_inference
         self._domain = domain
-        self._known_route = lru_cache(ROUTE_CACHE_SIZE)(route)
+        self._cached_route = lru_cache(ROUTE_CACHE_SIZE)(route)
         self._limits = limits
         self._metrics = metrics
         self._firewall = firewall
-        self.inside = 0
+        self.running_requests = 0
 
     def __repr__(self) -> str:
-        return f"<FrontDoorApp inside={self.inside}/{self._limits.requests}>"
+        return f"<FrontDoorApp running={self.running_requests}/{self._limits.requests}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["extensions"][EXTENSION]
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
         set_request_context(exchange.request_id, outgoing_trace_context(exchange.caller_trace, exchange.request_id))
-        self.inside += 1
+        self.running_requests += 1
         try:
             request_route = self._route_of(exchange)
             if self._firewall is not None:
                 await self._firewall.check(exchange)
-            await self._serve(exchange, request_route)
+            await self._dispatch(exchange, request_route)
         except Refused as refused:
             await self._refuse(exchange, refused.failure)
         except ClientGone:
@@ -91,32 +91,32 @@ class FrontDoorApp:
         except Exception as error:
             await self._refuse(exchange, log_internal_error(error, exchange.request_id))
         finally:
-            self.inside -= 1
+            self.running_requests -= 1
 
     def _route_of(self, exchange: Exchange) -> RequestRoute:
         host = host_of(exchange.hosts)
         if isinstance(host, Failure):
             raise Refused(host)
         exchange.check_headers()
-        if self.inside > self._limits.requests:
+        if self.running_requests > self._limits.requests:
             raise Refused(Overloaded("this activator", self._limits.requests, 1.0, "requests"))
         is_short = len(exchange.path) + len(host) <= CACHEABLE_BYTES
-        return (self._known_route if is_short else route)(exchange.method, exchange.path, host, self._domain)
+        return (self._cached_route if is_short else route)(exchange.method, exchange.path, host, self._domain)
 
-    def _serve(self, exchange: Exchange, request_route: RequestRoute) -> Awaitable[None]:
+    def _dispatch(self, exchange: Exchange, request_route: RequestRoute) -> Awaitable[None]:
         match request_route:
             case RunInference():
                 return self._completions.serve(exchange, request_route)
             case ListModels():
-                return self._lists.models(exchange, request_route)
+                return self._lookup_routes.send_models(exchange, request_route)
             case ShowTimeline():
-                return self._lists.timeline(exchange, request_route)
+                return self._lookup_routes.send_timeline(exchange, request_route)
             case CancelRequest():
-                return self._lists.cancel(exchange, request_route)
+                return self._lookup_routes.cancel_request(exchange, request_route)
             case ShowServer():
-                return self._open_inference.server(exchange, request_route)
+                return self._open_inference.send_server(exchange, request_route)
             case ShowPredictor():
-                return self._open_inference.model(exchange, request_route)
+                return self._open_inference.send_model(exchange, request_route)
             case PassthroughRoute(service):
                 return self._passthrough.serve(exchange, service)
             case NoRoute(failure):
@@ -124,7 +124,7 @@ class FrontDoorApp:
 
     async def _refuse(self, exchange: Exchange, failure: Failure) -> None:
         """Count a request that left no record. Answer it, unless a response has begun."""
-        self._metrics.refused(failure)
+        self._metrics.count_refusal(failure)
         if exchange.has_started:
             exchange.connection.abort()
             return

@@ -18,8 +18,8 @@ from kelvin.contracts.errors import ModelNotFound
 class KnativeDataPath:
     """An ASGI application in front of the front door."""
 
-    def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
-        self._app = door
+    def __init__(self, front_door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
+        self._front_door = front_door
         self._revisions = revisions
         self._is_ready = is_ready
 
@@ -41,7 +41,7 @@ class KnativeDataPath:
             return
         # The same form as in a public path. The front door refuses a body that names another model.
         raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
-        await self._app({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
+        await self._front_door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
 
 
 async def _respond(scope: Scope, send: Send, probe_response: ProbeResponse) -> None:

@@ -48,7 +48,7 @@ class LookupRoutes:
         table: RoutingTable,
         timelines: Timelines,
         control: ServiceClient,
-        under_way: InFlightRequests,
+        in_flight: InFlightRequests,
         unread: SharedCapacity,
     ) -> None:
         """`control` must have no connection limit: a tenant's calls must not hold up others. `unread` limits unread
@@ -58,13 +58,13 @@ class LookupRoutes:
         self._table = table
         self._timelines = timelines
         self._control = control
-        self._in_flight = under_way
+        self._in_flight = in_flight
         self._unread = unread
-        self._calls: dict[str, int] = {}  # running calls of the control plane, by tenant
+        self._running_calls: dict[str, int] = {}  # running calls of the control plane, by tenant
         # by tenant: models, encoded list
         self._list_cache: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}
 
-    async def models(self, exchange: Exchange, request_route: ListModels) -> None:
+    async def send_models(self, exchange: Exchange, request_route: ListModels) -> None:
         """Send the models that the caller may call, or one of them."""
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
         named = request_route.model or request_route.target.model
@@ -76,7 +76,7 @@ class LookupRoutes:
             resolve(reference, entry)
             found = _model(entry, named)
             body = encode(found if request_route.model is not None else _Models((found,)))
-        await self._answer(exchange, caller, body)
+        await self._respond(exchange, caller, body)
 
     def _list(self, caller: Principal) -> bytes:
         entries = self._table.models(caller.tenant)
@@ -90,12 +90,12 @@ class LookupRoutes:
             del self._list_cache[next(iter(self._list_cache))]  # least recently used
         return kept[1]
 
-    async def timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
+    async def send_timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
         """Send the timeline of a request of the caller's tenant. Older ones come from the control plane."""
         caller = await self._caller(exchange, request_route.target)
-        await self._answer(exchange, caller, encode(await self._find_timeline(caller, request_route.request_id)))
+        await self._respond(exchange, caller, encode(await self._find_timeline(caller, request_route.request_id)))
 
-    async def cancel(self, exchange: Exchange, request_route: CancelRequest) -> None:
+    async def cancel_request(self, exchange: Exchange, request_route: CancelRequest) -> None:
         """Cancel a request. Send 204 once it has ended, also if it had ended before; 202 if that takes too long."""
         caller = await self._caller(exchange, request_route.target)
         await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
@@ -109,7 +109,7 @@ class LookupRoutes:
     async def _find_timeline(self, caller: Principal, request_id: str) -> TimelineAnswer:
         found = self._timelines.find(caller.tenant, request_id)
         if found is None:
-            with Permit(self._calls, caller.tenant, CALLS_OF_TENANT):
+            with Permit(self._running_calls, caller.tenant, CALLS_OF_TENANT):
                 found = await self._fetch_timeline(caller.tenant, request_id)
         if not caller.may_call(found.model):
             raise Refused(NotFound("request", request_id))
@@ -125,7 +125,7 @@ class LookupRoutes:
                 raise
             raise Refused(NotFound("request", request_id)) from refused
 
-    async def _answer(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
+    async def _respond(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
         await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
         await exchange.respond(200, _JSON, body)
 

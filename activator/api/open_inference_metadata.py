@@ -23,7 +23,7 @@ PLATFORM: Final = "onnxruntime_onnx"
 _JSON: Final = b"application/json"
 
 
-class OpenInference:
+class OpenInferenceMetadata:
     """Serves `/v2`, `/v2/health/…` and `/v2/models/M…`, except `infer`."""
 
     def __init__(self, authenticator: Authenticator, table: RoutingTable, unread: SharedCapacity) -> None:
@@ -33,7 +33,7 @@ class OpenInference:
         self._unread = unread
         self._version = importlib.metadata.version("kelvin-serving")
 
-    async def server(self, exchange: Exchange, request_route: ShowServer) -> None:
+    async def send_server(self, exchange: Exchange, request_route: ShowServer) -> None:
         """Send the server's metadata, or that it is healthy. It is always healthy here: authentication fails if this
         activator has no feed. Raises Refused, also if the path names a model that the caller may not use.
         """
@@ -41,11 +41,11 @@ class OpenInference:
         if request_route.target.model is not None:
             self._find(principal, request_route.target, parse_reference(request_route.target.model))
         if request_route.health is None:
-            await self._answer(exchange, principal, {"name": NAME, "version": self._version, "extensions": ()})
+            await self._respond(exchange, principal, {"name": NAME, "version": self._version, "extensions": ()})
         else:
-            await self._answer(exchange, principal, {request_route.health: True})
+            await self._respond(exchange, principal, {request_route.health: True})
 
-    async def model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
+    async def send_model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
         """Send what a version takes and returns, or that it is ready: requests wake every version. Raises Refused."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         reference = merge_references(request_route.target.model, request_route.named)
@@ -53,10 +53,10 @@ class OpenInference:
         if row.signature is None:
             raise Refused(wrong_kind_failure(reference.model, row.kind))
         if request_route.ready:
-            await self._answer(exchange, principal, {"name": entry.model, "ready": True})
+            await self._respond(exchange, principal, {"name": entry.model, "ready": True})
             return
         signature = row.signature
-        await self._answer(
+        await self._respond(
             exchange,
             principal,
             {
@@ -74,6 +74,6 @@ class OpenInference:
         entry = authorize_model(self._table, principal, target.tenant, reference)
         return entry, resolve(reference, entry)
 
-    async def _answer(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:
+    async def _respond(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:
         await exchange.read_body(0, BODY_S, self._unread, caller.tenant)
         await exchange.respond(200, _JSON, encode(content))

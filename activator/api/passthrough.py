@@ -19,18 +19,20 @@ from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
 from kelvin.contracts.wire import encode
 from kelvin.ipc.service_client import ServiceClient
 
-LEAST_S: Final = 0.001
-PRINCIPAL: Final = b"x-kelvin-principal"
+MIN_TIMEOUT_S: Final = 0.001
+PRINCIPAL_HEADER: Final = b"x-kelvin-principal"
 CALLS_OF_TENANT: Final = 64  # concurrent calls per API
 CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
 # A key needs one of these scopes for any route. The service checks which scope each route needs.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
 # Hop-by-hop headers (RFC 9110, 7.6.1), headers set again for this hop, and headers for the activator alone.
-_NOT_INWARD: Final = frozenset(
+_DROPPED_REQUEST_HEADERS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade",
      b"transfer-encoding", b"host", b"expect", b"authorization", b"x-request-id", b"cookie")
 )  # fmt: skip
-_NOT_OUTWARD: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "x-request-id", "date"))
+_DROPPED_RESPONSE_HEADERS: Final = frozenset(
+    ("connection", "keep-alive", "transfer-encoding", "upgrade", "x-request-id", "date")
+)
 
 
 class Passthrough:
@@ -44,34 +46,36 @@ class Passthrough:
         self._authenticator = authenticator
         self._services = services
         self._limits = limits
-        self._calls: Counter[tuple[str, str]] = Counter()  # running calls, by service and tenant
+        self._running_calls: Counter[tuple[str, str]] = Counter()  # running calls, by service and tenant
 
     async def serve(self, exchange: Exchange, service: str) -> None:
         """Forward a call. Raises Refused before the response has begun, ClientGone."""
         principal = await self._authenticator.authenticate(exchange, *SCOPES[service])
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _inward(exchange.headers)]
-        headers.append((PRINCIPAL.decode(), encode(principal).decode()))
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in _request_headers(exchange.headers)
+        ]
+        headers.append((PRINCIPAL_HEADER.decode(), encode(principal).decode()))
         headers.append(("x-request-id", exchange.request_id))
         exchange.check_length(self._limits.upload_bytes)
         upload = _Upload(exchange, self._limits) if exchange.has_more else None
         with self._count_call(service, principal.tenant), exchange.cancel_on_disconnect():
-            await self._pass(exchange, self._services[service], service, headers, upload)
+            await self._forward(exchange, self._services[service], service, headers, upload)
 
     @contextmanager
     def _count_call(self, service: str, tenant: str) -> Iterator[None]:
         """Count a call until the block ends. Raises Refused(Overloaded)."""
         who = service, tenant
-        if self._calls[who] >= CALLS_OF_TENANT:
+        if self._running_calls[who] >= CALLS_OF_TENANT:
             raise Refused(Overloaded(f"this tenant's calls of the {service} API", CALLS_OF_TENANT, 1.0))
-        self._calls[who] += 1
+        self._running_calls[who] += 1
         try:
             yield
         finally:
-            self._calls[who] -= 1
-            if not self._calls[who]:
-                del self._calls[who]
+            self._running_calls[who] -= 1
+            if not self._running_calls[who]:
+                del self._running_calls[who]
 
-    async def _pass(
+    async def _forward(
         self,
         exchange: Exchange,
         service: ServiceClient,
@@ -83,7 +87,7 @@ class Passthrough:
         # `encoded`: the path is forwarded unchanged; ".." in it has no meaning.
         url = URL(service.base_url + (exchange.path + query).decode("latin-1"), encoded=True)
         remaining_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
-        allowed_s = max(LEAST_S, remaining_s)  # 0 would mean no timeout
+        allowed_s = max(MIN_TIMEOUT_S, remaining_s)  # 0 would mean no timeout
         connect_s = CONNECT_S[name]
         timeout = aiohttp.ClientTimeout(total=allowed_s, sock_connect=connect_s)
         try:
@@ -91,7 +95,7 @@ class Passthrough:
                 exchange.method, url, headers=headers, data=None if body is None else body.parts(), timeout=timeout,
                 allow_redirects=False,
             ) as answer:  # fmt: skip
-                await self._answer(exchange, answer)
+                await self._stream_response(exchange, answer)
         except aiohttp.ConnectionTimeoutError as error:  # the caller's deadline has not passed
             raise Refused(Unavailable(f"the {name} service")) from error
         except TimeoutError:
@@ -105,11 +109,11 @@ class Passthrough:
                 raise ClientGone from error
             raise Refused(Unavailable(f"the {name} service")) from error
 
-    async def _answer(self, exchange: Exchange, answer: aiohttp.ClientResponse) -> None:
+    async def _stream_response(self, exchange: Exchange, answer: aiohttp.ClientResponse) -> None:
         headers: Headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in answer.headers.items()
-            if name.lower() not in _NOT_OUTWARD and not name.lower().startswith("x-kelvin-")
+            if name.lower() not in _DROPPED_RESPONSE_HEADERS and not name.lower().startswith("x-kelvin-")
         ]
         await exchange.start(answer.status, headers)
         async for data in answer.content.iter_any():
@@ -144,10 +148,10 @@ class _Upload:
             raise
 
 
-def _inward(headers: Headers) -> Headers:
+def _request_headers(headers: Headers) -> Headers:
     named = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
     return [
         (name, value)
         for name, value in headers
-        if name not in _NOT_INWARD and name not in named and not name.startswith(b"x-kelvin-")
+        if name not in _DROPPED_REQUEST_HEADERS and name not in named and not name.startswith(b"x-kelvin-")
     ]

@@ -19,17 +19,16 @@ from activator.accounting.usage_records import CompletionLog, UsageRecords, ledg
 from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.answers_handover import HandoverReceiver, HandoverSender
 from activator.answers.idempotency import Idempotency
-from activator.answers.idempotency_secret import NAME as SECRET_NAME
-from activator.answers.idempotency_secret import BadIdempotencySecret, ensure_idempotency_secret
+from activator.answers.idempotency_secret import SECRET_FILE, BadIdempotencySecret, ensure_idempotency_secret
 from activator.answers.redis_answer_store import RedisAnswerStore
 from activator.answers.response_cache import ResponseCache
 from activator.api.completions import Completions
 from activator.api.front_door import FrontDoorApp
 from activator.api.knative_data_path import KnativeDataPath
 from activator.api.lookup_routes import LookupRoutes
-from activator.api.open_inference_metadata import OpenInference
+from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
-from activator.app.health import describe, health, readiness
+from activator.app.health import build_health_app, read_readiness, register_gauges
 from activator.app.settings import ActivatorSettings
 from activator.auth.authenticator import Authenticator
 from activator.auth.firewall import Firewall
@@ -85,15 +84,15 @@ log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 5.0
 RECOVER_AGAIN_S: Final = 10.0
-PREFIX: Final = "activator-"
+SPOOL_PREFIX: Final = "activator-"
 FIRST_FEED_S: Final = 5.0
 SOCKET: Final = "activator.sock"
-LOOK_S: Final = 0.02  # between readiness checks of a new activator
+READY_POLL_S: Final = 0.02  # between readiness checks of a new activator
 
 
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
     """Serve until `stop`; then drain, flush the spool, and return."""
-    name = PREFIX + new_request_id().removeprefix("req_")  # unique to this process; also the spool's source
+    name = SPOOL_PREFIX + new_request_id().removeprefix("req_")  # unique to this process; also the spool's source
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
     authority = _authority(settings)
@@ -101,12 +100,12 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     certificates = ServerCertificates(authority, settings.domain, files, settings.host)
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(open_telemetry("activator", settings.telemetry))
-        directory = SocketDirectory(settings.run)
+        directory = SocketDirectory(settings.socket_directory)
         stack.callback(directory.close)
         on_cluster = settings.autoscaler is not None  # replicas are pods that Knative scales
         internal_server = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
         peer_server = await stack.enter_async_context(internal_server)
-        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.certificate_expiry()})
+        describe_certificates(telemetry.page, lambda: {**certificates.expiries(), **peer_server.certificate_expiry()})
         connector_factory = peer_server.connector_factory
         is_apart = is_remote(settings.peer_settings.control)  # on another host than the control plane and its replicas
         to_control = connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE)
@@ -119,7 +118,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         # A separate client, so that callers never hold up the feed.
         unlimited_control = ServiceClient.from_connector(to_control, "the control plane", limit=0)
         stack.push_async_callback(unlimited_control.close)
-        spool = Spool.open(settings.spools, name)
+        spool = Spool.open(settings.spool_directory, name)
         stack.push_async_callback(asyncio.to_thread, spool.close)
         post = ledger_poster(control)
         shipper = await stack.enter_async_context(Shipper(spool, post))
@@ -155,7 +154,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         peers = ActivatorPeers(name, limit_counters.activator_names, settings.subsets)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)
         metrics = RequestMetrics(telemetry.page)
-        usage = UsageRecords(spool, timelines, ended=CompletionLog(metrics, telemetry))
+        usage = UsageRecords(spool, timelines, on_end=CompletionLog(metrics, telemetry))
         budgets = TenantBudgets(name, limit_counters.budgets)
         tenants = asyncio.Event()
 
@@ -176,7 +175,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             if line.tenants:
                 tenants.set()
 
-        last_feed = LastFeed(directory, table, settings.feed_age_s)
+        last_feed = LastFeed(directory, table, settings.max_feed_age_s)
 
         def on_feed_line(line: Feed) -> None:
             line = with_remote_addresses(line) if is_apart else with_pod_addresses(line) if on_cluster else line
@@ -193,15 +192,17 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         )
         hedges = Hedges(throttler, request_factory, retries, metrics) if settings.hedges else None
         attempts = Attempts(throttler, request_factory, retries, metrics, hedges)
-        answers, store = LocalAnswerStore(settings.once), limit_counters.store
-        idempotency_answers = answers if store is None else RedisAnswerStore(store, "once", settings.once, answers)
+        answers, store = LocalAnswerStore(settings.idempotency), limit_counters.store
+        idempotency_answers = (
+            answers if store is None else RedisAnswerStore(store, "once", settings.idempotency, answers)
+        )
         cache_answers = (
             LocalAnswerStore(settings.cache) if store is None else RedisAnswerStore(store, "cache", settings.cache)
         )
         secret = _idempotency_secret(settings)
         cache = ResponseCache(secret, cache_answers, settings.cache, background_tasks, telemetry.page)
-        idempotency = Idempotency(secret, idempotency_answers, settings.once, telemetry.page)
-        handover = HandoverSender(answers, idempotency.running)
+        idempotency = Idempotency(secret, idempotency_answers, settings.idempotency, telemetry.page)
+        handover = HandoverSender(answers, idempotency.list_running_keys)
         stack.push_async_callback(handover.close)
         # Activators with a shared store know the same keys already.
         receiver = await HandoverReceiver.connect(answers, directory) if store is None else None
@@ -212,7 +213,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             None
             if firewall_settings is None
             else await stack.enter_async_context(
-                Firewall(firewall_settings.socket, firewall_settings.within_s, firewall_settings.unanswered, metrics)
+                Firewall(firewall_settings.socket, firewall_settings.timeout_s, firewall_settings.unanswered, metrics)
             )
         )
         unread = SharedCapacity(limits.requests, "the room for unread request bodies", "requests")
@@ -229,18 +230,18 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 in_flight,
                 idempotency,
                 cache,
-                Degradation(table, throttler, reporter, cache.last),
+                Degradation(table, throttler, reporter, cache.old_responses),
                 unread,
             ),
             LookupRoutes(authenticator, table, timelines, unlimited_control, in_flight, unread),
             Passthrough(authenticator, {"admin": unlimited_control, "push": snapshotter}, limits),
-            OpenInference(authenticator, table, unread),
+            OpenInferenceMetadata(authenticator, table, unread),
             settings.domain,
             limits,
             metrics,
             firewall,
         )
-        describe(telemetry.page, front_door, throttler, shipper, feed, last_feed, answers)
+        register_gauges(telemetry.page, front_door, throttler, shipper, feed, last_feed, answers)
         listener = listen_for(settings.host, settings.port, settings.listener_fd)
         stack.callback(listener.close)
         plain_listener = None if settings.data_path is None else listen_plain(*settings.data_path)
@@ -251,7 +252,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         stack.callback(own_socket.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
-        listener_state = ListenerState(certificates.listener, settings.edge, metrics)
+        listener_state = ListenerState(certificates.listener, settings.connections, metrics)
 
         def on_replaced() -> None:
             listener_state.is_replaced = True
@@ -266,8 +267,10 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         # The autoscaler fails for all activators at once, and there is no way around them: being connected once is
         # enough.
         is_open = partial(is_ready, load_reporting.was_heard)
-        health_app = health(
-            is_ready, is_open, lambda: readiness(feed, last_feed, load_reporting.is_heard() if on_cluster else None)
+        health_app = build_health_app(
+            is_ready,
+            is_open,
+            lambda: read_readiness(feed, last_feed, load_reporting.is_heard() if on_cluster else None),
         )
         servers = [serve_tls(front_door, listener_state, listener, stop, settings.drain_s)]
         if plain_listener is not None:
@@ -284,13 +287,13 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             **({} if receiver is None else {"inherited answers": receiver.receive}),
             **({} if store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
             "response cache": cache.run,
-            "leftover spools": lambda: ship_leftovers(settings.spools, post),
+            "leftover spools": lambda: ship_leftovers(settings.spool_directory, post),
             **limit_counters.loops,
             **load_reporting.loops,
-            "certificates": lambda: certificates.follow(table.tenants, tenants),
+            "certificates": lambda: certificates.run(table.tenants, tenants),
             "heap": HeapTrimmer().run,
             **({} if token_verifier is None else {"issuers": token_verifier.run}),
-            **({} if files is None else {"certificate files": files.follow}),
+            **({} if files is None else {"certificate files": files.run}),
         }
         await _while_serving(
             background,
@@ -305,7 +308,7 @@ async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> 
     """
     if directory.is_served(SOCKET):
         while not is_ready():  # noqa: ASYNC110 (it depends on several things, and no event stands for all of them)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(READY_POLL_S)
     directory.publish(SOCKET)
 
 
@@ -352,7 +355,7 @@ def _authority(settings: ActivatorSettings) -> CertificateAuthority:
 
 def _idempotency_secret(settings: ActivatorSettings) -> bytes:
     try:
-        return ensure_idempotency_secret(settings.data / SECRET_NAME)
+        return ensure_idempotency_secret(settings.data / SECRET_FILE)
     except BadIdempotencySecret as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
@@ -383,6 +386,6 @@ async def ship_leftovers(spools: Path, post: Post) -> None:
     a restart, may leave records that it could not ship in time.
     """
     while True:
-        for recovered in await recover(spools, lambda source: post if source.startswith(PREFIX) else None):
+        for recovered in await recover(spools, lambda source: post if source.startswith(SPOOL_PREFIX) else None):
             log.info("shipped a leftover spool", extra={"recovered": repr(recovered)})
         await asyncio.sleep(RECOVER_AGAIN_S)

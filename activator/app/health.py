@@ -28,7 +28,7 @@ class Readiness(Wire, frozen=True):
     autoscaler: bool | None = None  # whether Knative's autoscaler is connected; None without one
 
 
-def health(
+def build_health_app(
     is_ready: Callable[[], bool], is_open: Callable[[], bool], read_readiness: Callable[[], Readiness]
 ) -> ASGIApp:
     """Return a plain ASGI application with two routes.
@@ -50,7 +50,7 @@ def health(
     return app
 
 
-def readiness(feed: FeedClient, last_feed: LastFeed, autoscaler: bool | None = None) -> Readiness:
+def read_readiness(feed: FeedClient, last_feed: LastFeed, autoscaler: bool | None = None) -> Readiness:
     """Return the current state for `/readyz`."""
     age_s = last_feed.age_s()
     if not isfinite(age_s):
@@ -58,7 +58,7 @@ def readiness(feed: FeedClient, last_feed: LastFeed, autoscaler: bool | None = N
     return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)
 
 
-def describe(
+def register_gauges(
     page: MetricsPage,
     front_door: FrontDoorApp,
     throttler: Throttler,
@@ -68,7 +68,7 @@ def describe(
     answers: LocalAnswerStore,
 ) -> None:
     """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
-    page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: front_door.inside)
+    page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: front_door.running_requests)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
     page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
     page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)

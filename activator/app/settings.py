@@ -31,7 +31,7 @@ class FirewallSettings:
     """The firewall's socket, its time limit, and what happens without an answer."""
 
     socket: Path
-    within_s: float
+    timeout_s: float
     unanswered: Literal["refuse", "allow"]
 
 
@@ -46,7 +46,7 @@ class ActivatorSettings:
     port: int
     domain: str
     drain_s: int
-    edge: ConnectionLimits
+    connections: ConnectionLimits
     request: RequestLimits
     queue: QueueLimits
     certificates: Path | None = None  # a directory of externally issued certificates
@@ -54,23 +54,23 @@ class ActivatorSettings:
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # URL for shared limits; may contain a password
     subsets: bool = True  # whether each of many activators prefers some replicas of a version
-    once: AnswerStoreLimits = DEFAULT_LIMITS
+    idempotency: AnswerStoreLimits = DEFAULT_LIMITS
     cache: AnswerStoreLimits = CACHE_LIMITS
     firewall: FirewallSettings | None = None
     breaker_s: float = 30.0  # longest time that a breaker stays open
     hedges: bool = True  # whether a late request is sent to a second replica
     peer_settings: PeerSettings = LOCAL_ONLY
-    feed_age_s: float = 14_400.0  # how long a kept feed admits requests
+    max_feed_age_s: float = 14_400.0  # how long a kept feed admits requests
     autoscaler: str | None = None  # URL of Knative's autoscaler; None: the control plane scales
     data_path: tuple[str, int] | None = None  # address of Knative's data path
 
     @property
-    def run(self) -> Path:
+    def socket_directory(self) -> Path:
         """The directory of the sockets."""
         return self.data / "run"
 
     @property
-    def spools(self) -> Path:
+    def spool_directory(self) -> Path:
         """The directory of records that have not been shipped."""
         return self.data / "spool"
 
@@ -88,7 +88,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         port=setting_parser.integer(env, "KELVIN_PORT", 8443, low=0, high=65535),
         domain=_domain(env),
         drain_s=setting_parser.integer(env, "KELVIN_ACTIVATOR_DRAIN_S", 30, low=1, high=3600),
-        edge=ConnectionLimits(
+        connections=ConnectionLimits(
             head_bytes=setting_parser.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB),
             head_s=setting_parser.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
             handshake_s=setting_parser.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
@@ -97,7 +97,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             connections=setting_parser.integer(env, "KELVIN_CONNECTIONS", 8192, low=1),
             headers=setting_parser.integer(env, "KELVIN_HEADERS", 100, low=8, high=10_000),
             body_rate=setting_parser.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
-            address=_address(env),
+            address=_address_limits(env),
             stall_s=_stall_s(env),
         ),
         request=RequestLimits(
@@ -128,7 +128,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             wait_s=setting_parser.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
         ),
         certificates=_certificates(env),
-        once=AnswerStoreLimits(
+        idempotency=AnswerStoreLimits(
             ttl_s=setting_parser.number(env, "KELVIN_ONCE_S", 86_400.0, low=1, high=86_400),
             answer_bytes=setting_parser.integer(env, "KELVIN_ONCE_ANSWER_BYTES", 4 * MIB, low=1024),
             tenant_answers=setting_parser.integer(env, "KELVIN_ONCE_ANSWERS_PER_TENANT", 10_000, low=1),
@@ -143,7 +143,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             nbytes=setting_parser.integer(env, "KELVIN_CACHE_BYTES", 64 * MIB, low=1024),
         ),
         telemetry=read_telemetry(env),
-        feed_age_s=setting_parser.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
+        max_feed_age_s=setting_parser.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
         peer_settings=read_peer_settings(env, Role.ACTIVATOR),
         redis=_redis(env),
         subsets=setting_parser.choice(env, "KELVIN_SUBSETS", "auto", ("auto", "off")) == "auto",
@@ -182,7 +182,7 @@ def _firewall(env: Mapping[str, str]) -> FirewallSettings | None:
     return FirewallSettings(Path(place), within_ms / 1000, "allow" if unanswered == "allow" else "refuse")
 
 
-def _address(env: Mapping[str, str]) -> AddressLimits:
+def _address_limits(env: Mapping[str, str]) -> AddressLimits:
     """Return the limits per address. By default this machine's own addresses are trusted, e.g. for a proxy."""
     trusted = setting_parser.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
     try:

@@ -37,19 +37,19 @@ class Authenticator:
         failed_auth_limiter: FailedAuthLimiter | None = None,
         *,
         is_fresh: Callable[[], bool] = lambda: True,
-        wall_s: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._table = table
         self._uses = uses
         self._tokens = tokens
         self._failed_auth_limiter = failed_auth_limiter or FailedAuthLimiter()
         self._is_fresh = is_fresh
-        self._wall_s = wall_s
+        self._wall_clock = wall_clock
 
     def __repr__(self) -> str:
         return f"<Authenticator {self._failed_auth_limiter!r}>"
 
-    async def authenticate(self, exchange: Exchange, scope: Scope, *others: Scope) -> Principal:
+    async def authenticate(self, exchange: Exchange, scope: Scope, *other_scopes: Scope) -> Principal:
         """Return the caller, whose key or token has one of these scopes. Raises Refused, ClientGone.
 
         Failures: Unauthenticated, TooManyFailures; for valid credentials TenantSuspended, Forbidden; Unavailable if the
@@ -58,27 +58,27 @@ class Authenticator:
         if not self._table.revision or not self._is_fresh():  # a valid key could look unknown, a revoked one valid
             raise Refused(Unavailable("the table of keys"))
         authorization = exchange.header(b"authorization")
-        now_s = self._wall_s()
-        principal = find(self._table, authorization, now_s)
+        now_s = self._wall_clock()
+        principal = find_key_holder(self._table, authorization, now_s)
         if principal is not None:
             self._uses.record_use(principal.key_id, now_s)
         elif authorization is None:  # without credentials, nothing was guessed
             raise Refused(Unauthenticated())
         else:
-            principal = await self._of_token(authorization)
+            principal = await self._find_token_holder(authorization)
             if principal is None:
                 await self._refuse(exchange)
         if self._table.is_suspended(principal.tenant):
             raise Refused(TenantSuspended())
-        if any(scope_allows(principal.scopes, each) for each in (scope, *others)):
+        if any(scope_allows(principal.scopes, each) for each in (scope, *other_scopes)):
             return principal
-        raise Refused(Forbidden(scope, others))
+        raise Refused(Forbidden(scope, other_scopes))
 
-    async def _of_token(self, authorization: bytes) -> Principal | None:
+    async def _find_token_holder(self, authorization: bytes) -> Principal | None:
         """Return the principal that a signed token names, if its tenant exists."""
-        if self._tokens is None or (token := bearer(authorization, MAX_TOKEN)) is None or token.count(".") != 2:
+        if self._tokens is None or (token := parse_bearer(authorization, MAX_TOKEN)) is None or token.count(".") != 2:
             return None
-        principal = await self._tokens.principal(token)
+        principal = await self._tokens.find_principal(token)
         return principal if principal is not None and self._table.has_tenant(principal.tenant) else None
 
     async def _refuse(self, exchange: Exchange) -> Never:
@@ -103,13 +103,13 @@ class Authenticator:
             self._failed_auth_limiter.release_hold(source)
 
 
-def find(table: RoutingTable, authorization: bytes | None, now_s: float) -> Principal | None:
+def find_key_holder(table: RoutingTable, authorization: bytes | None, now_s: float) -> Principal | None:
     """Return the holder of the API key, or None if the key is missing or invalid."""
-    key = bearer(authorization, MAX_KEY)
+    key = parse_bearer(authorization, MAX_KEY)
     return None if key is None else table.principal(key, now_s)
 
 
-def bearer(authorization: bytes | None, most: int) -> str | None:
-    """Return the credential in `Authorization: Bearer ...` (RFC 6750, 2.1), or None if it exceeds `most` bytes."""
+def parse_bearer(authorization: bytes | None, max_bytes: int) -> str | None:
+    """Return the credential in `Authorization: Bearer ...` (RFC 6750, 2.1), or None if it exceeds `max_bytes` bytes."""
     scheme, _, borne = (authorization or b"").strip().partition(b" ")
-    return None if scheme.lower() != b"bearer" or len(borne) > most else borne.strip().decode("latin-1")
+    return None if scheme.lower() != b"bearer" or len(borne) > max_bytes else borne.strip().decode("latin-1")

@@ -69,12 +69,12 @@ class TokenRefusal(StrEnum):
     TENANT = "tenant"
 
 
-def read(text: str) -> Token | None:
+def parse_token(text: str) -> Token | None:
     """Parse a token, or return None if it has an unsupported form. The caller bounds the length of `text`."""
     parts = _COMPACT.fullmatch(text)
     if parts is None:
         return None
-    header, claims = _object(parts[1]), _object(parts[2])
+    header, claims = _decode_object(parts[1]), _decode_object(parts[2])
     if header is None or claims is None or not {"crit", "b64"}.isdisjoint(header):
         return None
     kid, algorithm, kind = header.get("kid"), header.get("alg"), header.get("typ")
@@ -95,37 +95,37 @@ def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | Toke
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         return TokenRefusal.AUDIENCE
-    expires_s = _time(claims.get("exp"))
+    expires_s = _numeric_date(claims.get("exp"))
     if expires_s is None or now_s >= expires_s + leeway_s:
         return TokenRefusal.EXPIRED
     for name in ("nbf", "iat"):
-        if name in claims and ((from_s := _time(claims[name])) is None or from_s > now_s + leeway_s):
+        if name in claims and ((from_s := _numeric_date(claims[name])) is None or from_s > now_s + leeway_s):
             return TokenRefusal.EARLY
     subject, tenant = claims.get("sub"), claims.get(issuer.tenant_claim)
     if not _is_name(subject):
         return TokenRefusal.SUBJECT
     if not isinstance(tenant, str) or tenant not in issuer.tenants:
         return TokenRefusal.TENANT
-    principal = Principal(key_id=key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
+    principal = Principal(key_id=derive_key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
     return Identity(principal, expires_s)
 
 
-def key_id(issuer: str, subject: str) -> str:
+def derive_key_id(issuer: str, subject: str) -> str:
     """Return the id that replaces a key's id in records and audit: `j` and 44 bits of SHA-256 of both names."""
     return "j" + hashlib.sha256(f"{issuer}\0{subject}".encode()).hexdigest()[:ID_HEX]
 
 
 def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
     """Return the token's scopes (space-separated, RFC 8693, 4.2, or a list) within the issuer's; never `operator`."""
-    most = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
+    allowed = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
     if issuer.scope_claim is None:
-        return tuple(most)
+        return tuple(allowed)
     claimed = claims.get(issuer.scope_claim)
     named = claimed.split(" ") if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
-    return tuple(scope for scope in most if scope.value in named)
+    return tuple(scope for scope in allowed if scope.value in named)
 
 
-def _object(part: str) -> dict[str, object] | None:
+def _decode_object(part: str) -> dict[str, object] | None:
     """Decode a JSON object in base64url without padding (RFC 7515, 2), or return None."""
     try:
         return decoder(dict[str, object]).decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
@@ -133,7 +133,7 @@ def _object(part: str) -> dict[str, object] | None:
         return None
 
 
-def _time(value: object) -> float | None:
+def _numeric_date(value: object) -> float | None:
     """Return a NumericDate (RFC 7519, 2) in seconds, or None if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -47,9 +47,9 @@ class _NoAnswer(Exception):
 class Firewall:
     """Client of the firewall, with kept connections; the firewall may restart. Use as an async context manager."""
 
-    def __init__(self, socket: Path, within_s: float, unanswered: Unanswered, metrics: RequestMetrics) -> None:
+    def __init__(self, socket: Path, timeout_s: float, unanswered: Unanswered, metrics: RequestMetrics) -> None:
         self._socket = socket
-        self._within_s = within_s
+        self._timeout_s = timeout_s
         self._unanswered = unanswered
         self._metrics = metrics
         connector = aiohttp.UnixConnector(path=str(socket), limit=CALLS)
@@ -58,7 +58,7 @@ class Firewall:
         )
 
     def __repr__(self) -> str:
-        return f"<Firewall {self._socket} within_s={self._within_s} unanswered={self._unanswered}>"
+        return f"<Firewall {self._socket} timeout_s={self._timeout_s} unanswered={self._unanswered}>"
 
     async def __aenter__(self) -> "Firewall":
         return self
@@ -71,35 +71,35 @@ class Firewall:
     async def check(self, exchange: Exchange) -> None:
         """Return if the request may pass. Raises Refused(FirewallRefused), Refused(Unavailable), ClientGone."""
         try:
-            with exchange.cancel_on_disconnect(self._within_s):
-                verdict = await self._ask(encode(firewall_request(exchange)))
+            with exchange.cancel_on_disconnect(self._timeout_s):
+                verdict = await self._fetch_verdict(encode(firewall_request(exchange)))
         except TimeoutError:
-            self._without("late")
+            self._record_no_answer("late")
         except _NoAnswer as none:
-            self._without(str(none))
+            self._record_no_answer(str(none))
         else:
-            self._metrics.firewall(verdict)
+            self._metrics.count_firewall_verdict(verdict)
             if verdict == "refuse":
                 raise Refused(FirewallRefused())
 
-    def _without(self, why: str) -> None:
-        self._metrics.firewall(why)
+    def _record_no_answer(self, why: str) -> None:
+        self._metrics.count_firewall_verdict(why)
         if self._unanswered == "refuse":
             raise Refused(Unavailable("the firewall"))
 
-    async def _ask(self, question: bytes) -> str:
+    async def _fetch_verdict(self, question: bytes) -> str:
         """Return the verdict. Raises _NoAnswer. Retries once if a kept connection turns out to be closed."""
         try:
             try:
-                return await self._put(question)
+                return await self._post_once(question)
             except aiohttp.ServerDisconnectedError:
-                return await self._put(question)
+                return await self._post_once(question)
         except (Refused, aiohttp.ClientResponseError):
             raise _NoAnswer("garbage") from None
         except (aiohttp.ClientError, OSError):
             raise _NoAnswer("away") from None
 
-    async def _put(self, question: bytes) -> str:
+    async def _post_once(self, question: bytes) -> str:
         """Send the request once, without a time limit. Raises aiohttp's errors, Refused for an invalid verdict."""
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.post(

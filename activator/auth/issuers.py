@@ -66,7 +66,7 @@ def read_issuers(path: Path) -> tuple[TrustedIssuer, ...]:
     """Read the file. Raises BadSetting, naming the file, the field and its rule."""
     try:
         content = convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
-        trusted = tuple(_trusted(entry, path.parent) for entry in content.issuer)
+        trusted = tuple(_convert_entry(entry, path.parent) for entry in content.issuer)
     except OSError as error:
         raise BadSetting(SETTING, str(path), error.strerror or "can't be read") from error
     except RecursionError:
@@ -79,7 +79,7 @@ def read_issuers(path: Path) -> tuple[TrustedIssuer, ...]:
     return trusted
 
 
-def _trusted(entry: _Entry, beside: Path) -> TrustedIssuer:
+def _convert_entry(entry: _Entry, directory: Path) -> TrustedIssuer:
     """Check an entry and convert it. Raises ValueError, also as BadSetting."""
     if unknown := set(entry.algorithms) - set(KINDS):
         raise ValueError(f"algorithms: {', '.join(sorted(unknown))[:80]}: must be some of {', '.join(KINDS)}")
@@ -100,7 +100,9 @@ def _trusted(entry: _Entry, beside: Path) -> TrustedIssuer:
         scope_claim=entry.scope_claim,
         leeway_s=entry.leeway_s,
     )
-    return TrustedIssuer(issuer, KeySetSource(entry.jwks, _tls(entry.ca, beside), entry.refresh_s, entry.max_age_s))
+    return TrustedIssuer(
+        issuer, KeySetSource(entry.jwks, _tls_context(entry.ca, directory), entry.refresh_s, entry.max_age_s)
+    )
 
 
 def _is_label(name: str) -> bool:
@@ -111,11 +113,11 @@ def _is_label(name: str) -> bool:
     return True
 
 
-def _tls(ca: str | None, beside: Path) -> ssl.SSLContext:
+def _tls_context(ca: str | None, directory: Path) -> ssl.SSLContext:
     """Return a context with the system's roots, or a PEM file's. Relative paths start at the issuers' file."""
     if ca is None:
         return ssl.create_default_context()
-    place = beside / ca
+    place = directory / ca
     try:
         return ssl.create_default_context(cafile=str(place))
     except ssl.SSLError as error:

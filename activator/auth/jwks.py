@@ -14,7 +14,7 @@ import jwt
 
 from activator import dependencies
 from activator.auth.issuers import KeySetSource
-from activator.auth.key_set_policy import Jwk, Name, usable_keys
+from activator.auth.key_set_policy import Jwk, KeyName, usable_keys
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.wire import decode_any
 
@@ -33,12 +33,12 @@ class KeySet:
         self._session = session
         self._source = source
         self._algorithms = algorithms
-        self._jwks: dict[Name, Jwk] = {}
-        self._keys: dict[Name, jwt.PyJWK] = {}
+        self._jwks: dict[KeyName, Jwk] = {}
+        self._keys: dict[KeyName, jwt.PyJWK] = {}
         self._fetched_s: float | None = None  # on the event loop's clock
-        self._pauses = False
+        self._is_pausing = False
         self._waiting = 0
-        self._wanted, self._round = asyncio.Event(), asyncio.Event()
+        self._fetch_wanted, self._fetch_ended = asyncio.Event(), asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<KeySet {self._source.url} keys={len(self._keys)} age={self.age_s():.0f} s>"
@@ -49,45 +49,45 @@ class KeySet:
             return float("inf")
         return asyncio.get_running_loop().time() - self._fetched_s
 
-    def current(self, name: Name) -> jwt.PyJWK | None:
+    def find_loaded(self, name: KeyName) -> jwt.PyJWK | None:
         """Return the key of that name, if known and not too old. The same object while its bytes are the same."""
         return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
 
-    async def find(self, name: Name) -> jwt.PyJWK | None:
+    async def find(self, name: KeyName) -> jwt.PyJWK | None:
         """Return the key of that name, after a fetch if it is unknown. Raises Refused(Unavailable) if the last fetch is
         too long ago, or if MAX_WAITING calls wait.
         """
-        if (key := self.current(name)) is not None:
+        if (key := self.find_loaded(name)) is not None:
             return key
-        if not self._pauses:
+        if not self._is_pausing:
             if self._waiting >= MAX_WAITING:
                 raise Refused(Unavailable("the issuer of the token"))
-            self._wanted.set()
+            self._fetch_wanted.set()
             self._waiting += 1
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FETCH_S + 1):
-                        await self._round.wait()
+                        await self._fetch_ended.wait()
             finally:
                 self._waiting -= 1
         if self.age_s() > self._source.max_age_s:
             raise Refused(Unavailable("the issuer of the token"))
-        return self.current(name)
+        return self.find_loaded(name)
 
     async def run(self) -> None:
         """Fetch keys periodically and on demand, until cancelled."""
         while True:
-            self._wanted.clear()
+            self._fetch_wanted.clear()
             went_well = await self._fetch()
-            self._pauses = True
-            finished_round, self._round = self._round, asyncio.Event()
+            self._is_pausing = True
+            finished_round, self._fetch_ended = self._fetch_ended, asyncio.Event()
             finished_round.set()
             await asyncio.sleep(PAUSE_S)
-            self._pauses = False
+            self._is_pausing = False
             if went_well:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._source.refresh_s - PAUSE_S):
-                        await self._wanted.wait()
+                        await self._fetch_wanted.wait()
 
     async def _fetch(self) -> bool:
         try:
@@ -118,7 +118,7 @@ class KeySet:
             return bytes(content)
 
 
-def _load_key(name: Name, jwk: Jwk) -> jwt.PyJWK | None:
+def _load_key(name: KeyName, jwk: Jwk) -> jwt.PyJWK | None:
     kid, algorithm = name
     try:
         return jwt.PyJWK(dict(jwk), algorithm=algorithm)

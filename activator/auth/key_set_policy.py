@@ -13,11 +13,11 @@ KINDS: Final[Mapping[str, tuple[str, str | None]]] = {
 }  # fmt: skip
 _PUBLIC: Final = ("kty", "crv", "n", "e", "x", "y")
 
-Name = tuple[str, str]  # kid, algorithm
+KeyName = tuple[str, str]  # kid, algorithm
 Jwk = Mapping[str, object]
 
 
-def usable_keys(document: object, algorithms: frozenset[str]) -> dict[Name, Jwk]:
+def usable_keys(document: object, algorithms: frozenset[str]) -> dict[KeyName, Jwk]:
     """Return the public part of each key that has a name, is for signatures and fits an algorithm.
 
     If two keys have one name, the first counts. Unknown members are ignored, since they may be newer than this code.
@@ -26,7 +26,7 @@ def usable_keys(document: object, algorithms: frozenset[str]) -> dict[Name, Jwk]
     keys = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(keys, list) or len(keys) > MAX_KEYS:
         raise ValueError(f"must be an object with a list 'keys' of {MAX_KEYS} at most")
-    found: dict[Name, Jwk] = {}
+    found: dict[KeyName, Jwk] = {}
     for key in keys:
         if not isinstance(key, Mapping) or not isinstance(kid := key.get("kid"), str) or not _verifies(key):
             continue

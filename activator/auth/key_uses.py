@@ -21,37 +21,37 @@ class KeyUses:
 
     def __init__(self, control_plane: ServiceClient) -> None:
         self._control = control_plane
-        self._noted: dict[str, int] = {}  # used in this minute, or not reported yet
-        self._news: dict[str, int] = {}
-        self._is_news = asyncio.Event()
+        self._recorded: dict[str, int] = {}  # used in this minute, or not reported yet
+        self._unreported: dict[str, int] = {}
+        self._has_unreported = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<KeyUses noted={len(self._noted)} untold={len(self._news)}>"
+        return f"<KeyUses recorded={len(self._recorded)} unreported={len(self._unreported)}>"
 
     def record_use(self, key_id: str, now_s: float) -> None:
         """Record that the key was valid at `now_s` (seconds since 1970)."""
         minute_s = int(now_s) // PERIOD_S * PERIOD_S
-        if self._noted.get(key_id) != minute_s:
-            self._noted[key_id] = self._news[key_id] = minute_s
-            self._is_news.set()
+        if self._recorded.get(key_id) != minute_s:
+            self._recorded[key_id] = self._unreported[key_id] = minute_s
+            self._has_unreported.set()
 
     async def run(self) -> None:
         """Report new uses until cancelled."""
         while True:
-            await self._is_news.wait()
-            await self.tell()
+            await self._has_unreported.wait()
+            await self.report()
             await asyncio.sleep(PERIOD_S)
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         """Report new uses. On failure they are kept for the next report."""
-        news, self._news = self._news, {}
-        self._is_news.clear()
+        news, self._unreported = self._unreported, {}
+        self._has_unreported.clear()
         latest_s = max(news.values(), default=0)
-        self._noted = {key_id: at_s for key_id, at_s in self._noted.items() if at_s >= latest_s}
+        self._recorded = {key_id: at_s for key_id, at_s in self._recorded.items() if at_s >= latest_s}
         body = control_messages.KeyUses(used_at_s=news)
         try:
             await self._control.call("POST", PATH, type(None), body=body, timeout_s=POST_TIMEOUT_S)
         except Refused as refused:
             log.warning("the control plane did not accept key uses", extra={"error": str(refused), "keys": len(news)})
-            self._news = news | self._news
-            self._is_news.set()
+            self._unreported = news | self._unreported
+            self._has_unreported.set()

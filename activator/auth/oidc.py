@@ -17,10 +17,10 @@ from typing import Final
 import aiohttp
 import jwt
 
-from activator.auth.claims_policy import Issuer, Token, TokenRefusal, read, verify_claims
+from activator.auth.claims_policy import Issuer, Token, TokenRefusal, parse_token, verify_claims
 from activator.auth.issuers import TrustedIssuer
 from activator.auth.jwks import KeySet
-from activator.auth.key_set_policy import Name
+from activator.auth.key_set_policy import KeyName
 from kelvin.contracts.serving.control_messages import Principal
 from kelvin.process.loops import Loops
 from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage
@@ -38,7 +38,7 @@ class _Verified:
     principal: Principal
     expires_at_s: float
     keys: KeySet
-    name: Name
+    name: KeyName
     key: jwt.PyJWK
 
 
@@ -50,10 +50,10 @@ class TokenVerifier:
         issuers: Mapping[str, tuple[Issuer, KeySet]],
         page: MetricsPage,
         *,
-        wall_s: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._issuers = issuers
-        self._wall_s = wall_s
+        self._wall_clock = wall_clock
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # least recently used first
         self._refused = page.counter(
             "kelvin_tokens_refused_total", "Signed tokens that were refused, by reason.", ("why",)
@@ -64,13 +64,13 @@ class TokenVerifier:
     def __repr__(self) -> str:
         return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"
 
-    async def principal(self, text: str) -> Principal | None:
+    async def find_principal(self, text: str) -> Principal | None:
         """Return the principal that the token names, or None if it is invalid. Raises Refused(Unavailable) without
         keys.
         """
-        digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_s()
+        digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_clock()
         if (known := self._verified.get(digest)) is not None:
-            if now_s < known.expires_at_s and known.keys.current(known.name) is known.key:
+            if now_s < known.expires_at_s and known.keys.find_loaded(known.name) is known.key:
                 self._verified.move_to_end(digest)
                 return known.principal
             del self._verified[digest]
@@ -90,7 +90,7 @@ class TokenVerifier:
 
     async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | TokenRefusal:
         """Verify a token, with the cheapest checks first. Nothing in it is trusted before its signature is verified."""
-        if (token := read(text)) is None:
+        if (token := parse_token(text)) is None:
             return TokenRefusal.FORM
         name = token.claims.get("iss")
         if not isinstance(name, str) or name not in self._issuers:

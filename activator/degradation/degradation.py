@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from activator.accounting.request_account import Degraded
-from activator.answers.response_cache import CacheableRequest, SealedAnswerStore
+from activator.accounting.request_account import AppliedStep
+from activator.answers.response_cache import CacheableRequest, ResponseStore
 from activator.degradation.degradation_policy import WaitHysteresis, helps_against, is_recoverable, steps_for_wait
 from activator.queue.policy.queued_request import PriorityClass
 from activator.queue.throttler import Throttler
@@ -31,32 +31,32 @@ from kelvin.contracts.serving.degradation_steps import DEGRADE_HEADER, Cached, C
 _HEADER: Final = DEGRADE_HEADER.encode()
 _NEVER: Final = b"never"
 
-At = Callable[[VersionRow], Awaitable[None]]  # answer the request at that version, with its current fields
+VersionServer = Callable[[VersionRow], Awaitable[None]]  # answer the request at that version, with its current fields
 
 
 class _Job(NamedTuple):
     inference_request: InferenceRequest
     row: VersionRow  # of the requested model
     client_response: ClientResponse
-    at: At
-    last: CacheableRequest | None
+    serve_version: VersionServer
+    old_response: CacheableRequest | None
 
 
 class Degradation:
-    """Applies degradation policies. `last` keeps answers for `cached` steps. `clock` returns monotonic seconds."""
+    """Applies degradation policies. `old_responses` has answers for `cached` steps. `clock` returns monotonic time."""
 
     def __init__(
         self,
         table: RoutingTable,
         throttler: Throttler,
         reporter: LoadReporter,
-        last: SealedAnswerStore,
+        old_responses: ResponseStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._throttler = throttler
         self._reporter = reporter
-        self._last = last
+        self._old_responses = old_responses
         self._clock = clock
         self._waits: WaitHysteresis[tuple[VersionKey, str, PriorityClass]] = WaitHysteresis()
 
@@ -70,27 +70,31 @@ class Degradation:
             if value != _NEVER:
                 raise Refused(InvalidRequest(DEGRADE_HEADER, f"({len(value)} bytes)", "must be never"))
             return False
-        return inference_request.reference.alias == DEFAULT_ALIAS and bool(self._ladder(inference_request))
+        return inference_request.reference.alias == DEFAULT_ALIAS and bool(self._steps(inference_request))
 
     async def serve(
-        self, inference_request: InferenceRequest, row: VersionRow, client_response: ClientResponse, at: At
+        self,
+        inference_request: InferenceRequest,
+        row: VersionRow,
+        client_response: ClientResponse,
+        serve_version: VersionServer,
     ) -> None:
         """Answer the request, as it is or by a step. Raises Refused with the failure of the undegraded request."""
-        ladder, key = self._ladder(inference_request), key_of(row)
-        last = self._old_answer_of(inference_request, row, ladder)
-        job = _Job(inference_request, row, client_response, at, last)
-        wait_s, is_start = self._wait_s(inference_request, key)
-        tried = steps_for_wait(ladder, wait_s, inference_request.priority_class, is_start=is_start)
+        steps, key = self._steps(inference_request), key_of(row)
+        old_response = self._open_old_response(inference_request, row, steps)
+        job = _Job(inference_request, row, client_response, serve_version, old_response)
+        wait_s, is_start = self._expected_wait(inference_request, key)
+        tried = steps_for_wait(steps, wait_s, inference_request.priority_class, is_start=is_start)
         for step in tried:
             if await self._try(step, job, wait_s):
                 return
         try:
-            await at(row)
+            await serve_version(row)
         except Refused as refused:
             code = refused.failure.code
             if not is_recoverable(refused.failure.status, code):
                 raise
-            for step in ladder:
+            for step in steps:
                 if (
                     _is_untouched(inference_request)
                     and step not in tried
@@ -99,26 +103,26 @@ class Degradation:
                 ):
                     return
             raise
-        if last is not None:
-            last.keep(inference_request)
+        if old_response is not None:
+            old_response.keep(inference_request)
 
-    def _ladder(self, inference_request: InferenceRequest) -> tuple[DegradationStep, ...]:
+    def _steps(self, inference_request: InferenceRequest) -> tuple[DegradationStep, ...]:
         """Return the model's steps for the plan of the calling tenant."""
         entry = inference_request.entry
         if not entry.plan_ladders:
             return entry.ladder
         return entry.steps_for_plan(self._table.limits(inference_request.account.principal.tenant).plan)
 
-    def _old_answer_of(
-        self, inference_request: InferenceRequest, row: VersionRow, ladder: tuple[DegradationStep, ...]
+    def _open_old_response(
+        self, inference_request: InferenceRequest, row: VersionRow, steps: tuple[DegradationStep, ...]
     ) -> CacheableRequest | None:
         """Return the cache entry for a `cached` step, which also records this response. None without such a step."""
-        if not any(isinstance(step, Cached) for step in ladder):
+        if not any(isinstance(step, Cached) for step in steps):
             return None
-        answer_key = self._last.name(inference_request, row.version)
+        answer_key = self._old_responses.derive_cache_key(inference_request, row.version)
         if answer_key is None:
             return None
-        caching = CacheableRequest(self._last, answer_key)
+        caching = CacheableRequest(self._old_responses, answer_key)
         caching.record_response(inference_request.exchange, [])
         return caching
 
@@ -141,7 +145,7 @@ class Degradation:
                     return False
                 inference_request.ceiling = replace(inference_request.ceiling, cap_tokens=tokens)
                 header_value = f"cap-output={tokens}"
-                account.degraded = Degraded("cap-output", header_value, header_value, account.model)
+                account.applied_step = AppliedStep("cap-output", header_value, header_value, account.model)
             case Fallback(model=model):
                 found = self._find_fallback(inference_request, model, wait_s)
                 if found is None:
@@ -149,17 +153,17 @@ class Degradation:
                 inference_request.entry, row = found
                 requested = account.model
                 account.model, account.version = inference_request.entry.name_for(account.principal.tenant), row.version
-                account.degraded = Degraded(
+                account.applied_step = AppliedStep(
                     "fallback", f"fallback={account.model}", f"fallback-of={requested}", requested
                 )
             case Cached(age_s=age_s):
                 with self._count_skipped_request(job, wait_s):
-                    return job.last is not None and await job.last.try_old_answer(
+                    return job.old_response is not None and await job.old_response.try_old_answer(
                         inference_request, job.client_response, age_s
                     )
         try:
             with self._count_skipped_request(job, None if row is job.row else wait_s):
-                await job.at(row)
+                await job.serve_version(row)
         except Refused:
             if not _is_untouched(inference_request):
                 raise
@@ -171,7 +175,7 @@ class Degradation:
                 account.model,
                 account.version,
             ) = before
-            account.degraded = None
+            account.applied_step = None
             return False
         return True
 
@@ -217,13 +221,15 @@ class Degradation:
                 return None
         return entry, row
 
-    def _wait_s(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
+    def _expected_wait(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
         """Return the expected wait, and whether it is for a start, which only shrinks and needs no hysteresis."""
         tenant = inference_request.account.principal.tenant
         wait_s, is_start = self._throttler.estimate_wait(key, tenant, inference_request.priority_class)
         if is_start:
             return wait_s or 0.0, True
-        return self._waits.seen((key, tenant, inference_request.priority_class), wait_s or 0.0, self._clock()), False
+        return self._waits.record_wait(
+            (key, tenant, inference_request.priority_class), wait_s or 0.0, self._clock()
+        ), False
 
 
 def _is_untouched(inference_request: InferenceRequest) -> bool:

@@ -29,15 +29,15 @@ K = TypeVar("K")
 
 
 def steps_for_wait(
-    ladder: Sequence[DegradationStep], wait_s: float, priority_class: PriorityClass, *, is_start: bool = False
+    steps: Sequence[DegradationStep], wait_s: float, priority_class: PriorityClass, *, is_start: bool = False
 ) -> tuple[DegradationStep, ...]:
-    """Return the steps to try for this expected wait, those of the longest wait first. `ladder` ascends by `wait_s`. A
+    """Return the steps to try for this expected wait, those of the longest wait first. `steps` ascends by `wait_s`. A
     shorter output does not help against a start.
     """
     patience = PATIENCE[priority_class]
     return tuple(
         step
-        for step in reversed(ladder)
+        for step in reversed(steps)
         if step.wait_s is not None
         and wait_s >= step.wait_s * patience
         and not (is_start and isinstance(step, CapOutput))
@@ -55,9 +55,9 @@ def helps_against(step: DegradationStep, code: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _HeldWait:
     wait_s: float
-    at_s: float  # when a wait above half of it was last seen
+    confirmed_at_s: float  # when a wait above half of it was last seen
 
 
 @dataclass(slots=True)
@@ -66,23 +66,23 @@ class WaitHysteresis(Generic[K]):
     counts at once. A shorter one counts after no wait above half of the longer one was seen for a while.
     """
 
-    _seen: dict[K, _Seen] = field(default_factory=dict)
+    _waits: dict[K, _HeldWait] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._waits)
 
-    def seen(self, key: K, wait_s: float, now_s: float) -> float:
+    def record_wait(self, key: K, wait_s: float, now_s: float) -> float:
         """Record a wait and return the one that counts. Times are seconds of one monotonic clock."""
-        held = self._seen.get(key)
+        held = self._waits.get(key)
         if held is not None and wait_s < held.wait_s:
             if wait_s > held.wait_s * RELIEF_RATIO:
-                self._seen[key] = _Seen(held.wait_s, now_s)
+                self._waits[key] = _HeldWait(held.wait_s, now_s)
                 return held.wait_s
-            if now_s - held.at_s < HOLD_S:
+            if now_s - held.confirmed_at_s < HOLD_S:
                 return held.wait_s
-        self._seen.pop(key, None)
+        self._waits.pop(key, None)
         if wait_s > 0:
-            self._seen[key] = _Seen(wait_s, now_s)
-            if len(self._seen) > MAX_WAITS:
-                del self._seen[next(iter(self._seen))]
+            self._waits[key] = _HeldWait(wait_s, now_s)
+            if len(self._waits) > MAX_WAITS:
+                del self._waits[next(iter(self._waits))]
         return wait_s

@@ -99,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, cycle: RequestResponseCycle) -> None:
         """Answer 503 here: the drain is over, so the application does not see this request."""
         over = Unavailable("this activator")
-        self._listener_state.metrics.refused(over)
+        self._listener_state.metrics.count_refusal(over)
         cycle.refuse(over)
 
     def on_task_ended(self) -> None:

@@ -334,7 +334,7 @@ class Http1Protocol(ClientConnection):
     def _refuse(self, response: bytes, malformed_status: int | None) -> None:
         self._is_ignoring_input = True
         if malformed_status is not None:
-            self._listener_state.metrics.malformed(malformed_status)
+            self._listener_state.metrics.count_malformed_request(malformed_status)
         self._transport.write(response)
         self._transport.close()
 
@@ -364,5 +364,5 @@ class Http1Protocol(ClientConnection):
             self.raw.abort()
         else:
             late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
-            self._listener_state.metrics.refused(late)
+            self._listener_state.metrics.count_refusal(late)
             self._refuse(closing_response(late, self._url, self._request_id()), None)

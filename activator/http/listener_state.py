@@ -132,10 +132,10 @@ class ListenerState:
         """Return whether a new connection is accepted, and its source. The source of a trusted address is None."""
         source = self.address_limiter.source(address)
         if self.open_connections >= self.limits.connections:
-            self.metrics.cut("all")
+            self.metrics.count_refused_connection("all")
             return False, None
         if source is not None and not self.address_limiter.try_open(source, now_s):
-            self.metrics.cut("address")
+            self.metrics.count_refused_connection("address")
             return False, None
         self.open_connections += 1
         self.open_handshakes += 1
@@ -147,7 +147,7 @@ class ListenerState:
         if wait_s is None:
             return None
         busy = AddressBusy(wait_s)
-        self.metrics.refused(busy)
+        self.metrics.count_refusal(busy)
         return busy
 
     def record_handshake_ended(self) -> None:

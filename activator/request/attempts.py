@@ -266,7 +266,7 @@ class Attempts:
     def _count(
         self, queued_request: QueuedRequest, inference_request: InferenceRequest, failure: Failure, then: str
     ) -> None:
-        self._metrics.retry((queued_request.tenant, inference_request.account.model), failure.code, then)
+        self._metrics.count_failed_attempt((queued_request.tenant, inference_request.account.model), failure.code, then)
 
 
 def _record_dispatch(inference_request: InferenceRequest, replica: Replica, waits_since_us: int) -> None:
@@ -293,7 +293,7 @@ def _record_dispatch(inference_request: InferenceRequest, replica: Replica, wait
 
 def _record_cost(inference_request: InferenceRequest, slot: Slot, upstream: UpstreamRequest, cost: Counts) -> None:
     """Record the cost of a cancelled response, as the replica reported it."""
-    inference_request.account.seen = cost
+    inference_request.account.counts = cost
     inference_request.account.runtime_id = upstream.runtime_id or inference_request.account.runtime_id
     slot.tokens = cost.prompt_tokens + cost.completion_tokens
 
@@ -323,7 +323,7 @@ async def _relay(
         if hedged_request is not None and has_begun_answer(_visible_frames(frames)):
             hedged_request.on_first_byte()
             hedged_request = None
-        seen = account.seen = frames[-1].counts
+        seen = account.counts = frames[-1].counts
         slot.tokens = seen.prompt_tokens + seen.completion_tokens
         data = [frame for frame in frames if frame.kind is FrameKind.DATA]
         if data:

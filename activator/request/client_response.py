@@ -86,7 +86,7 @@ class ClientResponse:
         if self._has_started:
             return False
         self._buffered = b""
-        self._account.seen, self._account.delivered_tokens = Counts(), 0
+        self._account.counts, self._account.delivered_tokens = Counts(), 0
         return True
 
     async def complete(self) -> None:
@@ -106,7 +106,7 @@ class ClientResponse:
             late = late[-1:]
         else:
             await exchange.wait_delivered()  # nothing was sent yet, so this only checks that the client is connected
-        account.delivered_tokens = account.seen.completion_tokens
+        account.delivered_tokens = account.counts.completion_tokens
         await self._settle()
         if not exchange.has_started:
             await exchange.start(200, head)
@@ -164,7 +164,7 @@ class ClientResponse:
         account = self._account
         account.timeline.stamp(Stage.DONE, now_us())
         if not account.stream and failure.code in CUT:
-            account.delivered_tokens = account.seen.completion_tokens
+            account.delivered_tokens = account.counts.completion_tokens
         try:
             if account.runtime_id is None:
                 self._usage.settle_soon(account, failure, status)
@@ -190,8 +190,8 @@ class ClientResponse:
         ]
         if self._account.version is not None:
             head.append((b"x-kelvin-version", self._account.version.encode()))
-        if self._account.degraded is not None:
-            head.append((DEGRADED_HEADER.encode(), self._account.degraded.told.encode()))
+        if self._account.applied_step is not None:
+            head.append((DEGRADED_HEADER.encode(), self._account.applied_step.header_value.encode()))
         return head
 
     def _timeline(self) -> bytes:

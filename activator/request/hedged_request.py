@@ -189,8 +189,8 @@ class Hedges:
 
     def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, first: str) -> None:
         """Record which attempt answered a late request."""
-        inference_request.account.hedged = first
-        self._metrics.hedged((queued_request.tenant, inference_request.account.model), first)
+        inference_request.account.hedge_winner = first
+        self._metrics.count_hedged_request((queued_request.tenant, inference_request.account.model), first)
 
 
 class HedgedRequest:

@@ -62,7 +62,7 @@ class InferenceRequest(msgspec.Struct):
     @property
     def computed_tokens(self) -> int:
         """Tokens of prompt and output so far, as reported by the replica."""
-        return self.account.seen.prompt_tokens + self.account.seen.completion_tokens
+        return self.account.counts.prompt_tokens + self.account.counts.completion_tokens
 
     def remaining_s(self) -> float:
         """Return the seconds until its deadline."""
@@ -95,7 +95,7 @@ def parse_inference_request(
         stream=body.stream,
         started_at_us=exchange.arrived_at_us,
         timeline=Timeline(exchange.arrived_us),
-        caller=exchange.caller_trace,
+        caller_trace=exchange.caller_trace,
     )
     return InferenceRequest(
         exchange,
@@ -138,9 +138,9 @@ class UpstreamRequestFactory:
         caller = account.principal
         remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())
         guest = None if caller.tenant == key.tenant else caller.tenant
-        degraded = None if account.degraded is None else account.degraded.recorded
+        degraded = None if account.applied_step is None else account.applied_step.record_value
         upstream_headers = UpstreamHeaders(
             account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
-            inference_request.ceiling, guest, account.once, degraded,
+            inference_request.ceiling, guest, account.charge_id, degraded,
         )  # fmt: skip
         return self._replica_sessions.send(replica, inference_request.path, inference_request.body, upstream_headers)

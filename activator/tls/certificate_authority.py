@@ -21,7 +21,7 @@ CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
 BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
 _RENEW_CA: Final = datetime.timedelta(days=90)  # before its expiry
-_OTHER_CA: Final = (
+_REMEDY: Final = (
     "restore both from a backup. Without one, remove both. The next start then makes a new CA, and every client must "
     "install the new ca.pem"
 )
@@ -68,13 +68,13 @@ class CertificateAuthority:
             write_atomic(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)
         if not key_path.exists():
             raise BadCertificateAuthority(
-                f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}"
+                f"{certificate_path.name} is there, its key {key_path.name} is not: {_REMEDY}"
             )
         key = _load_key(key_path)
         certificate = _load_certificate(certificate_path)
         if certificate.public_key() != key.public_key():
             raise BadCertificateAuthority(
-                f"{certificate_path.name} and {key_path.name} do not belong together: {_OTHER_CA}"
+                f"{certificate_path.name} and {key_path.name} do not belong together: {_REMEDY}"
             )
         authority = cls(certificate, key, certificate_path, now)
         authority.renew_if_due()
@@ -101,7 +101,7 @@ class CertificateAuthority:
         self.certificate, self._is_logged = x509.load_pem_x509_certificate(pem), False
         log.warning("the CA's certificate was made again", extra={"was_to_begin": str(made.not_valid_before_utc)})
 
-    def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
+    def issue_context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
         """Return a server context with a new leaf certificate for these DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
@@ -183,9 +183,9 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted
-        raise BadCertificateAuthority(f"{path.name} holds no private key that can be read: {_OTHER_CA}") from None
+        raise BadCertificateAuthority(f"{path.name} holds no private key that can be read: {_REMEDY}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadCertificateAuthority(f"{path.name} does not hold an elliptic-curve key: {_OTHER_CA}")
+        raise BadCertificateAuthority(f"{path.name} does not hold an elliptic-curve key: {_REMEDY}")
     return key
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PAIRS: Final = (("tls.crt", "tls.key"), ("fullchain.pem", "privkey.pem"))
 MAX_PAIRS: Final = 10_000
-LOOK_AGAIN_S: Final = 1.0
+RELOAD_S: Final = 1.0
 
 _Stats = tuple[tuple[int, int, int], ...]  # inode, mtime, size of each file: differs once one is written or replaced
 
@@ -47,9 +47,9 @@ class _Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LoadedFiles:
     pairs: dict[Path, _Pair]
-    wrong: dict[Path, BadCertificate]  # unreadable ones; `pairs` may have their previous content
+    failures: dict[Path, BadCertificate]  # unreadable ones; `pairs` may have their previous content
 
 
 class CertificateFiles:
@@ -68,19 +68,19 @@ class CertificateFiles:
         self._logged_reasons: set[str] = set()
         found = _load(directory, {})
         if not found.pairs:
-            raise next(iter(found.wrong.values()))
+            raise next(iter(found.failures.values()))
         self._replace_pairs(found)
 
     def __repr__(self) -> str:
         return f"<CertificateFiles {self._directory} names={len(self._by_name)}>"
 
     @property
-    def ends(self) -> datetime.datetime:
+    def earliest_expiry(self) -> datetime.datetime:
         """Return when the first of the pairs in use expires."""
         now = self._now()
         return min(max(pairs, key=lambda pair: pair.rank(now)).ends for pairs in self._by_name.values())
 
-    def choose(self, name: str) -> ssl.SSLContext | None:
+    def find_context(self, name: str) -> ssl.SSLContext | None:
         """Return the context for a lower-case name: valid pairs first, then exact names before wildcards (RFC 6125,
         6.4.3).
         """
@@ -104,9 +104,9 @@ class CertificateFiles:
         if found.pairs:
             self._replace_pairs(found)
         else:
-            self._log_new_reasons(list(found.wrong.values()))
+            self._log_new_reasons(list(found.failures.values()))
 
-    def _replace_pairs(self, found: _Found) -> None:
+    def _replace_pairs(self, found: _LoadedFiles) -> None:
         if found.pairs != self._pairs:
             by_name: dict[str, list[_Pair]] = {}
             for pair in found.pairs.values():
@@ -114,7 +114,7 @@ class CertificateFiles:
                     by_name.setdefault(name, []).append(pair)
             self._pairs, self._by_name = found.pairs, by_name
             log.info("certificates were read", extra={"names": len(by_name)})
-        self._log_new_reasons(list(found.wrong.values()))
+        self._log_new_reasons(list(found.failures.values()))
 
     def _log_new_reasons(self, wrong: list[BadCertificate]) -> None:
         """Log each reason when it appears."""
@@ -123,10 +123,10 @@ class CertificateFiles:
             log.warning("a certificate stays as it was", extra={"why": reason})
         self._logged_reasons = reasons
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Check for changes every LOOK_AGAIN_S seconds until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(RELOAD_S)
             await self.reload_if_changed()
 
 
@@ -146,7 +146,7 @@ def _is_there(path: Path) -> bool:
         return True
 
 
-def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
+def _load(directory: Path, known: dict[Path, _Pair]) -> _LoadedFiles:
     """Read new and changed pairs, take the others from `known`. Raises BadCertificate for an unusable directory."""
     try:
         places = list(_pairs(directory))
@@ -154,7 +154,7 @@ def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
         raise BadCertificate(f"{directory}: {error.strerror}") from error
     if not 0 < len(places) <= MAX_PAIRS:
         raise BadCertificate(f"{directory}: holds {len(places)} pairs of 1 to {MAX_PAIRS}")
-    found = _Found({}, {})
+    found = _LoadedFiles({}, {})
     for certificate, key in places:
         before = known.get(certificate)
         if before is not None:
@@ -165,7 +165,7 @@ def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
             if before is None or before.stats != stats:
                 found.pairs[certificate] = _read(certificate, key, stats)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            found.wrong[certificate] = BadCertificate(f"{certificate}: {error}")
+            found.failures[certificate] = BadCertificate(f"{certificate}: {error}")
     return found
 
 

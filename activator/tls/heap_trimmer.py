@@ -11,7 +11,7 @@ from typing import Final
 
 from kelvin.process.procfs import resident_bytes
 
-LOOK_S: Final = 10.0
+CHECK_S: Final = 10.0
 GROWN_BYTES: Final = 32 << 20
 MAX_PAUSE: Final = 64  # checks between two trims
 
@@ -33,17 +33,17 @@ class HeapTrimmer:
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = self._after_trim = resident()
+        self._smallest_bytes = self._after_trim = resident()
         self._pause = self._checks_left = 1
 
     def __repr__(self) -> str:
-        return f"<HeapTrimmer least={self._least >> 20} MiB>"
+        return f"<HeapTrimmer least={self._smallest_bytes >> 20} MiB>"
 
     def trim_if_grown(self) -> None:
         """Trim if the process has grown, or if it stayed large after the last trim."""
         resident = self._resident()
-        self._least = min(self._least, resident)
-        if resident <= self._least + GROWN_BYTES:
+        self._smallest_bytes = min(self._smallest_bytes, resident)
+        if resident <= self._smallest_bytes + GROWN_BYTES:
             return
         self._checks_left -= 1
         if resident > self._after_trim + GROWN_BYTES:
@@ -57,5 +57,5 @@ class HeapTrimmer:
     async def run(self) -> None:
         """Check every LOOK_S seconds until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             self.trim_if_grown()

@@ -22,8 +22,8 @@ from activator.tls.certificate_files import CertificateFiles
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
 # the clock may have been corrected, so check dates
-LOOK_AGAIN_S: Final = 60.0
-TRY_AGAIN_S: Final = 5.0
+CHECK_S: Final = 60.0
+RETRY_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _IssuedContext:
     context: ssl.SSLContext
-    made: datetime.datetime
+    issued_at: datetime.datetime
 
 
 class ServerCertificates:
@@ -58,14 +58,14 @@ class ServerCertificates:
     def __repr__(self) -> str:
         return f"<ServerCertificates {self._domain} tenants={len(self._by_tenant)}>"
 
-    def ends(self) -> dict[str, datetime.datetime]:
+    def expiries(self) -> dict[str, datetime.datetime]:
         """Return the earliest expiry of the `authority`, its `leaves`, and the `files`."""
-        made = min(shown.made for shown in (self._default, *self._by_tenant.values()))
+        made = min(shown.issued_at for shown in (self._default, *self._by_tenant.values()))
         found = {
             "authority": self._authority.certificate.not_valid_after_utc,
             "leaves": made + datetime.timedelta(days=LEAF_DAYS),
         }
-        return found if self._files is None else {**found, "files": self._files.ends}
+        return found if self._files is None else {**found, "files": self._files.earliest_expiry}
 
     async def ensure(self, tenants: AbstractSet[str]) -> None:
         """Have a leaf in the first half of its lifetime for each of these tenants, at most MAX_TENANTS, and for no
@@ -81,14 +81,14 @@ class ServerCertificates:
             if self._is_due(shown) and (shown is not None or len(self._by_tenant) < MAX_TENANTS):
                 self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
 
-    async def follow(
-        self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
+    async def run(
+        self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, retry_s: float = RETRY_S
     ) -> None:
         """Make missing and due leaves of `tenants()` when `changed` is set and every LOOK_AGAIN_S, until cancelled. If
-        one can't be made, its names get an existing one, and it is tried again after `try_again_s`.
+        one can't be made, its names get an existing one, and it is tried again after `retry_s`.
         """
         self._tenants = tenants
-        pause_s = LOOK_AGAIN_S
+        pause_s = CHECK_S
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -96,27 +96,27 @@ class ServerCertificates:
             changed.clear()
             try:
                 await self.ensure(tenants())
-                pause_s = LOOK_AGAIN_S
+                pause_s = CHECK_S
             except (OSError, ValueError) as error:  # out of memory, or OpenSSL rejects a key
                 log.error("a certificate can't be made", extra={"error": str(error)})
-                pause_s = try_again_s
+                pause_s = retry_s
 
     def _is_due(self, shown: _IssuedContext | None) -> bool:
         """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead."""
-        return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
+        return shown is None or not -BACKDATED <= self._authority.now() - shown.issued_at <= RENEW_AFTER
 
     def _make(self, tenant: str | None) -> _IssuedContext:
         made = self._authority.now()
         if tenant is None:
-            context = self._authority.context(*_names_of(self._host))
+            context = self._authority.issue_context(*_names_of(self._host))
         else:
-            context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
+            context = self._authority.issue_context([f"*.{tenant}.{self._domain}"], [])
         return _IssuedContext(context, made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         """Set the context: of a file, else the tenant's leaf for MODEL.TENANT.DOMAIN, else the default."""
         name = (name or "").lower()
-        if self._files is not None and (given := self._files.choose(name)) is not None:
+        if self._files is not None and (given := self._files.find_context(name)) is not None:
             tls.context = given
             return
         inner = name.removesuffix("." + self._domain)
@@ -127,7 +127,7 @@ class ServerCertificates:
         """Return the tenant's leaf. For a new tenant it is made here, which blocks for a few milliseconds once."""
         shown = self._by_tenant.get(tenant)
         if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
-            with suppress(OSError, ValueError):  # `follow` logs the failure
+            with suppress(OSError, ValueError):  # `run` logs the failure
                 shown = self._by_tenant[tenant] = self._make(tenant)
         return shown
 

@@ -13,8 +13,8 @@ def main() -> None:
     from activator.answers import idempotency, response_cache
 
     leaks = Path(os.environ["KELVIN_LEAKS"])
-    derive, name = vars(idempotency)["derive_answer_key"], response_cache.SealedAnswerStore.name
-    original_init, last_answer_stores = response_cache.ResponseCache.__init__, list[response_cache.SealedAnswerStore]()
+    derive, name = vars(idempotency)["derive_answer_key"], response_cache.ResponseStore.derive_cache_key
+    original_init, last_answer_stores = response_cache.ResponseCache.__init__, list[response_cache.ResponseStore]()
     current_store = "cache"
 
     def effective_tenant(store: str, tenant: str) -> str:
@@ -22,9 +22,9 @@ def main() -> None:
 
     def init(self: response_cache.ResponseCache, *given: Any) -> None:
         original_init(self, *given)
-        last_answer_stores.append(self.last)
+        last_answer_stores.append(self.old_responses)
 
-    def wrapped_name(self: response_cache.SealedAnswerStore, *given: Any) -> Any:
+    def wrapped_name(self: response_cache.ResponseStore, *given: Any) -> Any:
         nonlocal current_store
         current_store = "ladder" if self in last_answer_stores else "cache"
         return name(self, *given)
@@ -39,7 +39,10 @@ def main() -> None:
         derive_for_key,
         derive_for_answer,
     )
-    vars(response_cache)["SealedAnswerStore"].name, vars(response_cache)["ResponseCache"].__init__ = wrapped_name, init
+    vars(response_cache)["ResponseStore"].derive_cache_key, vars(response_cache)["ResponseCache"].__init__ = (
+        wrapped_name,
+        init,
+    )
     __main__.main()
 
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from activator.auth.claims_policy import Identity, Issuer, TokenRefusal, read, verify_claims
-from activator.auth.key_set_policy import KINDS, MAX_KEYS, Jwk, Name, usable_keys
+from activator.auth.claims_policy import Identity, Issuer, TokenRefusal, parse_token, verify_claims
+from activator.auth.key_set_policy import KINDS, MAX_KEYS, Jwk, KeyName, usable_keys
 from kelvin.contracts.serving.control_messages import Scope
 from tests.fuzz.mutations import change_json
 from tests.fuzz.oracle import FuzzTarget
@@ -43,7 +43,7 @@ def _read(data: bytes) -> Identity | TokenRefusal | None:
         text = ".".join(_part(msgspec.json.encode(parts.get(name))) for name in ("header", "claims")) + ".c2ln"
     else:
         text = data.decode("latin-1")
-    token = read(text)
+    token = parse_token(text)
     return None if token is None else verify_claims(token, ISSUER, NOW_S)
 
 
@@ -54,7 +54,7 @@ def _identity_holds(data: bytes, found: Identity | TokenRefusal | None) -> None:
         assert NOW_S - ISSUER.leeway_s < found.expires_at_s < float("inf")
 
 
-def _keys(data: bytes) -> dict[Name, Jwk]:
+def _keys(data: bytes) -> dict[KeyName, Jwk]:
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -62,7 +62,7 @@ def _keys(data: bytes) -> dict[Name, Jwk]:
     return usable_keys(document, frozenset(KINDS))
 
 
-def _keys_hold(data: bytes, found: dict[Name, Jwk]) -> None:
+def _keys_hold(data: bytes, found: dict[KeyName, Jwk]) -> None:
     assert len(found) <= MAX_KEYS * len(KINDS)
     for (kid, algorithm), jwk in found.items():
         assert isinstance(kid, str)

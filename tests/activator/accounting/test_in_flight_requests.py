@@ -36,7 +36,7 @@ async def test_request_is_cancelled_by_either_id_idempotently(name: str) -> None
     """The cancelled task ends once. A second cancellation returns the same entry and waits for the same end."""
 
     in_flight = InFlightRequests()
-    entry = in_flight.enter(account(), b"mine")
+    entry = in_flight.add(account(), b"mine")
     task = asyncio.create_task(_run(entry))
     await asyncio.sleep(0)
     assert in_flight.cancel(OTHER, name) is None
@@ -46,7 +46,7 @@ async def test_request_is_cancelled_by_either_id_idempotently(name: str) -> None
     waiting = asyncio.create_task(entry.wait_ended(30.0))
     await asyncio.sleep(0)
     assert not waiting.done(), "its record is being written"
-    in_flight.leave(entry)
+    in_flight.remove(entry)
     assert await waiting
     assert await entry.wait_ended(0.0), "a request that has ended is not waited for"
     assert in_flight.cancel(CALLER, name) == []
@@ -60,7 +60,7 @@ async def test_an_answer_whose_record_is_written_stands() -> None:
 
     in_flight = InFlightRequests()
     settled = account()
-    entry = in_flight.enter(settled, None)
+    entry = in_flight.add(settled, None)
     task = asyncio.current_task()
     assert task is not None
     with entry.bind_task(task):
@@ -74,7 +74,7 @@ async def test_an_answer_whose_record_is_written_stands() -> None:
 async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
     """A drain or a client disconnect also cancels the task. Only a cancellation by id becomes `Cancelled`."""
 
-    task = asyncio.create_task(_run(InFlightRequests().enter(account(), None)))
+    task = asyncio.create_task(_run(InFlightRequests().add(account(), None)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -85,7 +85,7 @@ def test_what_is_remembered_is_bounded() -> None:
     """Only the two latest request ids are remembered. The oldest is forgotten first."""
     in_flight = InFlightRequests(remembered=2)
     for request_id in ("r1", "r2", "r3"):
-        entry = in_flight.enter(account(request_id), None)
+        entry = in_flight.add(account(request_id), None)
         in_flight.cancel(CALLER, request_id)
-        in_flight.leave(entry)
+        in_flight.remove(entry)
     assert [in_flight.cancel(CALLER, name) for name in ("r1", "r2", "r3")] == [None, [], []]

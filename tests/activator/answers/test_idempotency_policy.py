@@ -63,14 +63,14 @@ def test_answer_keys_match_only_for_equal_requests(
     one, two = derive_answer_key(SECRET, tenant, key, parts), derive_answer_key(SECRET, other, other_key, other_parts)
     assert (one.name == two.name) == ((tenant, key) == (other, other_key))
     assert (one.fingerprint == two.fingerprint) == (parts == other_parts)
-    assert (one.once == two.once) == ((tenant, key, parts) == (other, other_key, other_parts))
+    assert (one.charge_id == two.charge_id) == ((tenant, key, parts) == (other, other_key, other_parts))
 
 
 def test_names_tell_nothing_without_the_secret() -> None:
     """Another secret gives other names."""
     one, two = (derive_answer_key(secret, "acme", b"order-7", [b"hi"]) for secret in (SECRET, b"t" * 32))
-    assert not {one.name, one.fingerprint, one.once} & {two.name, two.fingerprint, two.once}
-    assert len(one.once) == 32
+    assert not {one.name, one.fingerprint, one.charge_id} & {two.name, two.fingerprint, two.charge_id}
+    assert len(one.charge_id) == 32
 
 
 LIMITS = AnswerStoreLimits(

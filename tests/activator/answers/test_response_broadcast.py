@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from activator.answers.response_broadcast import PIECE, ByteBudget, ResponseBroadcast
+from activator.answers.response_broadcast import PIECE_BYTES, ByteBudget, ResponseBroadcast
 from activator.http.exchange import ClientGone
 
 
@@ -15,12 +15,12 @@ class RecordedBroadcast:
         self.said: list[str] = []
         self.room = room or ByteBudget(1 << 20)
         self.broadcast = ResponseBroadcast(
-            keep_bytes, self.room, ended=self._ended, on_abandoned=lambda: self.said.append("deserted")
+            keep_bytes, self.room, on_complete=self._ended, on_abandoned=lambda: self.said.append("deserted")
         )
 
     async def _ended(self) -> None:
-        assert not self.broadcast.ended, "the end is sent after the answer is stored"
-        self.said.append(f"ended {len(self.broadcast.content()) if self.broadcast.is_whole else 0}")
+        assert not self.broadcast.has_ended, "the end is sent after the answer is stored"
+        self.said.append(f"ended {len(self.broadcast.body()) if self.broadcast.is_whole else 0}")
 
     async def say(self, data: bytes, *, next_piece: bool = True) -> None:
         await self.broadcast.send({"type": "http.response.body", "body": data, "more_body": next_piece})
@@ -37,14 +37,14 @@ async def test_each_client_reads_from_the_first_byte() -> None:
     with broadcast.listening() as one:
         await recorded.head()
         await recorded.say(b"he")
-        assert (await one.head()).headers == [(b"a", b"b")]
+        assert (await one.wait_head()).headers == [(b"a", b"b")]
         assert await one.next_piece() == (b"he", False)
         one.record_taken(2)
         with broadcast.listening() as two:
             await recorded.say(b"llo", next_piece=False)
             assert await one.next_piece() == (b"llo", True)
             assert await two.next_piece() == (b"hello", True)
-        assert broadcast.content() == b"hello"
+        assert broadcast.body() == b"hello"
     assert recorded.said == ["ended 5"]
 
 
@@ -112,7 +112,7 @@ async def test_a_broken_answer_ends_for_all() -> None:
     with recorded.broadcast.listening() as one, recorded.broadcast.listening() as two:
         await recorded.head()
         await recorded.say(b"he")
-        waiting = asyncio.create_task(two.head())
+        waiting = asyncio.create_task(two.wait_head())
         recorded.broadcast.abort()
         assert (await waiting).status == 201
         assert await one.next_piece() == (b"he", False)
@@ -164,10 +164,10 @@ async def test_broadcasts_share_one_byte_budget() -> None:
 
 async def test_pieces_are_bounded() -> None:
     """A client far behind reads pieces of at most PIECE bytes. Only the last is marked as last."""
-    recorded = RecordedBroadcast(PIECE * 2)
-    await recorded.say(b"x" * (PIECE + 1), next_piece=False)
+    recorded = RecordedBroadcast(PIECE_BYTES * 2)
+    await recorded.say(b"x" * (PIECE_BYTES + 1), next_piece=False)
     with recorded.broadcast.listening() as one:
         data, is_last = await one.next_piece()
-        assert (len(data), is_last) == (PIECE, False)
-        one.record_taken(PIECE)
+        assert (len(data), is_last) == (PIECE_BYTES, False)
+        one.record_taken(PIECE_BYTES)
         assert await one.next_piece() == (b"x", True)

@@ -9,7 +9,7 @@ from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, derive_answer_key
 from activator.answers.idempotency_secret import StoredResponse
 from activator.answers.redis_answer_store import RedisAnswerStore
-from activator.answers.response_cache import SealedAnswerStore
+from activator.answers.response_cache import ResponseStore
 from activator.limits.redis_store import open_store
 from activator.upstream.background_tasks import BackgroundTasks
 from tests.activator.answers.idempotent_calls import pair, same
@@ -30,9 +30,9 @@ async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
     """Stored bytes are sealed. An answer sealed with another secret, or one that is too large, is a miss."""
     async with opened(LIMITS) as kept:
         background_tasks = BackgroundTasks()
-        ours, theirs = (SealedAnswerStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
+        ours, theirs = (ResponseStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
         answer = StoredResponse("req_1", 200, [], b"hello")
-        ours.put(ask("x"), answer)
+        ours.store_soon(ask("x"), answer)
         await background_tasks.close()
         found = await ours.find(ask("x"))
         assert found is not None
@@ -41,7 +41,7 @@ async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
         assert lies is not None
         assert b"hello" not in lies.sealed
         assert await theirs.find(ask("x")) is None
-        ours.put(ask("y"), StoredResponse("req_1", 200, [], b"x" * 11))
+        ours.store_soon(ask("y"), StoredResponse("req_1", 200, [], b"x" * 11))
         await background_tasks.close()
         assert await ours.find(ask("y")) is None
 

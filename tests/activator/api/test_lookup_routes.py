@@ -53,7 +53,7 @@ async def test_model_list_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     async def listed(tenant: str = "a", *models: str) -> list[str]:
         said: list[bytes] = []
         who.caller = Principal(key_id="k", tenant=tenant, scopes=(Scope.INFER,), models=models)
-        await door.models(exchange(said), ListModels(Target()))
+        await door.send_models(exchange(said), ListModels(Target()))
         return [each["id"] for each in json.loads(b"".join(said[1:]))["data"]]
 
     table.apply(_model("a", "one"))

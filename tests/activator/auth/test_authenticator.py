@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from activator.auth.authenticator import find
+from activator.auth.authenticator import find_key_holder
 from activator.routing.routing_table import RoutingTable
 from kelvin.contracts.serving.control_messages import Scope, TenantRow
 from tests.activator.control import ADMIN, KEY, STRANGER, key_row, snapshot
@@ -37,7 +37,7 @@ def test_bearer_key_is_found_in_the_table(authorization: bytes | None, is_good: 
     """Only the whole key after the Bearer scheme matches."""
     table = RoutingTable()
     table.apply(snapshot())
-    assert (find(table, authorization, 0) is not None) == is_good
+    assert (find_key_holder(table, authorization, 0) is not None) == is_good
 
 
 async def _scopes(here: ActivatorWorld) -> None:

@@ -46,17 +46,17 @@ async def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatc
         first = await keys.find(NAME)
         assert first is not None
         server.signers.append(TWO)
-        await eventually(lambda: not keys._pauses)
+        await eventually(lambda: not keys._is_pausing)
         assert await keys.find(OTHER) is not None
-        assert keys.current(NAME) is first
+        assert keys.find_loaded(NAME) is first
         server.signers[:] = [TWO, Signer("one")]
-        await eventually(lambda: not keys._pauses)
+        await eventually(lambda: not keys._is_pausing)
         await keys.find(("three", "ES256"))
-        assert keys.current(NAME) not in (None, first)
+        assert keys.find_loaded(NAME) not in (None, first)
         server.signers[:] = [TWO]
-        await eventually(lambda: not keys._pauses)
+        await eventually(lambda: not keys._is_pausing)
         assert await keys.find(("three", "ES256")) is None
-        assert keys.current(NAME) is None
+        assert keys.find_loaded(NAME) is None
 
 
 @pytest.mark.parametrize("pause_s", [pytest.param(3600.0, id="a pause"), pytest.param(0.0, id="control: no pause")])
@@ -97,13 +97,13 @@ async def test_last_keys_stay_valid_during_an_outage(
         first = await keys.find(NAME)
         server.status, server.body = status, body
         asked = server.asked
-        await eventually(lambda: not keys._pauses)
+        await eventually(lambda: not keys._is_pausing)
         assert await keys.find(OTHER) is None
         assert server.asked > asked
-        assert keys.current(NAME) is first is not None
+        assert keys.find_loaded(NAME) is first is not None
         server.status, server.body = 200, None
         server.signers.append(TWO)
-        await eventually(lambda: not keys._pauses)
+        await eventually(lambda: not keys._is_pausing)
         assert await keys.find(OTHER) is not None
 
 
@@ -122,7 +122,7 @@ async def test_cached_keys_expire_at_their_max_age(tmp_path: Path, monkeypatch: 
     async with fetching(tmp_path, max_age_s=0.3) as (server, keys):
         await known(keys)
         server.status = 503
-        await eventually(lambda: keys.current(NAME) is None)
+        await eventually(lambda: keys.find_loaded(NAME) is None)
         with pytest.raises(Refused) as caught:
             await keys.find(NAME)
         assert caught.value.failure.retryable

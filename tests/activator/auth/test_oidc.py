@@ -82,11 +82,11 @@ async def test_invalid_tokens_are_refused(tmp_path: Path) -> None:
     """Tokens of the issuer's keys are accepted. Every other token is refused."""
     async with verifying(tmp_path) as (_, tokens):
         for signer in (ONE, TWO):
-            principal = await tokens.principal(signer.token(claims(time.time())))
+            principal = await tokens.find_principal(signer.token(claims(time.time())))
             assert principal is not None
             assert (principal.tenant, principal.scopes) == ("default", (Scope.INFER, Scope.PUSH))
         for name, token in _bad_tokens().items():
-            assert await tokens.principal(token) is None, name
+            assert await tokens.find_principal(token) is None, name
 
 
 async def test_control_unsigned_token_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ async def test_control_unsigned_token_would_pass(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(oidc, "_is_signed", lambda *_: True)
 
     async with verifying(tmp_path) as (_, tokens):
-        assert await tokens.principal(STRANGER.token(claims(time.time()))) is not None
+        assert await tokens.find_principal(STRANGER.token(claims(time.time()))) is not None
 
 
 async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +111,16 @@ async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     async with verifying(tmp_path) as (_, tokens):
         now_s = time.time()
-        tokens._wall_s = lambda: now_s
+        tokens._wall_clock = lambda: now_s
         token = ONE.token(claims(now_s, exp=now_s + 60))
         for _again in range(5):
-            assert await tokens.principal(token) is not None
+            assert await tokens.find_principal(token) is not None
         assert verified == [token]
         now_s += 91
-        assert await tokens.principal(token) is None
+        assert await tokens.find_principal(token) is None
         now_s -= 91
         many = [ONE.token(claims(now_s, sub=f"s{number}")) for number in range(3)]
-        assert None not in [await tokens.principal(each) for each in many]
+        assert None not in [await tokens.find_principal(each) for each in many]
         assert "verified=2" in repr(tokens)
 
 
@@ -130,13 +130,13 @@ async def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypat
 
     async with verifying(tmp_path) as (server, tokens):
         first, second = (signer.token(claims(time.time())) for signer in (ONE, TWO))
-        assert None not in [await tokens.principal(token) for token in (first, second)]
+        assert None not in [await tokens.find_principal(token) for token in (first, second)]
         server.signers.remove(ONE)
         # a token with an unknown kid makes the activator fetch the keys
-        while await tokens.principal(first) is not None:
-            await tokens.principal(ONE.token(claims(time.time()), kid="none"))
+        while await tokens.find_principal(first) is not None:
+            await tokens.find_principal(ONE.token(claims(time.time()), kid="none"))
             await asyncio.sleep(0.01)
-        assert await tokens.principal(second) is not None
+        assert await tokens.find_principal(second) is not None
 
 
 async def _opens(here: ActivatorWorld, signer: Signer) -> None:

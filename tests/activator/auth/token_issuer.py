@@ -131,7 +131,7 @@ async def key_server(scratch: Path, *signers: Signer) -> AsyncIterator[KeyServer
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        tls = authority.context(["localhost"], ["127.0.0.1"])
+        tls = authority.issue_context(["localhost"], ["127.0.0.1"])
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         server.port = runner.addresses[0][1]
         yield server

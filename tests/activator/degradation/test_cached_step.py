@@ -13,7 +13,7 @@ import pytest
 from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.idempotency_policy import AnswerStoreLimits, derive_answer_key
 from activator.answers.idempotency_secret import StoredResponse
-from activator.answers.response_cache import CacheableRequest, SealedAnswerStore
+from activator.answers.response_cache import CacheableRequest, ResponseStore
 from activator.upstream.background_tasks import BackgroundTasks
 from kelvin.contracts.serving.degradation_steps import Cached, CapOutput
 from tests.activator.answers.idempotent_calls import ASK, same
@@ -150,8 +150,8 @@ async def test_old_answer_has_a_maximum_age() -> None:
     nobody: Any = None  # never used, because nothing is answered
 
     limits, background_tasks = AnswerStoreLimits(ttl_s=100), BackgroundTasks()
-    answers = SealedAnswerStore(b"s" * 32, limits, LocalAnswerStore(limits, lambda: now_s), background_tasks)
-    answers.put(what, StoredResponse("req_1", 200, [], b"hello"))
+    answers = ResponseStore(b"s" * 32, limits, LocalAnswerStore(limits, lambda: now_s), background_tasks)
+    answers.store_soon(what, StoredResponse("req_1", 200, [], b"hello"))
     await background_tasks.close()
     now_s = 10.5
     assert not await CacheableRequest(answers, what).try_old_answer(nobody, nobody, 10)
@@ -163,8 +163,8 @@ async def test_answer_without_capacity_counts_as_missing() -> None:
     """Slow clients hold all memory for cached answers: the next step, or a replica, serves the request."""
     what = derive_answer_key(b"s" * 32, "acme", None, [b"x"])
     limits, background_tasks = AnswerStoreLimits(), BackgroundTasks()
-    answers = SealedAnswerStore(b"s" * 32, limits, LocalAnswerStore(limits), background_tasks)
-    answers.put(what, StoredResponse("req_1", 200, [], b"hello"))
+    answers = ResponseStore(b"s" * 32, limits, LocalAnswerStore(limits), background_tasks)
+    answers.store_soon(what, StoredResponse("req_1", 200, [], b"hello"))
     await background_tasks.close()
     request: Any = SimpleNamespace(account=SimpleNamespace(principal=SimpleNamespace(tenant="acme")))
     recorded: list[bytes] = []

@@ -74,15 +74,15 @@ def test_cap_output_helps_only_against_overload() -> None:
 def test_longer_wait_counts_at_once_and_shorter_one_later() -> None:
     """A wait counts as long as it was until less than half of it was seen for HOLD_S."""
     waits: WaitHysteresis[str] = WaitHysteresis()
-    assert waits.seen("m", 0.0, 0.0) == 0.0
+    assert waits.record_wait("m", 0.0, 0.0) == 0.0
     assert len(waits) == 0, "no entry for a wait of zero"
-    assert waits.seen("m", 2.0, 1.0) == 2.0
-    assert waits.seen("m", 8.0, 1.1) == 8.0
-    assert waits.seen("m", 5.0, 3.0) == 8.0, "more than half"
-    assert waits.seen("m", 4.0, 3.0 + HOLD_S - 0.1) == 8.0, "not for long enough"
-    assert waits.seen("other", 1.0, 3.0) == 1.0
-    assert waits.seen("m", 4.0, 3.0 + HOLD_S) == 4.0
-    assert waits.seen("m", 0.0, 3.0 + 2 * HOLD_S) == 0.0
+    assert waits.record_wait("m", 2.0, 1.0) == 2.0
+    assert waits.record_wait("m", 8.0, 1.1) == 8.0
+    assert waits.record_wait("m", 5.0, 3.0) == 8.0, "more than half"
+    assert waits.record_wait("m", 4.0, 3.0 + HOLD_S - 0.1) == 8.0, "not for long enough"
+    assert waits.record_wait("other", 1.0, 3.0) == 1.0
+    assert waits.record_wait("m", 4.0, 3.0 + HOLD_S) == 4.0
+    assert waits.record_wait("m", 0.0, 3.0 + 2 * HOLD_S) == 0.0
     assert len(waits) == 1
 
 
@@ -90,7 +90,7 @@ def test_waits_are_bounded_in_number() -> None:
     """The oldest entry is dropped first."""
     waits: WaitHysteresis[int] = WaitHysteresis()
     for each in range(MAX_WAITS + 10):
-        waits.seen(each, 1.0, 0.0)
+        waits.record_wait(each, 1.0, 0.0)
     assert len(waits) == MAX_WAITS
 
 
@@ -98,7 +98,7 @@ def test_waits_are_bounded_in_number() -> None:
 def test_wait_near_a_step_does_not_oscillate(swings: list[float]) -> None:
     """A wait between half and all of a step's threshold keeps the step. Control: without hysteresis it changes."""
     waits: WaitHysteresis[str] = WaitHysteresis()
-    steps = [waits.seen("m", 8.0 * swing, at * 0.3) for at, swing in enumerate([1.0, *swings])]
+    steps = [waits.record_wait("m", 8.0 * swing, at * 0.3) for at, swing in enumerate([1.0, *swings])]
     assert {steps_for_wait(STEPS, wait_s, PriorityClass.INTERACTIVE) for wait_s in steps} == {(SMALL, CAP)}
     bare = [8.0, 7.9, 8.0, 7.9]
     assert len({steps_for_wait(STEPS, wait_s, PriorityClass.INTERACTIVE) for wait_s in bare}) == 2

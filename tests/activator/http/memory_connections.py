@@ -96,7 +96,7 @@ class MemoryServer:
     """The edge in front of one application, without a port. Use inside a running event loop."""
 
     def __init__(self, application: ASGIApp) -> None:
-        limits = read_settings({"KELVIN_DATA": "/unused"}).edge
+        limits = read_settings({"KELVIN_DATA": "/unused"}).connections
         self._listener_state = ListenerState(
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, RequestMetrics(MetricsPage("activator"))
         )

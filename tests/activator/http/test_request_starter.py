@@ -172,7 +172,7 @@ async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: i
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    edge = read_settings({"KELVIN_DATA": "/x"}).connections
     listener_state = ListenerState(
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
         edge,
@@ -206,7 +206,7 @@ async def test_response_is_not_delayed_by_a_burst_of_requests(most: int, want: i
 async def test_closed_starter_refuses_connected_clients_only() -> None:
     """The first client disconnects while it waits and gets nothing. The second gets 503 on close."""
 
-    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    edge = read_settings({"KELVIN_DATA": "/x"}).connections
     listener_state = ListenerState(
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
         edge,

@@ -57,7 +57,7 @@ async def drain(first: int, *, frees: bool) -> tuple[list[bytes], int]:
     """Drain while most clients wait to start. Return each client's response and how many requests started. With `frees`
     the waiting ones start during the drain.
     """
-    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    edge = read_settings({"KELVIN_DATA": "/x"}).connections
     request_starter = StuckStarter(first)
     listener_state = ListenerState(
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),

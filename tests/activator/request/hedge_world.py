@@ -51,7 +51,7 @@ class FakeClientResponse:
         """Forget the answer. Return False if the client has some of it."""
         if self.heard:
             return False
-        self._account.seen = Counts()
+        self._account.counts = Counts()
         return True
 
 

@@ -73,7 +73,7 @@ class RecordingUsage(UsageRecords):
 
 def _account(*, stream: bool) -> Account:
     principal = Principal(key_id="k", tenant="t", scopes=())
-    return Account("req_1", principal, "m", stream, 0, Timeline(0), seen=Counts(3, 0, 2, 0))
+    return Account("req_1", principal, "m", stream, 0, Timeline(0), counts=Counts(3, 0, 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_refused_request_does_not_wait_for_its_record(tmp_path: Path, runt
     account.runtime_id = runtime
 
     said: list[bytes] = []
-    usage = UsageRecords(spool, Timelines(), ended=lambda *_: None)
+    usage = UsageRecords(spool, Timelines(), on_end=lambda *_: None)
     answer = ClientResponse(exchange(said), account, usage, 1.0, lambda: "x")
     failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
     if waits:
@@ -184,7 +184,7 @@ async def test_deadline_does_not_cut_a_response_being_recorded(
     assert spent.try_hold(100, 50, 0)
     account.budget_reservation = BudgetReservation(spent, PRICES, 50)
     spool, asked = SlowSpool(), exchange(said, CuttableConnection(said))
-    answer = ClientResponse(asked, account, UsageRecords(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+    answer = ClientResponse(asked, account, UsageRecords(spool, Timelines(), on_end=lambda *_: None), 60.0, lambda: "x")
 
     async def complete() -> None:
         with asked.cancel_on_disconnect(0.1):
@@ -236,7 +236,7 @@ async def test_unrecorded_response_counts_as_its_failure(stream: bool, want: tup
     account = _account(stream=stream)
     account.runtime_id = "rt"
     answer = ClientResponse(
-        exchange([]), account, UsageRecords(FullSpool(), Timelines(), ended=ended), 1.0, lambda: "x"
+        exchange([]), account, UsageRecords(FullSpool(), Timelines(), on_end=ended), 1.0, lambda: "x"
     )
     await answer.relay_data(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
     with pytest.raises(Refused) as refused:

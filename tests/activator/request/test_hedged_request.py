@@ -78,7 +78,7 @@ async def test_second_attempt_wins_when_it_starts_first(tmp_path: Path, first: S
         assert await outcome(request) is OK
         assert answering_replicas(request) == "bbb"
         assert request.call.account.runtime_id == "b"
-        assert (request.call.account.hedged, here.hedge_outcomes()) == ("second", {"second": 1})
+        assert (request.call.account.hedge_winner, here.hedge_outcomes()) == ("second", {"second": 1})
         assert request.call.upstream is not None
         request.call.upstream.recorded()
         await at_b.until(lambda replica: replica.recorded == [request.name])

@@ -56,7 +56,7 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, damaged: str, conten
 
 def test_a_leaf_satisfies_strict_verification(tmp_path: Path) -> None:
     """Python's strict mode (RFC 5280) accepts the chain and the names."""
-    server = _load(tmp_path).context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])
+    server = _load(tmp_path).issue_context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])
     client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     for name in ("localhost", "m.t.d.e", "127.0.0.1", "::1"):

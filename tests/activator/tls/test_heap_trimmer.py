@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.tls.heap_trimmer import GROWN_BYTES, LOOK_S, MAX_PAUSE, HeapTrimmer
+from activator.tls.heap_trimmer import CHECK_S, GROWN_BYTES, MAX_PAUSE, HeapTrimmer
 from tests.activator.world import ActivatorWorld, world
 
 HANDSHAKES = int(os.environ.get("KELVIN_TEST_HANDSHAKES", "20000"))
@@ -116,9 +116,9 @@ async def test_aborted_handshakes_leave_no_memory_behind(tmp_path: Path) -> None
             began = time.monotonic()
             await _abort(here, hello, count)
             # It checks at once after growth, and after a burst within twice the burst's length.
-            deadline = 2 * time.monotonic() - began + 3 * LOOK_S
+            deadline = 2 * time.monotonic() - began + 3 * CHECK_S
             while (size := _resident_mib(here.process.pid)) > 62 + GROWN_BYTES / MIB and time.monotonic() < deadline:
-                await asyncio.sleep(LOOK_S / 10)
+                await asyncio.sleep(CHECK_S / 10)
             sizes.append(size)
     print(f"{HANDSHAKES} aborted handshakes: {sizes[0]:.0f} MiB after a tenth, {sizes[1]:.0f} MiB after all")
     assert max(sizes) < 62 + 2 * GROWN_BYTES / MIB

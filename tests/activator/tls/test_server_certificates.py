@@ -105,7 +105,7 @@ async def test_first_handshake_of_a_new_tenant_gets_its_leaf(tmp_path: Path) -> 
     certificates, client = _made(tmp_path, _Clock())
     tenants: set[str] = set()
 
-    following = asyncio.create_task(certificates.follow(lambda: frozenset(tenants), asyncio.Event()))
+    following = asyncio.create_task(certificates.run(lambda: frozenset(tenants), asyncio.Event()))
     await asyncio.sleep(0)  # it waits for changes, and none come
     tenants.add("t")
     default = _shown(certificates, client, "localhost")
@@ -123,20 +123,20 @@ async def test_a_certificate_that_cannot_be_made_is_tried_again(
     """The failure ends nothing. Until a retry succeeds, its names get the default certificate."""
     certificates, client = _made(tmp_path, _Clock())
     default = _shown(certificates, client, "m.t.d.e")
-    made, failed = CertificateAuthority.context, threading.Event()
+    made, failed = CertificateAuthority.issue_context, threading.Event()
 
     def fail(authority: CertificateAuthority, names: list[str], addresses: list[str]) -> ssl.SSLContext:
         failed.set()
         raise OSError(27, "File too large")
 
     changed = asyncio.Event()
-    monkeypatch.setattr(CertificateAuthority, "context", fail)
-    following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
+    monkeypatch.setattr(CertificateAuthority, "issue_context", fail)
+    following = asyncio.create_task(certificates.run(lambda: frozenset({"t"}), changed, 0.01))
     changed.set()
     async with asyncio.timeout(30):
         await eventually(failed.is_set)
         assert _shown(certificates, client, "m.t.d.e") == default
-        monkeypatch.setattr(CertificateAuthority, "context", made)
+        monkeypatch.setattr(CertificateAuthority, "issue_context", made)
         while repr(certificates) != "<ServerCertificates d.e tenants=1>":
             assert not following.done()
             await asyncio.sleep(0.01)
@@ -149,7 +149,7 @@ async def test_follower_ends_when_tenants_change_at_the_same_time(tmp_path: Path
 
     certificates, _ = _made(tmp_path, _Clock())
     changed = asyncio.Event()
-    following = asyncio.create_task(certificates.follow(frozenset, changed))
+    following = asyncio.create_task(certificates.run(frozenset, changed))
     for _ in range(5):  # iterations of the event loop, until it waits
         await asyncio.sleep(0)
     changed.set()

@@ -129,7 +129,7 @@ def test_the_proxy_closes_idle_connections_before_kelvin() -> None:
     (cluster,) = yaml.safe_load(EXAMPLE.read_text())["static_resources"]["clusters"]
     (options,) = cluster["typed_extension_protocol_options"].values()
     idle_s = float(options["common_http_protocol_options"]["idle_timeout"].removesuffix("s"))
-    assert idle_s < read_settings({"KELVIN_DATA": "/data"}).edge.idle_s
+    assert idle_s < read_settings({"KELVIN_DATA": "/data"}).connections.idle_s
 
 
 def test_the_activator_speaks_http_1_1_alone(kelvin: Installation) -> None:

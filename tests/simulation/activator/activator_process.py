@@ -25,7 +25,7 @@ from activator.answers.response_cache import ResponseCache
 from activator.api.completions import Completions
 from activator.api.front_door import FrontDoorApp
 from activator.api.lookup_routes import LookupRoutes
-from activator.api.open_inference_metadata import OpenInference
+from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
 from activator.app import app
 from activator.auth.authenticator import Authenticator
@@ -124,7 +124,7 @@ class ActivatorProcess:
     ) -> None:
         """Raises OSError if the disk refuses its spool."""
         self._world = world
-        self.name = f"{app.PREFIX}{number}"
+        self.name = f"{app.SPOOL_PREFIX}{number}"
         clocks = world.clocks
         self.callers: list[SimulatedClient] = []
         self.accepts = asyncio.Event()
@@ -155,11 +155,11 @@ class ActivatorProcess:
         )  # fmt: skip
         metrics = RequestMetrics(page)
         self.budgets = TenantBudgets(self.name, wall_s=clocks.wall)
-        usage = UsageRecords(self.spool, timelines, ended=CompletionLog(metrics, telemetry), wall=clocks.wall)
+        usage = UsageRecords(self.spool, timelines, on_end=CompletionLog(metrics, telemetry), wall_clock=clocks.wall)
         self.last = LastFeed(self._directory, self.table, FEED_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
         self.feed = FeedClient(client, self._hear, self.name)
         self._uses = KeyUses(client)
-        authenticator = Authenticator(self.table, self._uses, is_fresh=self.last.is_fresh, wall_s=clocks.wall)
+        authenticator = Authenticator(self.table, self._uses, is_fresh=self.last.is_fresh, wall_clock=clocks.wall)
         request_factory, retries = (
             UpstreamRequestFactory(self.replica_sessions, usage.source),
             RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS),
@@ -173,7 +173,7 @@ class ActivatorProcess:
             SECRET, LocalAnswerStore(CACHE_LIMITS, clocks.monotonic), CACHE_LIMITS, self.background_tasks, page
         )
         self.once = Idempotency(SECRET, self.answers, DEFAULT_LIMITS, page)
-        self.handover = HandoverSender(self.answers, self.once.running)
+        self.handover = HandoverSender(self.answers, self.once.list_running_keys)
         self.shares = LocalConcurrencyLimiter()
         tenant_limiter = TenantLimiter(
             self.shares,
@@ -184,11 +184,11 @@ class ActivatorProcess:
         completions = Completions(
             authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, tenant_limiter,
             self.under_way, self.once, self.cache,
-            Degradation(self.table, self.throttler, self.reporter, self.cache.last, clocks.monotonic), unread,
+            Degradation(self.table, self.throttler, self.reporter, self.cache.old_responses, clocks.monotonic), unread,
         )  # fmt: skip
         self.door = FrontDoorApp(
             completions, LookupRoutes(authenticator, self.table, timelines, client, self.under_way, unread),
-            Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInference(authenticator, self.table, unread),
+            Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInferenceMetadata(authenticator, self.table, unread),
             "kelvin.local", REQUEST_LIMITS, metrics,
         )  # fmt: skip
         self.wanted_since_s: dict[VersionKey, float] = {}

@@ -9,7 +9,7 @@ import msgspec
 
 from activator.answers.answer_store import LocalAnswerStore
 from activator.answers.answers_handover import HandoverReceiver
-from activator.app.app import PREFIX, RECOVER_AGAIN_S, ship_leftovers
+from activator.app.app import RECOVER_AGAIN_S, SPOOL_PREFIX, ship_leftovers
 from activator.queue.policy.wait_estimate import MIN_ANSWERS, Throughput
 from activator.queue.replica_tracker import ReplicaTracker
 from activator.request.attempts import Attempts
@@ -72,7 +72,9 @@ def leftover_spools_are_looked_for_once(undoing: Undoing) -> None:
     """
 
     async def ship(spools: Path, post: Post) -> None:
-        while any(each.remaining for each in await recover(spools, lambda source: post if PREFIX in source else None)):
+        while any(
+            each.remaining for each in await recover(spools, lambda source: post if SPOOL_PREFIX in source else None)
+        ):
             await asyncio.sleep(RECOVER_AGAIN_S)
         await asyncio.Event().wait()
 
