@@ -106,11 +106,11 @@ class ActivatorUnderTest:
         self.port, self.pid, self.upstream = port, pid, upstream
         self._scratch = scratch
 
-    def seen(self, records: int) -> UpstreamReport:
+    def upstream_report(self, records: int) -> UpstreamReport:
         """Return the upstream's report once it has `records` usage records, or after RECORDED_S."""
-        poll_until_true(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
+        poll_until_true(lambda: int(self.upstream.call()["recorded"]) >= records, RECORDED_S)
         report_file = self._scratch / "seen"
-        self.upstream.ask(into=str(report_file))
+        self.upstream.call(into=str(report_file))
         return decoder(UpstreamReport).decode(report_file.read_bytes())
 
 
@@ -157,7 +157,7 @@ class OpenLoopClient:
         plan_file.write_bytes(msgspec.json.encode(plan))
         last_s = (plan.arrivals[-1][0] if plan.arrivals else 0) / 1e6
         self._program.answer_s = last_s + plan.patience_s + EXTRA_ANSWER_S
-        self._program.ask(plan=str(plan_file), into=str(result_file))
+        self._program.call(plan=str(plan_file), into=str(result_file))
         return decoder(LoadResult).decode(result_file.read_bytes())
 
     def reference_texts(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> list[str]:

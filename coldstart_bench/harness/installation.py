@@ -166,17 +166,17 @@ class HttpsClient:
 
 
 class Installation:
-    """A running `kelvin up`. `door` calls with the tenant's key, `admin` with the administrator's."""
+    """A running `kelvin up`. `client` calls with the tenant's key, `admin` with the administrator's."""
 
     def __init__(self, data: Path, port: int, pid: int) -> None:
         self.data, self.port, self.pid = data, port, pid
         self.began_s = time.time()
-        self.door = HttpsClient(port, data / "ca.pem", data / "default.key")
+        self.client = HttpsClient(port, data / "ca.pem", data / "default.key")
         self.admin = HttpsClient(port, data / "ca.pem", data / "admin.key")
 
     def close(self) -> None:
         """Close the connections. An activator that ends would wait for idle ones."""
-        self.door.close()
+        self.client.close()
         self.admin.close()
 
     @property
@@ -211,7 +211,7 @@ class Installation:
             months.append(month_after(months[-1]))
         return [self.admin.request("GET", f"/admin/v1/billing/report?month={month}") for month in months]
 
-    def to_zero(self, name: str) -> None:
+    def scale_to_zero(self, name: str) -> None:
         """Stop a model. Wait until none of its replicas runs and a standby is parked again."""
         self.admin.request("POST", f"/admin/v1/models/{name}/stop")
         self.wait(lambda: self._is_at_zero(name), f"{name} is at zero")
@@ -224,17 +224,18 @@ class Installation:
         found = self.model(name)
         return found["state"] == "zero" and not any(version["replicas"] for version in found["versions"])
 
-    def rest(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until parked standbys are idle, so that a start is measured from rest."""
-        rest = IdleDetector()
+        idle_detector = IdleDetector()
         self.wait(
-            lambda: rest.is_idle(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest"
+            lambda: idle_detector.is_idle(cpu_ticks(runtimes_below(self.pid)), time.monotonic()),
+            "the standbys are at rest",
         )
 
-    def forget(self, tier: str) -> None:
+    def empty_tier(self, tier: str) -> None:
         """Scale every model to zero, and empty a tier of the weight cache."""
         for model in self.admin.request("GET", "/admin/v1/models")["models"]:
-            self.to_zero(model["model"])
+            self.scale_to_zero(model["model"])
         refusal = ""
 
         def is_empty() -> bool:
@@ -266,10 +267,10 @@ class Installation:
         """Return every object of a store in the data directory."""
         return [path for path in (self.data / "store").rglob("*") if path.is_file()]
 
-    def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+    def wait(self, condition: Callable[[], bool], description: str, limit_s: float = 60.0) -> None:
         """Wait until `is_so()`. Raises InstallationFailed with `what` after `limit_s`."""
-        if not poll_until_true(is_so, limit_s):
-            raise InstallationFailed(f"after {limit_s:g} s it is still not true that {what}")
+        if not poll_until_true(condition, limit_s):
+            raise InstallationFailed(f"after {limit_s:g} s it is still not true that {description}")
 
 
 class KelvinUpProcess:
@@ -287,7 +288,7 @@ class KelvinUpProcess:
         errors: Path | None = None,
     ) -> None:
         """`program` is the module to run, and `prefix` a command that runs it. Standard error is appended to the file
-        `errors`, or to a temporary file. `said` reads it.
+        `errors`, or to a temporary file. `error_output` reads it.
         """
         words = [*prefix, *python_command(program, "up", "--data", str(data), "--port", str(port), *options)]
         # Not a pipe: it would not be read, and a full pipe blocks the writer.
@@ -312,10 +313,10 @@ class KelvinUpProcess:
         """
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], START_S)[0]:
-            raise InstallationFailed(f"kelvin up is not ready after {START_S:g} s: {self.said()}")
+            raise InstallationFailed(f"kelvin up is not ready after {START_S:g} s: {self.error_output()}")
         return self._process.stdout.readline()
 
-    def said(self) -> str:
+    def error_output(self) -> str:
         """Return its standard error so far."""
         file = self._errors.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # pread keeps the writer's offset
@@ -360,9 +361,9 @@ def running_installation(
         with KelvinUpProcess(data, chosen, settings, options=options, program=program) as up:
             if "ready" not in (line := up.ready_line()):
                 up.end()
-                if port is None and PORT_TAKEN_TEXT in up.said() and attempt + 1 < ATTEMPTS:
+                if port is None and PORT_TAKEN_TEXT in up.error_output() and attempt + 1 < ATTEMPTS:
                     continue  # another process took the port after our check
-                raise InstallationFailed(f"kelvin up: {line}{up.said()}")
+                raise InstallationFailed(f"kelvin up: {line}{up.error_output()}")
             installation = Installation(data, chosen, up.pid)
             try:
                 yield installation

@@ -11,17 +11,17 @@ MAX_POLL_S: Final = 0.2
 _BACKOFF_FACTOR: Final = 1.25
 
 
-def poll_until_true(holds: Callable[[], bool], limit_s: float, seldom_s: float = MAX_POLL_S) -> bool:
+def poll_until_true(is_true: Callable[[], bool], limit_s: float, seldom_s: float = MAX_POLL_S) -> bool:
     """Poll `holds` for at most `limit_s`. Return whether it became true. See `remaining`."""
-    return not remaining(lambda: not holds(), limit_s, seldom_s)
+    return not remaining(lambda: not is_true(), limit_s, seldom_s)
 
 
-def remaining(amiss: Callable[[], T], limit_s: float, seldom_s: float = MAX_POLL_S) -> T:
+def remaining(find_problems: Callable[[], T], limit_s: float, seldom_s: float = MAX_POLL_S) -> T:
     """Poll `amiss` until it returns a false value, for at most `limit_s`, and return its last value. `seldom_s` is the
     longest pause between two calls. Raises what `amiss` raises. A call is not cut short.
     """
     limit, pause_s = time.monotonic() + limit_s, POLL_S
-    while (found := amiss()) and time.monotonic() < limit:
+    while (found := find_problems()) and time.monotonic() < limit:
         time.sleep(pause_s)
         pause_s = min(_BACKOFF_FACTOR * pause_s, seldom_s)  # long waits must not use up a core
     return found

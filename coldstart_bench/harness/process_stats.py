@@ -152,7 +152,7 @@ def cpu_load(before: CpuTime | None, after: CpuTime | None, requests: int, secon
 
 
 @contextlib.contextmanager
-def sampling_thread(take: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
+def sampling_thread(sample: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
     """Call `take` every `every_s` seconds in a thread, optionally pinned to `core`, until the block ends."""
     stop = threading.Event()
 
@@ -160,7 +160,7 @@ def sampling_thread(take: Callable[[], object], every_s: float, core: int | None
         if core is not None:
             os.sched_setaffinity(0, {core})  # this thread only
         while not stop.wait(every_s):
-            take()
+            sample()
 
     thread = threading.Thread(target=run, name="samples")
     thread.start()
@@ -289,7 +289,7 @@ class PssWatch:
         self.before = {pid: pss_of(pid) for pid in pids}
         self.peak = dict(self.before)
 
-    def take(self) -> None:
+    def sample(self) -> None:
         """Read the PSS of all processes and update the peaks."""
         for pid in self.peak:
             self.peak[pid] = max(self.peak[pid], pss_of(pid))
@@ -299,5 +299,5 @@ class PssWatch:
 def sampling_runtimes(supervisor: int) -> Iterator[PssWatch]:
     """Sample all processes that may become the runtime, until the block ends."""
     watch = PssWatch(runtimes_below(supervisor))
-    with sampling_thread(watch.take, START_EVERY_S):
+    with sampling_thread(watch.sample, START_EVERY_S):
         yield watch

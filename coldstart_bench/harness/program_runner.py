@@ -73,9 +73,9 @@ class Program:
         """Pid of the process and of its process group."""
         return self._process.pid
 
-    def ask(self, **question: object) -> Any:
+    def call(self, **arguments: object) -> Any:
         """Return the answer. Raises as `exchange_line` does, and ProgramFailed with the answer's error."""
-        answer = self.exchange_line(question)
+        answer = self.exchange_line(arguments)
         if "error" in answer:
             raise ProgramFailed(f"{self._name}: {answer['error']}")
         return answer
@@ -118,12 +118,12 @@ class Program:
         except subprocess.TimeoutExpired:
             return "closed its output"
 
-    def _failure(self, what: str) -> ProgramFailed:
+    def _failure(self, message: str) -> ProgramFailed:
         try:
             errors = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip().splitlines()
         except (OSError, ValueError):
             errors = []
-        return ProgramFailed(f"{self._name} {what}" + (f": {errors[-1]}" if errors else ""))
+        return ProgramFailed(f"{self._name} {message}" + (f": {errors[-1]}" if errors else ""))
 
     def _end(self) -> None:
         if self._errors.closed:  # it was ended before

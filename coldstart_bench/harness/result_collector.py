@@ -23,7 +23,7 @@ class ResultCollector(Generic[T]):
         self._failed: dict[Key, str] = {}
         self._unmade: dict[Key, str] = {}  # why the page cache could not be prepared, the last time
 
-    def take(self, key: Key, measure: Callable[[], T]) -> None:
+    def measure(self, key: Key, measure: Callable[[], T]) -> None:
         """Take one figure. A round with an unprepared page cache is skipped; it is a failure only if all rounds are."""
         if key in self._failed:
             return
@@ -34,9 +34,9 @@ class ResultCollector(Generic[T]):
             self._unmade[key] = str(error)
             self._tell(f"{system}, {state}: skipped: {error}")
         except (ProgramFailed, InstallationFailed) as error:
-            self.fails(key, error)
+            self.record_failure(key, error)
 
-    def fails(self, key: Key, why: object) -> None:
+    def record_failure(self, key: Key, why: object) -> None:
         """Record that this system has no figure in this run."""
         self._failed[key] = str(why)
         self._tell(f"{key[2]}, {key[1]}: {why}")

@@ -94,7 +94,7 @@ class UpstreamState:
         if self.config.keeps_records:
             self.batches.append(batch)
 
-    def seen(self) -> UpstreamReport:
+    def report(self) -> UpstreamReport:
         """Return the numbers of answers and records so far."""
         every = (record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records)
         records = {record.request_id: record for record in every}
@@ -195,7 +195,7 @@ async def serve(data: Path, config: UpstreamConfig) -> None:
 
     def answer(into: str | None = None) -> dict[str, int]:
         if into is not None:
-            Path(into).write_bytes(msgspec.json.encode(world.seen()))
+            Path(into).write_bytes(msgspec.json.encode(world.report()))
         return {"port": port, "recorded": len(world.recorded), "unrecorded": len(world.chats - world.recorded)}
 
     def answer_all() -> None:

@@ -57,12 +57,12 @@ def check_claim(
     size_bytes: int = 0,
     *,
     at_least: bool,
-    asked: bool = True,
+    is_checked: bool = True,
     decides: bool = True,
 ) -> ClaimVerdict:
     """Check `value` against `limit`. A value equal to the limit passes."""
     passed = None
-    if asked and value is not None:
+    if is_checked and value is not None:
         passed = value >= limit if at_least else value <= limit
     return ClaimVerdict(claim, size_bytes, state, value, limit, at_least, passed, decides)
 

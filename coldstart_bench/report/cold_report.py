@@ -106,27 +106,27 @@ def stages_of(seconds: Mapping[StageKey, Sequence[float]]) -> tuple[StageRow, ..
     return tuple(StageRow(*key, median_of(each).median) for key, each in seconds.items())
 
 
-def judge_cold(found: ColdFigures) -> tuple[ClaimVerdict, ...]:
+def judge_cold(figures: ColdFigures) -> tuple[ClaimVerdict, ...]:
     """Judge first token, time to bound from host memory, and memory of every requested size. No claim decides."""
-    ratios = {(row.size_bytes, row.tier): row.ratio_to_floor for row in found.rows if row.system == KELVIN}
-    beyond = {taken.size_bytes: taken.beyond_bytes / (1 << 20) for taken in found.footprints}
+    ratios = {(row.size_bytes, row.tier): row.ratio_to_floor for row in figures.rows if row.system == KELVIN}
+    beyond = {taken.size_bytes: taken.beyond_bytes / (1 << 20) for taken in figures.footprints}
     bound_s = {
-        size: time_to_bound_s([row for row in found.stages if (row.size_bytes, row.tier) == (size, "host")])
-        for size in found.sizes_bytes
+        size: time_to_bound_s([row for row in figures.stages if (row.size_bytes, row.tier) == (size, "host")])
+        for size in figures.sizes_bytes
     }
     beside, bound = "first token to the floor's, known answers included", "seconds from the request to bound"
     memory = "MiB that a start takes beside the model's bytes"
     return (
         *(
-            at_most(beside, ratios.get((size, tier)), limit, tier, size, asked=size >= MEDIUM_BYTES, decides=False)
-            for size in found.sizes_bytes
+            at_most(beside, ratios.get((size, tier)), limit, tier, size, is_checked=size >= MEDIUM_BYTES, decides=False)
+            for size in figures.sizes_bytes
             for tier, limit in MAX_RATIO_BY_TIER.items()
         ),
         *(
             at_most(bound, bound_s[size], MAX_TIME_TO_BOUND_S, "host", size, decides=False)
-            for size in found.sizes_bytes
+            for size in figures.sizes_bytes
         ),
-        *(at_most(memory, beyond.get(size), BEYOND_MIB, "", size, decides=False) for size in found.sizes_bytes),
+        *(at_most(memory, beyond.get(size), BEYOND_MIB, "", size, decides=False) for size in figures.sizes_bytes),
     )
 
 
@@ -165,7 +165,7 @@ def table(rows: Sequence[ColdRow]) -> str:
     return "\n".join(align(lines, left=3))
 
 
-def cold_table(found: ColdFigures) -> str:
+def cold_table(figures: ColdFigures) -> str:
     """Return the rows and the stages of our starts."""
     head = "stages of our starts, and their share of the floor's time:"
-    return "\n".join([table(found.rows), head, stage_table(found.stages, found.rows)])
+    return "\n".join([table(figures.rows), head, stage_table(figures.stages, figures.rows)])

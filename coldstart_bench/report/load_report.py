@@ -150,11 +150,11 @@ def is_floor(row: LoadRow) -> bool:
     return row.system.startswith("floor")
 
 
-def judge(found: LoadFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: LoadFigures) -> tuple[ClaimVerdict, ...]:
     """Judge every size that was measured. No claim decides."""
-    sizes = sorted({row.size_bytes for row in found.rows})
+    sizes = sorted({row.size_bytes for row in figures.rows})
     return tuple(
-        verdict for size in sizes for verdict in _judged([row for row in found.rows if row.size_bytes == size])
+        verdict for size in sizes for verdict in _judged([row for row in figures.rows if row.size_bytes == size])
     )
 
 
@@ -171,8 +171,8 @@ def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
     def least(state: State, systems: frozenset[str]) -> float | None:
         return min((row.total_s for row in rows if row.state == state and row.system in systems), default=None)
 
-    def say(claim: str, state: State, value: float | None, limit: float, *, asked: bool = True) -> ClaimVerdict:
-        return at_least(claim, value, limit, state, size, asked=asked, decides=False)
+    def say(claim: str, state: State, value: float | None, limit: float, *, is_checked: bool = True) -> ClaimVerdict:
+        return at_least(claim, value, limit, state, size, is_checked=is_checked, decides=False)
 
     disk = ratio_or_none(floor, load.get("cold"))
     verifying, tensorizer = (
@@ -188,7 +188,7 @@ def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
             "cold",
             disk,
             FLOOR_SHARE,
-            asked=size >= LARGE_BYTES,
+            is_checked=size >= LARGE_BYTES,
         ),
         *(say("time of the fastest verifying loader to ours", state, verifying[state], 1.0) for state in FROM_DISK),
         *(
@@ -204,12 +204,12 @@ def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
     ]
 
 
-def table(found: LoadFigures) -> str:
+def table(figures: LoadFigures) -> str:
     """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [
         ("size", "state", "loader", "checks", "load", "consume", "total", "95 % interval", "GB/s", "n", "/ floor")
     ]
-    for row in found.rows:
+    for row in figures.rows:
         interval = f"{row.low_s * 1e3:.1f} - {row.high_s * 1e3:.1f}"
         times = (f"{each * 1e3:.1f}ms" for each in (row.load_s, row.consume_s, row.total_s))
         rate = f"{row.size_bytes / row.total_s / 1e9:.2f}"

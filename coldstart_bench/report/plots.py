@@ -38,20 +38,20 @@ def check() -> None:
     _pyplot()
 
 
-def draw_cold(found: ColdFigures, directory: Path) -> list[Path]:
+def draw_cold(figures: ColdFigures, directory: Path) -> list[Path]:
     """Draw `cold-stages.png` and `cold-ratios.png`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     return [
-        _stages(found.stages, found.rows, directory / "cold-stages.png"),
-        _ratios(found.rows, directory / "cold-ratios.png"),
+        _stages(figures.stages, figures.rows, directory / "cold-stages.png"),
+        _ratios(figures.rows, directory / "cold-ratios.png"),
     ]
 
 
-def draw_load(found: LoadFigures, directory: Path) -> list[Path]:
+def draw_load(figures: LoadFigures, directory: Path) -> list[Path]:
     """Draw `load-SIZEmb.png` for each size, and return the paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    sizes = sorted({row.size_bytes for row in found.rows})
-    return [_loaders(found.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
+    sizes = sorted({row.size_bytes for row in figures.rows})
+    return [_loaders(figures.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
 
 
 def stage_bars(stages: Sequence[StageRow]) -> list[tuple[str, float]]:

@@ -135,11 +135,11 @@ def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> f
     return sum(value * weight for value, weight in known) / whole if whole else None
 
 
-def judge(found: TraceFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: TraceFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. The state of each claim is the number of requests. With few requests a distance has more
     noise. The limit then is the one that 99 of 100 samples of that size keep.
     """
-    fit, came = found.fit, found.came
+    fit, came = figures.fit, figures.came
     state, n = str(fit.requests), max(1, fit.requests)
     limit = max(DISTANCE, 1.63 / math.sqrt(n))
     skew = max(DISTANCE, math.sqrt(fit.tenants / n))
@@ -165,9 +165,9 @@ def _relative(pair: FigurePair) -> float | None:
     return None if not pair.asked or pair.sent is None else abs(pair.sent / pair.asked - 1)
 
 
-def table(found: TraceFigures) -> str:
+def table(figures: TraceFigures) -> str:
     """Return the figures as an aligned table."""
-    fit, came = found.fit, found.came
+    fit, came = figures.fit, figures.came
     p50, p99, lag = (cell(each, "{:.1f} ms", times=1e3) for each in (came.p50_s, came.p99_s, came.lag_p99_s))
     head = (
         f"{fit.requests} requests of {fit.tenants} tenants: {came.right} answered right; "

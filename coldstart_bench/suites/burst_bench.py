@@ -93,44 +93,47 @@ def served(
     return TenantAnswers(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
 
 
-def judge(found: BurstFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: BurstFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. The state of each claim is the number of requests."""
-    asked = sum(one.asked for one in found.served)
+    asked = sum(one.asked for one in figures.served)
     state = str(asked)
-    wrong = asked - sum(one.right for one in found.served)
-    swapped = max((one.inversions for one in found.served if one.inversions is not None), default=None)
-    taken = None if found.memory is None else found.memory.grown / asked
+    wrong = asked - sum(one.right for one in figures.served)
+    swapped = max((one.inversions for one in figures.served if one.inversions is not None), default=None)
+    taken = None if figures.memory is None else figures.memory.grown / asked
     return (
         at_most("requests that were not answered right", wrong, 0, state),
-        at_least("fairness between tenants, by Jain's index", found.fairness, FAIR, state),
+        at_least("fairness between tenants, by Jain's index", figures.fairness, FAIR, state),
         at_most("pairs of a tenant that were answered the other way round", swapped, IN_ORDER, state),
         at_most("bytes of the activator's memory for each request", taken, EACH_BYTES, state),
-        at_most("starts of the model, off one by", abs(found.starts - 1), 0, state),
+        at_most("starts of the model, off one by", abs(figures.starts - 1), 0, state),
         # A hedged read may read a chunk twice. No read at all means that the chunks were not only in the store.
-        at_most("reads of a chunk", ratio_or_none(found.chunk_reads or None, found.chunks), 1, state, decides=False),
+        at_most(
+            "reads of a chunk", ratio_or_none(figures.chunk_reads or None, figures.chunks), 1, state, decides=False
+        ),
     )
 
 
-def table(found: BurstFigures) -> str:
+def table(figures: BurstFigures) -> str:
     """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [
         ("tenant", "asked", "right", "wrong", "first", "median", "last", "turned round", "not answered")
     ]
-    for one in found.served:
+    for one in figures.served:
         times = (cell(each, "{:.2f}s") for each in (one.first_s, one.median_s, one.last_s))
         codes = ", ".join(f"{code} {count}" for code, count in sorted(one.codes.items())) or "none"
         counts = map(str, (one.asked, one.right, one.wrong))
         rows.append((one.tenant, *counts, *times, cell(one.inversions, "{:.2%}"), codes))
-    fair = cell(found.fairness, "{:.3f}")
+    fair = cell(figures.fairness, "{:.3f}")
     lines = [
         *align(rows),
         f"fairness between them over the first half of the answers (Jain): {fair}",
-        f"{found.starts} starts of the model, {found.chunk_reads} reads of its {found.chunks} chunks",
+        f"{figures.starts} starts of the model, {figures.chunk_reads} reads of its {figures.chunks} chunks",
     ]
-    if found.memory is not None:
-        each = found.memory.grown / sum(one.asked for one in found.served)
+    if figures.memory is not None:
+        each = figures.memory.grown / sum(one.asked for one in figures.served)
         lines.append(
-            f"{memory_line(found.memory)}; {each / 1024:.1f} KiB a request, {found.memory.grown / MIB:.1f} MiB in all"
+            f"{memory_line(figures.memory)}; {each / 1024:.1f} KiB a request, "
+            f"{figures.memory.grown / MIB:.1f} MiB in all"
         )
     return "\n".join(lines)
 
@@ -152,8 +155,8 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
         payloads = _payloads(kelvin)
         right = loop.reference_texts(kelvin.port, payloads, PATIENCE_S)
         for tier in ("host", "nvme"):
-            kelvin.forget(tier)
-        kelvin.rest()
+            kelvin.empty_tier(tier)
+        kelvin.wait_idle()
         before = kelvin.cache()
         ran, memory = _burst(plan, kelvin, loop, payloads)
         after = kelvin.cache()

@@ -73,7 +73,7 @@ class ColdCase:
 def measure_round(tally: ResultCollector[float], size_bytes: int, cases: Sequence[ColdCase]) -> None:
     """Measure each case once, in order."""
     for case in cases:
-        tally.take((size_bytes, case.tier, case.system), case.measure)
+        tally.measure((size_bytes, case.tier, case.system), case.measure)
 
 
 @dataclass(slots=True)
@@ -88,23 +88,23 @@ class KelvinRun:
 
     def ready_on_host(self) -> None:
         """Leave the model in slabs of host memory, with no replica."""
-        self.kelvin.door.first_token(self.name, PROMPT)
+        self.kelvin.client.first_token(self.name, PROMPT)
         self._wait_for_nvme()
-        self.kelvin.to_zero(self.name)
-        self.kelvin.rest()
+        self.kelvin.scale_to_zero(self.name)
+        self.kelvin.wait_idle()
 
     def ready_on_nvme(self) -> None:
         """Leave the model's chunks in NVMe files outside the page cache, and in no faster tier."""
         self._wait_for_nvme()
-        self.kelvin.forget("host")
-        self.kelvin.rest()
+        self.kelvin.empty_tier("host")
+        self.kelvin.wait_idle()
         drop_page_cache(self.kelvin.nvme_files())
 
     def ready_in_store(self) -> None:
         """Leave the model's chunks in the store, and in no faster tier."""
         for tier in ("host", "nvme"):
-            self.kelvin.forget(tier)
-        self.kelvin.rest()
+            self.kelvin.empty_tier(tier)
+        self.kelvin.wait_idle()
         drop_page_cache(self.kelvin.store_files())
 
     def _wait_for_nvme(self) -> None:
@@ -114,12 +114,12 @@ class KelvinRun:
     def start(self, tier: str) -> float:
         """Return the seconds to the first token. Then read its timeline, and check which tier the bytes came from."""
         before = _bytes_read(self.kelvin)
-        seconds, request_id = self.kelvin.door.start(self.name, PROMPT)
+        seconds, request_id = self.kelvin.client.start(self.name, PROMPT)
         read = {source for source, total in _bytes_read(self.kelvin).items() if total > before.get(source, 0)}
         if read != {tier} - {"host"}:
             raise InstallationFailed(f"{self.name}: bytes came from {sorted(read)} instead of '{tier}'")
         before_us = 0
-        for stamp in self.kelvin.door.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
+        for stamp in self.kelvin.client.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
             key = (self.size_bytes, tier, stamp["stage"])
             self.stages.setdefault(key, []).append((stamp["at_us"] - before_us) / 1e6)
             before_us = stamp["at_us"]
@@ -148,10 +148,10 @@ def cold_cases(ours: KelvinRun, version: str, baselines: Baselines) -> tuple[Col
         partial(baselines.resident.time_request, PROMPT_IDS),
         lambda: run_from_pretrained(baselines.directory, PROMPT_IDS)[0],
     )
-    at_zero = partial(ours.kelvin.to_zero, ours.name)
+    at_zero = partial(ours.kelvin.scale_to_zero, ours.name)
 
     def step(probe: bool) -> float:
-        answer = baselines.engine.ask(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
+        answer = baselines.engine.call(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
         return float(answer["seconds"])
 
     return (
@@ -203,11 +203,11 @@ class ColdResults:
     failures: list[MissingFigure] = field(default_factory=list)  # failures other than of rows
     loads: list[float] = field(default_factory=lambda: [load_1m()])
 
-    def fails(self, size_bytes: int, what: str, why: object) -> None:
+    def record_failure(self, size_bytes: int, what: str, why: object) -> None:
         """Record that this figure is missing at this size."""
         self.failures.append(MissingFigure(what, str(why), size_bytes))
 
-    def found(self, sizes_bytes: Sequence[int]) -> ColdFigures:
+    def figures(self, sizes_bytes: Sequence[int]) -> ColdFigures:
         """Return the figures of these sizes. Missing ones are among the failures."""
         figures = self.tally.figures
         steps = {key: median_of(each).median for key, each in figures.items() if key[2] in (STEP_WITH, STEP_WITHOUT)}
@@ -238,11 +238,11 @@ def run(plan: ColdPlan, scratch: Path) -> ColdFigures:
                     _measure_size(plan, kelvin, place / "model", size_bytes, seen)
             except (ProgramFailed, InstallationFailed) as failed:
                 plan.tell(f"{size_bytes / 1e9:g} GB: {failed}")
-                seen.fails(size_bytes, "the rounds", failed)
-        so_far = seen.found(plan.sizes_bytes[:number])
+                seen.record_failure(size_bytes, "the rounds", failed)
+        so_far = seen.figures(plan.sizes_bytes[:number])
         plan.tell(table([row for row in so_far.rows if row.size_bytes == size_bytes]))
         plan.known(so_far)
-    return seen.found(plan.sizes_bytes)
+    return seen.figures(plan.sizes_bytes)
 
 
 def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_bytes: int, seen: ColdResults) -> None:
@@ -250,14 +250,14 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
     version = kelvin.push(directory, name, replicas=1)
-    kelvin.door.first_token(name, PROMPT)  # puts it into the host tier, and soon into the NVMe tier
-    kelvin.forget("host")
+    kelvin.client.first_token(name, PROMPT)  # puts it into the host tier, and soon into the NVMe tier
+    kelvin.empty_tier("host")
     ours = KelvinRun(kelvin, name, size_bytes, count_nvme_chunks(kelvin), seen.stages)
     try:
         model_bytes = (directory / "model.safetensors").stat().st_size
         seen.footprints.append(_footprint(kelvin, name, size_bytes, model_bytes))
     except InstallationFailed as failed:
-        seen.fails(size_bytes, "memory of a start", failed)
+        seen.record_failure(size_bytes, "memory of a start", failed)
     with contextlib.ExitStack() as peers:
         baselines = Baselines(
             directory,
@@ -271,15 +271,15 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
             seen.loads.append(load_1m())
             plan.tell(f"{name}: round {turn + 1} of {plan.repeats}, load {seen.loads[-1]:.2f}")
             measure_round(seen.tally, size_bytes, cases)
-    kelvin.to_zero(name)
+    kelvin.scale_to_zero(name)
 
 
 def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: int) -> MemoryFootprint:
     """Measure the memory of one start from NVMe, which is not timed."""
-    kelvin.forget("host")
-    kelvin.rest()
+    kelvin.empty_tier("host")
+    kelvin.wait_idle()
     with sampling_runtimes(kelvin.pid) as watch:
-        kelvin.door.first_token(name, PROMPT)
+        kelvin.client.first_token(name, PROMPT)
         pids = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
     if len(pids) != 1 or (pid := pids[0]) not in watch.before:
         raise InstallationFailed(f"{name}: served by {pids}, not by one parked standby")

@@ -48,9 +48,9 @@ class FleetFigures(Figures, frozen=True):
     sizes: tuple[FleetSize, ...]
 
 
-def judge(found: FleetFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: FleetFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the largest size. Memory per model is its difference from the smallest size."""
-    least, most = found.sizes[0], found.sizes[-1]
+    least, most = figures.sizes[0], figures.sizes[-1]
     state, between = f"{most.models} models", (most.models - least.models) or None
     control = ratio_or_none(most.controlplane_bytes - least.controlplane_bytes, between)
     door = ratio_or_none(most.activator_bytes - least.activator_bytes, between)
@@ -63,7 +63,7 @@ def judge(found: FleetFigures) -> tuple[ClaimVerdict, ...]:
     )
 
 
-def table(found: FleetFigures) -> str:
+def table(figures: FleetFigures) -> str:
     """Return the figures as an aligned table."""
     heads = ("models", "tick", "longest", "look-up", "key", "table", "activator", "registry", "c. plane", "activator")
     cells = (
@@ -79,9 +79,9 @@ def table(found: FleetFigures) -> str:
             f"{size.controlplane_bytes / 2**20:.1f}MiB",
             f"{size.activator_bytes / 2**20:.1f}MiB",
         )
-        for size in found.sizes
+        for size in figures.sizes
     )
-    return "\n".join([f"{found.active} models in use", *align([heads, *cells], left=0)])
+    return "\n".join([f"{figures.active} models in use", *align([heads, *cells], left=0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
 def _measured(plan: FleetPlan, scratch: Path, models: int) -> FleetSize:
     database = str(scratch / "kelvin.db")
     with Program("fleet_registry", database) as registry:
-        registry.ask(fill=models)
+        registry.call(fill=models)
     with Program("fleet_registry", database) as registry:  # a new process, without the memory of filling
-        scaled = registry.ask(active=min(plan.active, models), ticks=plan.ticks)
+        scaled = registry.call(active=min(plan.active, models), ticks=plan.ticks)
     if scaled["decided"] != min(plan.active, models):
         raise ProgramFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
     with Program("fleet_route") as route:
-        routed = route.ask(models=models, lookups=LOOKUPS)
+        routed = route.call(models=models, lookups=LOOKUPS)
     start_s, activator_bytes = _activator(scratch / f"of-{models}", models)
     return FleetSize(
         models=scaled["models"],

@@ -78,32 +78,32 @@ def queue_waits(
     )
 
 
-def judge(found: FloodFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: FloodFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. The state of each claim is the number of slots."""
-    state, slots, quiet = str(found.slots), found.slots, found.quiet
-    right = found.loud.right + quiet.right
-    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / found.slot_s
-    busy = right * found.slot_s / slots / found.seconds if found.seconds else None
+    state, slots, quiet = str(figures.slots), figures.slots, figures.quiet
+    right = figures.loud.right + quiet.right
+    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / figures.slot_s
+    busy = right * figures.slot_s / slots / figures.seconds if figures.seconds else None
     return (
         at_most("the quiet tenant's wait in the queue, p95, to one service time", waited, TIMES, state),
-        at_most("requests that were not answered right", found.loud.asked + quiet.asked - right, 0, state),
-        *recorded_once(found.unrecorded, state),
-        at_most("requests at the replica beyond its slots", found.most_inside - slots, 0, state),
+        at_most("requests that were not answered right", figures.loud.asked + quiet.asked - right, 0, state),
+        *recorded_once(figures.unrecorded, state),
+        at_most("requests at the replica beyond its slots", figures.most_inside - slots, 0, state),
         at_least("share of the slots' time that was used", busy, BUSY, state),
     )
 
 
-def table(found: FloodFigures) -> str:
+def table(figures: FloodFigures) -> str:
     """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [("tenant", "asked", "right", "queued p50", "p95", "most", "client p95")]
-    for waits in (found.loud, found.quiet):
+    for waits in (figures.loud, figures.quiet):
         seen = (waits.queued_p50_s, waits.queued_p95_s, waits.queued_max_s, waits.client_p95_s)
         cells = (cell(each, "{:.1f}ms", times=1e3) for each in seen)
         rows.append((waits.tenant, str(waits.asked), str(waits.right), *cells))
-    head = f"{found.slots} slots of {found.slot_s * 1e3:g} ms; all answered after {found.seconds:.2f} s"
-    lag = cell(found.lag_p99_s, "{:.1f} ms", times=1e3)
+    head = f"{figures.slots} slots of {figures.slot_s * 1e3:g} ms; all answered after {figures.seconds:.2f} s"
+    lag = cell(figures.lag_p99_s, "{:.1f} ms", times=1e3)
     return "\n".join(
-        [head, *align(rows), f"the open loop sent within {lag} of when it was due (p99)", memory_line(found.memory)]
+        [head, *align(rows), f"the open loop sent within {lag} of when it was due (p99)", memory_line(figures.memory)]
     )
 
 
@@ -141,7 +141,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
         )
         with sampling_process(door.pid) as samples:
             ran = loop.run(load_plan)
-        seen = door.seen(len(arrivals))
+        seen = door.upstream_report(len(arrivals))
     recorded = [record for record in seen.records if record.outcome == "ok"]
     loud, other = (_waits(ran, recorded, number, tenant, plan.slot_s) for number, tenant in enumerate(keys))
     seconds = max((sent.end_us for sent in ran.sent), default=0) / 1e6

@@ -141,7 +141,7 @@ def _measured(
     for turn in range(plan.repeats):
         plan.tell(f"round {turn + 1} of {plan.repeats}")
         for floor in floors:
-            tally.take((0, floor.files or "", floor.name), functools.partial(measure, floor))
+            tally.measure((0, floor.files or "", floor.name), functools.partial(measure, floor))
     taken = {name: each for (_, _, name), each in tally.figures.items()}
     return floor_rows(taken), tuple(MissingFigure(failed.system, failed.reason) for failed in tally.failures)
 
@@ -153,8 +153,8 @@ def _ask(program: Program, floor: FloorProgram, files: Sequence[Path], names: Se
         case "hot":
             warm_page_cache(files)
         case None:
-            return program.ask(**floor.question)
-    return program.ask(**{**floor.question, "files": names})
+            return program.call(**floor.question)
+    return program.call(**{**floor.question, "files": names})
 
 
 def floor_rows(taken: Mapping[str, Sequence[FloorSample]]) -> tuple[FloorRow, ...]:
@@ -167,13 +167,13 @@ def floor_rows(taken: Mapping[str, Sequence[FloorSample]]) -> tuple[FloorRow, ..
     return tuple(rows)
 
 
-def table(found: FloorFigures) -> str:
+def table(figures: FloorFigures) -> str:
     """Return the figures as an aligned table."""
     rows = [("floor", "median", "", "95 % interval", "n")]
-    for row in found.rows:
+    for row in figures.rows:
         interval = f"{row.low:.2f} - {row.high:.2f}"
         rows.append((row.name, f"{row.median:.2f}", row.unit, interval, str(row.n)))
-    return "\n".join([f"{found.bytes / 1e9:.3g} GB in {found.files} files", *align(rows)])
+    return "\n".join([f"{figures.bytes / 1e9:.3g} GB in {figures.files} files", *align(rows)])
 
 
 BENCH: Final = Bench(

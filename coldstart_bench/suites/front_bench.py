@@ -136,17 +136,17 @@ def _median(values: Sequence[float]) -> float | None:
     return median_of(values).median if values else None
 
 
-def judge(found: FrontFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: FrontFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. Only complete answers and records decide. The state is the number of connections."""
-    ours = {row.connections: row for row in found.rows if row.system == KELVIN}
+    ours = {row.connections: row for row in figures.rows if row.system == KELVIN}
     one, some = ours.get(1), ours.get(16)
     added = None if one is None else one.added_p50_ms
     beside = None if some is None else some.ratio_to_nginx
     rate = None if some is None else some.requests_per_s
-    over = {row.system: row.kelvin_ratio for row in found.rows if row.connections == 16}
-    streams, state = found.streams, str(found.streams.streams)
-    bad = sum(row.bad for row in found.rows)
-    silent = sum(row.requests_per_s == 0 for row in found.rows) + (not streams.tokens)
+    over = {row.system: row.kelvin_ratio for row in figures.rows if row.connections == 16}
+    streams, state = figures.streams, str(figures.streams.streams)
+    bad = sum(row.bad for row in figures.rows)
+    silent = sum(row.requests_per_s == 0 for row in figures.rows) + (not streams.tokens)
     return (
         at_most("milliseconds added to the median", added, ADDED_MS, "1", decides=False),
         at_least("rate to that of nginx as a TLS proxy", beside, OF_NGINX, "16", decides=False),
@@ -157,14 +157,14 @@ def judge(found: FrontFigures) -> tuple[ClaimVerdict, ...]:
         at_least("share of their tokens that came", streams.came, MIN_RECEIVED_SHARE, state, decides=False),
         at_most("loads and streams without any answer", silent, 0),
         at_most("requests that were not answered right", bad, 0),
-        at_most("answers without a usage record", found.unrecorded, 0),
+        at_most("answers without a usage record", figures.unrecorded, 0),
     )
 
 
-def table(found: FrontFigures) -> str:
+def table(figures: FrontFigures) -> str:
     """Return the figures as an aligned table."""
     rows = [("conns", "system", "requests/s", "p50", "p99", "added", "/ nginx", "kelvin /", "cpu")]
-    for row in found.rows:
+    for row in figures.rows:
         beside = (
             cell(row.added_p50_ms, "{:.3f}ms", none=""),
             cell(row.ratio_to_nginx, "{:.3f}x", none=""),
@@ -173,12 +173,12 @@ def table(found: FrontFigures) -> str:
         )
         waits = f"{row.requests_per_s:.0f}", f"{row.p50_ms:.3f}ms", f"{row.p99_ms:.3f}ms"
         rows.append((str(row.connections), row.system, *waits, *beside))
-    streams = found.streams
+    streams = figures.streams
     read = (
         f"{streams.streams} streams of {streams.tokens_per_s:g} tokens/s: {streams.core_share:.3f} of a core, "
         f"{streams.came:.3f} of their tokens came"
     )
-    return "\n".join([f"load: {found.loader}", *align(rows, left=2), read])
+    return "\n".join([f"load: {figures.loader}", *align(rows, left=2), read])
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _FrontRun:
         with front_tools.on_core(self._rest):
             own = Program("closed_loop", answer_s=ANSWER_S + STREAM_TIMES * plan.seconds)
             self._own = stack.enter_context(own)
-        alone: int = self._upstream.ask()["port"]
+        alone: int = self._upstream.call()["port"]
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
         self._keys: dict[str, str] = {}  # API keys of peers that need another one
         self._wrk = wrk
@@ -282,7 +282,7 @@ class _FrontRun:
             with front_tools.on_core(self._rest):
                 take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, key)
         else:
-            answer = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
+            answer = self._own.call(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
             take = front_tools.parse_sample(answer)
         if system != KELVIN:
             return take
@@ -299,7 +299,7 @@ class _FrontRun:
         """Return how many answers of the activator have no record, once late ones had time to arrive. A record without
         an answer is allowed: its client left before the request was sent on.
         """
-        return remaining(lambda: int(self._upstream.ask()["unrecorded"]), RECORDED_S)
+        return remaining(lambda: int(self._upstream.call()["unrecorded"]), RECORDED_S)
 
     def _streams(self) -> StreamFigures:
         """Measure streams. Handshakes and the ends of streams are outside of the measured time."""
@@ -311,11 +311,11 @@ class _FrontRun:
             "stream": True,
             "max_tokens": int((seconds + READY_S) * TOKENS_PER_S),
         }
-        self._own.ask(do="open", url=self._urls[KELVIN], streams=STREAMS, body=json.dumps(body), key=self._key)
+        self._own.call(do="open", url=self._urls[KELVIN], streams=STREAMS, body=json.dumps(body), key=self._key)
         before_us, began = self._processor_us(), time.perf_counter()
-        tokens = self._own.ask(do="read", seconds=seconds)["tokens"]
+        tokens = self._own.call(do="read", seconds=seconds)["tokens"]
         spent_us, took_s = self._processor_us() - before_us, time.perf_counter() - began
-        self._own.ask(do="close")
+        self._own.call(do="close")
         return StreamFigures(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
 
 

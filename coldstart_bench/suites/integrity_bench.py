@@ -116,32 +116,32 @@ def figures_of(
     return IntegrityFigures(count_injections(injured), mended, *rates, notes=notes)
 
 
-def judge(found: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures: no wrong answer, all healable damage healed, the rest refused with the digest. The agent must
     have counted all damage on NVMe.
     """
-    wrong = sum(each.served_wrong for each in found.tallies)
-    unexplained = sum(each.unexplained for each in found.tallies)
-    uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
-    rate = ratio_or_none(found.verified_rate, found.floor_rate)
+    wrong = sum(each.served_wrong for each in figures.tallies)
+    unexplained = sum(each.unexplained for each in figures.tallies)
+    uncounted = sum(each.uncounted for each in figures.tallies if each.tier == "nvme")
+    rate = ratio_or_none(figures.verified_rate, figures.floor_rate)
     return (
         at_most("answers from damaged bytes", wrong, 0),
         at_most("damaged, and neither healed nor refused by name", unexplained, 0),
         at_most("damaged, and not counted by the agent", uncounted, 0, "nvme"),
-        at_least("served right once the store is mended (1: yes)", float(found.mended), 1),
-        at_least("rate of verified reads to plain ones", rate, 0.90, "nvme", asked=False),
+        at_least("served right once the store is mended (1: yes)", float(figures.mended), 1),
+        at_least("rate of verified reads to plain ones", rate, 0.90, "nvme", is_checked=False),
     )
 
 
-def table(found: IntegrityFigures) -> str:
+def table(figures: IntegrityFigures) -> str:
     """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [("damaged in", "chunks", "healed", "refused", "served wrong", "unexplained")]
-    for each in found.tallies:
+    for each in figures.tallies:
         ends = (each.injected, each.healed, each.refused, each.served_wrong, each.unexplained)
         rows.append((each.tier, *map(str, ends)))
     rates = (
-        f"NVMe, page cache dropped: {found.verified_rate / 1e9:.2f} GB/s verified, "
-        f"{found.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
+        f"NVMe, page cache dropped: {figures.verified_rate / 1e9:.2f} GB/s verified, "
+        f"{figures.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
     )
     return "\n".join([*align(rows), rates])
 
@@ -197,7 +197,7 @@ class _InjectionTarget:
 
     def __init__(self, kelvin: Installation, randomness: random.Random) -> None:
         self.kelvin, self.randomness = kelvin, randomness
-        self.right = self.ask()[0]
+        self.right = self.complete()[0]
         if self.right is None:
             raise InstallationFailed("the model does not answer before anything is damaged")
         self.place_by_digest = _place_by_digest(kelvin)
@@ -207,11 +207,11 @@ class _InjectionTarget:
         )
         self.rest()
 
-    def ask(self) -> tuple[str | None, str]:
+    def complete(self) -> tuple[str | None, str]:
         """Return (text, "") of an answer from zero, or (None, error). Waits while the circuit breaker is open."""
         for _ in range(PATIENCE):
             try:
-                return self.kelvin.door.complete(MODEL, PROMPT, 4), ""
+                return self.kelvin.client.complete(MODEL, PROMPT, 4), ""
             except InstallationFailed as failed:
                 error = str(failed)
             if '"breaker_open"' not in error:
@@ -221,7 +221,7 @@ class _InjectionTarget:
 
     def rest(self) -> None:
         """Take the model to zero and out of host memory. Its chunks stay on NVMe."""
-        self.kelvin.forget("host")
+        self.kelvin.empty_tier("host")
 
     def files(self) -> dict[str, Path]:
         return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.place_by_digest}
@@ -271,7 +271,7 @@ def _inject_damage(plan: IntegrityPlan, target: _InjectionTarget) -> tuple[list[
     for number in range(plan.corruptions - to_heal):
         plan.tell(f"store: {plan.corruptions - to_heal - number} more")
         injured.append(_in_store(target, number))
-    return injured, target.ask()[0] == target.right
+    return injured, target.complete()[0] == target.right
 
 
 def _on_nvme(target: _InjectionTarget, count: int) -> InjectedDamage:
@@ -284,7 +284,7 @@ def _on_nvme(target: _InjectionTarget, count: int) -> InjectedDamage:
     for digest, kind in zip(bad, kinds, strict=True):
         files[digest].write_bytes(target.damaged(digest, kind))
     before = target.faults()
-    answer, refusal = target.ask()
+    answer, refusal = target.complete()
     counted = target.faults() - before
     target.rest()
     assert target.right is not None
@@ -299,7 +299,7 @@ def _in_store(target: _InjectionTarget, number: int) -> InjectedDamage:
         copy.write_bytes(target.damaged(digest, kind))
     target.write_pack(digest, target.damaged(digest, kind))
     before = target.faults()
-    answer, refusal = target.ask()
+    answer, refusal = target.complete()
     counted = target.faults() - before
     target.write_pack(digest, whole)
     target.rest()
@@ -313,15 +313,15 @@ def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequenc
     verified, floor = [], []
     with Program("kelvin_loader", str(kelvin.data / "run")) as ours, Program("floors.floor_read") as reader:
         for _ in range(RATES):
-            kelvin.forget("host")
+            kelvin.empty_tier("host")
             files = [path for path in kelvin.nvme_files() if path.stat().st_size]
             drop_page_cache(files)
-            answer = ours.ask(path=version, tenant=TENANT, device="cpu")
+            answer = ours.call(path=version, tenant=TENANT, device="cpu")
             verified.append(answer["bytes"] / answer["load_s"])
             plain = []
             for threads in (1, 2, 4):
                 drop_page_cache(files)
-                read = reader.ask(files=[str(path) for path in files], threads=threads, direct=True)
+                read = reader.call(files=[str(path) for path in files], threads=threads, direct=True)
                 plain.append(read["bytes"] / read["seconds"])
             floor.append(max(plain))
     return verified, floor

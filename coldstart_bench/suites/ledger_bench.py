@@ -321,18 +321,18 @@ def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     return time.perf_counter() - began, max(peaks)
 
 
-def table(found: LedgerFigures) -> str:
+def table(figures: LedgerFigures) -> str:
     """Return the figures as an aligned table."""
     rows = (
-        ("requests, lives", f"{found.requests:,}, {found.lifetimes:,}"),
-        ("entered", f"{found.fill_s:.0f} s, {found.rows_per_s:,.0f} rows/s"),
-        ("database", f"{found.database_bytes / 1e9:.2f} GB"),
-        ("first report", f"{found.first_report_s:.3f} s"),
-        ("report", f"{found.report_s:.3f} s; as a command {found.report_command_s:.2f} s"),
-        ("before the report", f"control plane's peak {_mb(found.controlplane_before_bytes)}"),
-        ("after it", f"control plane's peak {_mb(found.controlplane_after_bytes)}"),
-        ("verify", f"{found.verify_s:.1f} s, peak {_mb(found.verify_bytes)}"),
-        ("reconcile", f"{found.reconcile_s:.1f} s, peak {_mb(found.reconcile_bytes)}"),
+        ("requests, lives", f"{figures.requests:,}, {figures.lifetimes:,}"),
+        ("entered", f"{figures.fill_s:.0f} s, {figures.rows_per_s:,.0f} rows/s"),
+        ("database", f"{figures.database_bytes / 1e9:.2f} GB"),
+        ("first report", f"{figures.first_report_s:.3f} s"),
+        ("report", f"{figures.report_s:.3f} s; as a command {figures.report_command_s:.2f} s"),
+        ("before the report", f"control plane's peak {_mb(figures.controlplane_before_bytes)}"),
+        ("after it", f"control plane's peak {_mb(figures.controlplane_after_bytes)}"),
+        ("verify", f"{figures.verify_s:.1f} s, peak {_mb(figures.verify_bytes)}"),
+        ("reconcile", f"{figures.reconcile_s:.1f} s, peak {_mb(figures.reconcile_bytes)}"),
     )
     return "\n".join(align(rows, left=2))
 

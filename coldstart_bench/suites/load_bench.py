@@ -147,13 +147,13 @@ def _start(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, stack:
         if contender is KELVIN:
             raise
         for state in FROM_DISK:
-            so_far.takes.fails((fixture.size_bytes, state, contender.name), error)
+            so_far.takes.record_failure((fixture.size_bytes, state, contender.name), error)
 
 
 def _fill(fixture: _LoadFixture) -> None:
     """Load the version, and wait until all of it is in the NVMe tier."""
     _load(fixture, KELVIN, "cpu")
-    fixture.installation.forget("host")  # waits for admissions to end
+    fixture.installation.empty_tier("host")  # waits for admissions to end
 
 
 def _round(so_far: _LoadRun, fixture: _LoadFixture, present: Sequence[Contender], reader: Program, turn: int) -> None:
@@ -177,7 +177,7 @@ def _take(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, state: 
             raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} instead of '{tier}'")
         return LoadTiming(answer["load_s"], answer["consume_s"])
 
-    so_far.takes.take((fixture.size_bytes, state, contender.name), loaded)
+    so_far.takes.measure((fixture.size_bytes, state, contender.name), loaded)
 
 
 def _prepare(fixture: _LoadFixture, contender: Contender, state: State) -> None:
@@ -186,14 +186,14 @@ def _prepare(fixture: _LoadFixture, contender: Contender, state: State) -> None:
         if state == "host":
             _load(fixture, KELVIN, "cpu")  # the measured load then finds it in host memory
             return
-        fixture.installation.forget("host")
+        fixture.installation.empty_tier("host")
     files = fixture.files(contender)
     drop_page_cache(files) if state == "cold" else warm_page_cache(files)
 
 
 def _load(fixture: _LoadFixture, contender: Contender, device: str) -> Any:
     path = str(fixture.paths[contender.file])
-    return fixture.programs[contender.name].ask(path=path, tenant=TENANT, device=device)
+    return fixture.programs[contender.name].call(path=path, tenant=TENANT, device=device)
 
 
 def _read_floors(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, reader: Program, state: State) -> None:
@@ -202,13 +202,13 @@ def _read_floors(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, 
 
     def read(threads: int) -> float:
         drop_page_cache(files) if state == "cold" else warm_page_cache(files)
-        answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
+        answer = reader.call(files=[str(path) for path in files], threads=threads, direct=state == "cold")
         return float(answer["seconds"])
 
     method = "O_DIRECT" if state == "cold" else "page cache"
     for threads in READERS:
         key = (fixture.size_bytes, state, f"floor: {method}, {threads} threads")
-        so_far.floors.take(key, functools.partial(read, threads))
+        so_far.floors.measure(key, functools.partial(read, threads))
 
 
 BENCH: Final = Bench(

@@ -181,11 +181,11 @@ def _peak(samples: Sequence[Sample], began_ns: int, from_s: float, to_s: float) 
     return max(found, default=None)
 
 
-def judge(found: OverloadFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: OverloadFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. The state is the highest load, as a multiple of capacity."""
-    most = max(found.steps, key=lambda step: step.times)
-    peak = max(step.goodput for step in found.steps)
-    done = most.goodput / (found.capacity_rps * found.tokens * min(1.0, most.times))
+    most = max(figures.steps, key=lambda step: step.times)
+    peak = max(step.goodput for step in figures.steps)
+    done = most.goodput / (figures.capacity_rps * figures.tokens * min(1.0, most.times))
     state = f"{most.times:g}x"
     grown = ratio_or_none(most.memory_last, most.memory_middle)
     return (
@@ -193,8 +193,8 @@ def judge(found: OverloadFigures) -> tuple[ClaimVerdict, ...]:
         at_least("goodput to what the slots can do", done, SLOT_EFFICIENCY, state),
         at_most("share by which memory still grew", None if grown is None else grown - 1, FLAT, state),
         *(_order(most.answered, first, then, state) for first, then in pairwise(PRIORITIES)),
-        at_most("requests neither right nor rightly refused", sum(step.wrong for step in found.steps), 0, "all"),
-        *recorded_once(found.unrecorded, "all"),
+        at_most("requests neither right nor rightly refused", sum(step.wrong for step in figures.steps), 0, "all"),
+        *recorded_once(figures.unrecorded, "all"),
     )
 
 
@@ -216,18 +216,18 @@ def notes_of(steps: Sequence[LoadStep]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def table(found: OverloadFigures) -> str:
+def table(figures: OverloadFigures) -> str:
     """Return the figures as an aligned table."""
     head = (
-        f"{found.slots} slots of {found.slot_s * 1e3:g} ms and {found.tokens} tokens: "
-        f"{found.capacity_rps:g} requests/s, {found.capacity_rps * found.tokens:g} tokens/s; "
-        f"answers are due within {found.deadline_s:g} s"
+        f"{figures.slots} slots of {figures.slot_s * 1e3:g} ms and {figures.tokens} tokens: "
+        f"{figures.capacity_rps:g} requests/s, {figures.capacity_rps * figures.tokens:g} tokens/s; "
+        f"answers are due within {figures.deadline_s:g} s"
     )
     counts = ("load", "asked/s", "sent", "in time", "late", "wrong", "tokens/s")
     rows: list[tuple[str, ...]] = [
         (*counts, "p50", "p99", "refused p99", "lag p99", "held up", "door us", "loop us", "PSS")
     ]
-    for step in found.steps:
+    for step in figures.steps:
         waits = (step.answered_p50_s, step.answered_p99_s, step.refused_p99_s, step.lag_p99_s, step.held_up_p99_s)
         loads = (None if load is None else load.each_us for load in (step.door, step.loop))
         rows.append(
@@ -241,7 +241,7 @@ def table(found: OverloadFigures) -> str:
                 cell(step.memory_last, "{:.0f}M", times=1 / MIB),
             )
         )
-    ends = ["answered in time; refused", *map(_ends_of, found.steps)]
+    ends = ["answered in time; refused", *map(_ends_of, figures.steps)]
     return "\n".join([head, *(f"{line}  {end}" for line, end in zip(align(rows, left=0), ends, strict=True))])
 
 
@@ -290,7 +290,9 @@ def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
     ):
         before = samples[0].pss if samples else None
         steps = [_step(plan, times, door, loop, keys[TENANT], samples) for times in plan.times]
-        recorded = sum(record.outcome == "ok" for record in door.seen(sum(step.sent for step in steps)).records)
+        recorded = sum(
+            record.outcome == "ok" for record in door.upstream_report(sum(step.sent for step in steps)).records
+        )
     return OverloadFigures(
         plan.slots,
         plan.slot_s,

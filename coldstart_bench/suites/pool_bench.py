@@ -66,12 +66,12 @@ class PoolFigures(Figures, frozen=True):
     rows: tuple[ColdRow, ...]
 
 
-def judge(found: PoolFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: PoolFigures) -> tuple[ClaimVerdict, ...]:
     """Judge how much sooner the first token arrives. The claim does not decide."""
-    medians = {row.system: row.median_s for row in found.rows}
+    medians = {row.system: row.median_s for row in figures.rows}
     times = ratio_or_none(medians.get(OWN), medians.get(WAITING))
     claim = "first token from zero, a pod's start to a bind"
-    return (at_least(claim, times, TIMES, "", found.size_bytes, decides=False),)
+    return (at_least(claim, times, TIMES, "", figures.size_bytes, decides=False),)
 
 
 @dataclass(frozen=True, slots=True)

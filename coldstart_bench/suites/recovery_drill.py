@@ -80,9 +80,9 @@ class DrillFigures(Figures, frozen=True):
     cases: tuple[RecoveryCase, ...]
 
 
-def judge(found: DrillFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: DrillFigures) -> tuple[ClaimVerdict, ...]:
     """Judge all losses. The state is what was lost."""
-    return tuple(verdict for case in found.cases for verdict in _judged(case, found.stated, found.every_s))
+    return tuple(verdict for case in figures.cases for verdict in _judged(case, figures.stated, figures.every_s))
 
 
 def _judged(case: RecoveryCase, stated: StatedObjectives, every_s: float) -> tuple[ClaimVerdict, ...]:
@@ -99,10 +99,10 @@ def _judged(case: RecoveryCase, stated: StatedObjectives, every_s: float) -> tup
     )
 
 
-def table(found: DrillFigures) -> str:
+def table(figures: DrillFigures) -> str:
     """Return the figures as text for people."""
     lines = []
-    for case in found.cases:
+    for case in figures.cases:
         restored, ready, right = (cell(each, "{:.1f} s") for each in (case.restore_s, case.ready_s, case.answer_s))
         lines += [
             f"{case.lost} is lost",
@@ -125,10 +125,10 @@ class CountingClient:
     tokens: int = 0
     text: str = ""
 
-    def ask(self, door: HttpsClient, times: int) -> None:
+    def send_requests(self, https_client: HttpsClient, times: int) -> None:
         """Send requests. Raises InstallationFailed."""
         for _ in range(times):
-            self.text = door.complete(self.model, PROMPT, TOKENS)
+            self.text = https_client.complete(self.model, PROMPT, TOKENS)
             self.answered += 1
             self.tokens += len(self.text.split())
 
@@ -206,12 +206,12 @@ def _run_until_kill(kelvin: Installation, backups: Path, client: CountingClient,
     """Send requests, wait for a backup, send more, kill. The last records are then only in the journal. Raises
     InstallationFailed.
     """
-    client.ask(kelvin.door, requests)
+    client.send_requests(kelvin.client, requests)
     for _ in range(TRIES):
         before = _newest_s(backups)
         kelvin.wait(lambda before=before: _newest_s(backups) > before, "a backup is made", PATIENCE_S)  # type: ignore[misc]
         newest = _newest_s(backups)
-        client.ask(kelvin.door, REQUESTS_AFTER_BACKUP)
+        client.send_requests(kelvin.client, REQUESTS_AFTER_BACKUP)
         last = time.monotonic()
         kelvin.wait(lambda: _backlog(kelvin) == 0, "the ledger has every record", PATIENCE_S)
         exposed_s = time.monotonic() - last
@@ -243,7 +243,7 @@ def _restore_and_compare(backups: Path, data: Path, state: StateBeforeKill, case
 def _check_answer(kelvin: Installation, client: CountingClient, key: str, case: RecoveryCase) -> None:
     """Send a request from zero with the old key, and one with a key that was created while it ran."""
     before = client.text
-    client.ask(kelvin.door, 1)
+    client.send_requests(kelvin.client, 1)
     if client.text != before:
         case.failures.append(f"the model answers {client.text!r}; before it was {before!r}")
     path = kelvin.data.parent / "drill.key"

@@ -150,47 +150,48 @@ def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKi
     return bill_bounds_of(RequestEnd(refused_with(sent.code), count, limit))
 
 
-def figures_of(seconds: float, sent: Sequence[RequestResult], **found: Any) -> SoakFigures:
+def figures_of(seconds: float, sent: Sequence[RequestResult], **report: Any) -> SoakFigures:
     """Return the figures, with counts over the requests. `found` are the other fields."""
     took = [each.took_s for each in sent if each.is_ok]
     codes = Counter(each.code for each in sent if not each.is_ok)
     p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)
-    return SoakFigures(seconds, len(sent), len(took), dict(codes), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
+    return SoakFigures(seconds, len(sent), len(took), dict(codes), answered_p50_s=p50_s, answered_p99_s=p99_s, **report)
 
 
-def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: SoakFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. The state is the number of faults."""
-    state = f"{len(found.events)} faults"
-    down = sum(event.whole_after_s is None for event in found.events)
-    done = sum(not event.failed for event in found.events)
-    share = ratio_or_none(found.answered, found.sent or None)
+    state = f"{len(figures.events)} faults"
+    down = sum(event.whole_after_s is None for event in figures.events)
+    done = sum(not event.failed for event in figures.events)
+    share = ratio_or_none(figures.answered, figures.sent or None)
     return (
-        at_most("requests that ended neither right nor rightly", len(found.wrong), 0, state),
-        at_most("differences of the bill from what clients counted", len(found.bill), 0, state),
+        at_most("requests that ended neither right nor rightly", len(figures.wrong), 0, state),
+        at_most("differences of the bill from what clients counted", len(figures.bill), 0, state),
         at_most("faults after which not all was ready again", down, 0, state),
-        at_least("faults that were done", done, max(1, len(found.events) // 2), state),
-        at_most("things that are left", len(found.left), 0, state),
-        at_least("share of requests after the last fault that were answered right", found.again, 1, state),
-        at_least("share of requests that were answered", share, 0, state, asked=False),
+        at_least("faults that were done", done, max(1, len(figures.events) // 2), state),
+        at_most("things that are left", len(figures.left), 0, state),
+        at_least("share of requests after the last fault that were answered right", figures.again, 1, state),
+        at_least("share of requests that were answered", share, 0, state, is_checked=False),
     )
 
 
-def table(found: SoakFigures) -> str:
+def table(figures: SoakFigures) -> str:
     """Return the figures as text for people."""
-    codes = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
-    p50, p99 = (cell(each, "{:.2f} s") for each in (found.answered_p50_s, found.answered_p99_s))
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(figures.told.items())) or "none"
+    p50, p99 = (cell(each, "{:.2f} s") for each in (figures.answered_p50_s, figures.answered_p99_s))
     lines = [
-        f"{found.sent} requests in {found.seconds:g} s: {found.answered} answered ({p50} at the median, {p99} p99); "
+        f"{figures.sent} requests in {figures.seconds:g} s: {figures.answered} answered "
+        f"({p50} at the median, {p99} p99); "
         f"ended otherwise: {codes}",
     ]
-    for event in found.events:
+    for event in figures.events:
         after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")
         failed = f"; could not be done: {event.failed}" if event.failed else ""
         lines.append(f"  {event.at_s:7.1f} s  {event.what:<24} {after}{failed}")
-    lines += [f"wrong: {each}" for each in found.wrong[:10]]
-    lines += [f"bill: {each}" for each in found.bill]
-    lines += [f"left: {each}" for each in found.left]
-    return "\n".join([*lines, memory_line(found.memory)])
+    lines += [f"wrong: {each}" for each in figures.wrong[:10]]
+    lines += [f"bill: {each}" for each in figures.bill]
+    lines += [f"left: {each}" for each in figures.left]
+    return "\n".join([*lines, memory_line(figures.memory)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ def _differences(kelvin: Installation, before: BillTotals, bounds: BillBounds) -
 
 def _closing(kelvin: Installation) -> list[str]:
     """Stop the model, then return what the commands that check bill, ledger and store find."""
-    kelvin.to_zero(MODEL)
+    kelvin.scale_to_zero(MODEL)
 
     def is_closed() -> bool:
         return not any(bill["open_runtimes"] for bill in kelvin.bills(kelvin.began_s))

@@ -81,14 +81,14 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
     return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
 
 
-def judge(found: StormFigures) -> tuple[ClaimVerdict, ...]:
+def judge(figures: StormFigures) -> tuple[ClaimVerdict, ...]:
     """Judge the figures. Only granted leases decide; the other claims mean nothing if nothing was read."""
-    miss = found.miss
+    miss = figures.miss
     size = miss.model_bytes
     # A node that read nothing counts as the worst: its value is None, so the claim is not measured.
     worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
-    in_all = _times(found.peered.store)
-    failed = len(miss.failures) + len(found.peered.failures)
+    in_all = _times(figures.peered.store)
+    failed = len(miss.failures) + len(figures.peered.failures)
     fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
     return (
         at_most("leases that failed", failed, 0, "", size),
@@ -103,9 +103,9 @@ def _times(node: NodeTraffic) -> float | None:
     return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
 
 
-def table(found: StormFigures) -> str:
+def table(figures: StormFigures) -> str:
     """Return the figures as text for people."""
-    return "\n".join([*_lines(found.miss, "each for itself"), *_lines(found.peered, "peers of one another")])
+    return "\n".join([*_lines(figures.miss, "each for itself"), *_lines(figures.peered, "peers of one another")])
 
 
 def _lines(miss: MissRound, how: str) -> list[str]:
@@ -168,7 +168,7 @@ def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered
     names = [f"{'peer' if peered else 'node'}{number}" for number in range(plan.agents)]
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Program("throttled_store", str(scratch / "store"), str(plan.line_bytes_s)))
-        url = f"s3://bench?endpoint=http://127.0.0.1:{store.ask()['port']}"
+        url = f"s3://bench?endpoint=http://127.0.0.1:{store.call()['port']}"
         settings = _as_peers(scratch / "peers.key", names) if peered else {}
         runs = [
             stack.enter_context(_agent(scratch / name, plan, {"KELVIN_STORE": url, **settings.get(name, {})}))
@@ -176,8 +176,8 @@ def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered
         ]
         client = stack.enter_context(Program("lease_storm"))
         plan.tell(f"requesting all versions from {plan.agents} agents{' (peers)' if peered else ''} at once")
-        ends: list[list[Any]] = client.ask(runs=[str(run) for run in runs], tenant=TENANT, versions=versions)["ends"]
-        counts = store.ask()["counts"]
+        ends: list[list[Any]] = client.call(runs=[str(run) for run in runs], tenant=TENANT, versions=versions)["ends"]
+        counts = store.call()["counts"]
     for name in names:
         shutil.rmtree(scratch / name)
     return MissRound(

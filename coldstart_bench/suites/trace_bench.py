@@ -207,7 +207,7 @@ def run(plan: TracePlan, scratch: Path) -> TraceFigures:
         plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
         arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
         ran = loop.run(OpenLoopPlan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
-        seen = door.seen(len(due))
+        seen = door.upstream_report(len(due))
     fit = fit_of(plan, due, prompts, ran, seen, tenants)
     return TraceFigures(fit, _outcome_of(due, ran, seen), notes=(cores_note(), NOTE))
 

@@ -43,7 +43,7 @@ def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     sizes = {mount_namespace.DATA_BYTES: str(96 * MIB), mount_namespace.STAGING_BYTES: str(4 * MIB)}
     settings = {**SETTINGS, **IMPORTS_TESTS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
     with KelvinUpProcess(data, port, settings, program="tests.attack.mount_namespace") as process:
-        assert "ready" in process.ready_line(), process.said()
+        assert "ready" in process.ready_line(), process.error_output()
         up = Installation(Path(f"/proc/{process.pid}/root{data}"), port, process.pid)
         default_tenant(up).push(tiny)
         yield up

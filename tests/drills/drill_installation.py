@@ -283,7 +283,7 @@ class DrillInstallation:
         wait(is_whole, "every process is ready, and the standbys are parked")
         self.note_family()
 
-    def to_zero(self) -> None:
+    def scale_to_zero(self) -> None:
         """Stop the served model, and wait until it has no replica."""
 
         def is_at_zero() -> bool:

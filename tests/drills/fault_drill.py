@@ -29,7 +29,7 @@ def run_under_fault(
     push = partial(ground.push, models.fresh(), "pushed")
     ground.wait_until_whole()
     if operation is Operation.COLD:
-        ground.to_zero()
+        ground.scale_to_zero()
         ground.wait_until_whole()
     else:
         ground.replica_at_work()

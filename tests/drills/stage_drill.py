@@ -124,7 +124,7 @@ def _once_more(held: HeldOperation) -> list[str]:
 
 def check_group(ground: DrillInstallation, shared: frozenset[str]) -> tuple[None, list[str]]:
     """Run the closing checks of a group: bill, ledger and store by their commands, then the end and its leftovers."""
-    ground.to_zero()
+    ground.scale_to_zero()
     wait(lambda: not ground.bill()["open_runtimes"], "every life is recorded")
     unbalanced: list[str] = []
 

@@ -98,7 +98,7 @@ def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperatio
 @contextlib.contextmanager
 def restore(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A process has the version and waits for a lease of its bytes: the cache is stopped."""
-    ground.to_zero()
+    ground.scale_to_zero()
     ground.wait_until_whole()
     with waiting_for_lease(ground) as held:
         yield held

@@ -93,7 +93,7 @@ def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyMod
     for words in (["fsck"], ["doctor"]):  # they name the entries that they find
         _, out, err = littered.kelvin(*words)
         assert "Traceback" not in out + err, out + err
-    littered.to_zero()
+    littered.scale_to_zero()
     littered.ask("DELETE", f"/admin/v1/models/{SERVED}?force=true")
     wait(lambda: littered.kelvin("collect", "--run")[0] == 0, "a model is freed")
     littered.stop()

@@ -28,8 +28,8 @@ def refused_start(
 ) -> str:
     """Return the output of a `kelvin up` that never becomes ready and exits with 1."""
     with KelvinUpProcess(data, port or free_port(), settings, options=options) as process:
-        assert (process.ready_line(), process.wait_exit()) == ("", 1), process.said()
-        return process.said()
+        assert (process.ready_line(), process.wait_exit()) == ("", 1), process.error_output()
+        return process.error_output()
 
 
 @contextlib.contextmanager

@@ -205,4 +205,4 @@ class Refusing(Installation):
 def test_a_tier_that_can_t_be_emptied_says_why() -> None:
     """The error has the last refusal."""
     with pytest.raises(InstallationFailed, match="the tier 'tape' is empty: 400 no such tier"):
-        Refusing().forget("tape")
+        Refusing().empty_tier("tape")

@@ -29,8 +29,8 @@ def tally_of(*answers: float | Exception) -> tuple[ResultCollector[float], list[
     told: list[str] = []
     tally, measure = ResultCollector[float](told.append), Answers(*answers)
     for _ in answers:
-        tally.take(KEY, measure)
-        tally.take((1, "host", "other"), lambda: 1.0)
+        tally.measure(KEY, measure)
+        tally.measure((1, "host", "other"), lambda: 1.0)
     assert len(tally.figures[1, "host", "other"]) == len(answers)
     return tally, told, measure
 

@@ -42,7 +42,7 @@ def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: 
         for request_id in ("req-1", "req-7", "req-8", "req-8"):
             post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}", request_id)
         ship_twice(tmp_path)
-        said = upstream.ask(into=str(into))
+        said = upstream.call(into=str(into))
     assert (said["recorded"], said["unrecorded"]) == (2, 2)
     seen = decode(into.read_bytes(), UpstreamReport, field="what was seen")
     assert [record.request_id for record in seen.records] == kept
@@ -54,6 +54,6 @@ def test_completion_takes_its_slot_and_says_whose_it_is(tmp_path: Path) -> None:
     with running_upstream(tmp_path, UpstreamConfig(FEED, slot_s=0.01)) as upstream:
         post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}")
         assert b'"3 5"' in post(tmp_path, "rt-slots.sock", "/v1/completions", b'{"prompt":"a b c","max_tokens":5}')
-        upstream.ask(into=str(into))
+        upstream.call(into=str(into))
     seen = decode(into.read_bytes(), UpstreamReport, field="what was seen")
     assert (seen.answered, seen.most_inside) == (1, 1)

@@ -39,7 +39,7 @@ def report(*verdicts: ClaimVerdict, failures: tuple[MissingFigure, ...] = ()) ->
         pytest.param(at_least("x", 1.0, 1.0), True, id="at least: the limit is good enough"),
         pytest.param(at_least("x", 0.9, 1.0), False, id="at least: less is not"),
         pytest.param(at_most("x", None, 1.0), None, id="what was not measured does not pass"),
-        pytest.param(at_most("x", 1.1, 1.0, asked=False), None, id="nor does what is not asked of this size"),
+        pytest.param(at_most("x", 1.1, 1.0, is_checked=False), None, id="nor does what is not asked of this size"),
     ],
 )
 def test_claim_is_checked_against_its_limit(verdict: ClaimVerdict, passed: bool | None) -> None:

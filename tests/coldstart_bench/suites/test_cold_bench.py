@@ -48,7 +48,7 @@ def seen_after(rounds: int, stolen: int) -> cold_bench.ColdResults:
 
 def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
     """The other systems have every round and every ratio, with and without the probe."""
-    report = seen_after(rounds=3, stolen=2).found([SIZE])
+    report = seen_after(rounds=3, stolen=2).figures([SIZE])
     assert {(row.tier, row.system): row.n for row in report.rows if row.system != UNPROBED} == {
         **{(tier, who): 3 for tier, who in ALL if not who.startswith("first step")},
         ("nvme", FLOOR): 1,
@@ -61,7 +61,7 @@ def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
 
 def test_one_that_is_always_taken_back_is_a_failure_by_name() -> None:
     """Kelvin's row has no ratio then, and its claim does not pass."""
-    report = seen_after(rounds=2, stolen=2).found([SIZE])
+    report = seen_after(rounds=2, stolen=2).figures([SIZE])
     (failed,) = report.failures
     assert (failed.system, failed.size_bytes, failed.state) == (FLOOR, SIZE, "nvme")
     assert {row.ratio_to_floor for row in report.rows if row.tier == "nvme"} == {None}
@@ -96,7 +96,7 @@ def _second_only(
 ) -> None:
     if size_bytes == SIZE:
         raise InstallationFailed("push: refused")
-    seen.tally.take((size_bytes, "host", FLOOR), lambda: 0.1)
+    seen.tally.measure((size_bytes, "host", FLOOR), lambda: 0.1)
 
 
 @pytest.mark.parametrize(("stolen", "status"), [(0, 0), (1, 0), (2, 1)], ids=["never", "once", "in every round"])
@@ -104,7 +104,7 @@ def test_the_exit_says_whether_all_has_a_figure(tmp_path: Path, stolen: int, sta
     """Rows, reasons and the report are written in each case."""
 
     def run(plan: cold_bench.ColdPlan, scratch: Path) -> ColdFigures:
-        return seen_after(rounds=2, stolen=stolen).found(plan.sizes_bytes)
+        return seen_after(rounds=2, stolen=stolen).figures(plan.sizes_bytes)
 
     file = tmp_path / "report.json"
     done = CliRunner().invoke(replace(cold_bench.BENCH, run=run).command(), ["--sizes", "0.5", "--json", str(file)])

@@ -56,12 +56,12 @@ def test_a_floor_reads_every_byte_or_says_that_it_did_not(tmp_path: Path) -> Non
     (tmp_path / "b").write_bytes(bytes(4096))
     with Program("floors.floor_read") as floor:
         for direct in (False, True):
-            answer = floor.ask(files=[str(tmp_path / "a"), str(tmp_path / "b")], threads=2, direct=direct)
+            answer = floor.call(files=[str(tmp_path / "a"), str(tmp_path / "b")], threads=2, direct=direct)
             assert answer["bytes"] == 24_096
             assert answer["seconds"] > 0
         with pytest.raises(ProgramFailed, match="No such file"):
-            floor.ask(files=[str(tmp_path / "c")], threads=1, direct=True)
-        assert floor.ask(files=[], threads=1, direct=False)["bytes"] == 0
+            floor.call(files=[str(tmp_path / "c")], threads=1, direct=True)
+        assert floor.call(files=[], threads=1, direct=False)["bytes"] == 0
 
 
 def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
@@ -72,10 +72,10 @@ def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
         stop(stopped.pid)
         stopped.answer_s = 0.05
         with pytest.raises(ProgramFailed, match="did not answer"):
-            stopped.ask(files=[], threads=1, direct=False)
+            stopped.call(files=[], threads=1, direct=False)
         assert not Path(f"/proc/{stopped.pid}").exists()
         with pytest.raises(ProgramFailed, match="ended with -9"):
-            stopped.ask(files=[], threads=1, direct=False)
+            stopped.call(files=[], threads=1, direct=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])

@@ -65,6 +65,6 @@ def test_a_backup_that_always_has_the_last_requests_is_no_drill(
     monkeypatch.setattr(recovery_drill, "_verified", lambda kelvin: {"months": []})
     monkeypatch.setattr(recovery_drill, "_kill", lambda kelvin, place: None)
     kelvin = mock.Mock()
-    kelvin.door.complete.return_value = "w1"
+    kelvin.client.complete.return_value = "w1"
     with pytest.raises(InstallationFailed, match="a backup was made while"):
         recovery_drill._run_until_kill(kelvin, tmp_path, recovery_drill.CountingClient("m"), 1)

@@ -17,7 +17,7 @@ def rung(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A model for this file."""
     kelvin.push(make_tiny(tmp_path_factory.mktemp("rung"), "llama", seed=6), "rung")
     yield "rung"
-    kelvin.to_zero("rung")
+    kelvin.scale_to_zero("rung")
 
 
 def test_a_ladder_is_set_and_shown(kelvin: Installation, rung: str) -> None:
@@ -48,7 +48,7 @@ def test_another_model_answers_while_one_starts(kelvin: Installation, rung: str)
     answers: list[Answer] = []
 
     def is_answered_at_zero() -> bool:  # until the activator has the new steps
-        kelvin.to_zero(rung)
+        kelvin.scale_to_zero(rung)
         assert complete(kelvin, "llama", "w1 w2", max_tokens=1).status == 200
         answers.append(post(kelvin, "/v1/completions", body))
         assert answers[-1].status == 200
@@ -82,7 +82,7 @@ def test_what_a_ladder_gave_up_is_on_the_bill(kelvin: Installation, rung: str) -
     steps: list[str | None] = []
 
     def is_degraded(**headers: str) -> bool:
-        kelvin.to_zero(rung)
+        kelvin.scale_to_zero(rung)
         assert complete(kelvin, "llama", "w1 w2", max_tokens=1).status == 200
         answer = post(kelvin, "/v1/completions", body, **headers)
         assert answer.status == 200

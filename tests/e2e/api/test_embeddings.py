@@ -35,7 +35,7 @@ def minilm(kelvin: Installation) -> Iterator[str]:
     kelvin.push(DIRECTORY, "minilm")
     kelvin.admin.request("PUT", "/admin/v1/models/minilm/scale", {"max": 1})
     yield "minilm"
-    kelvin.to_zero("minilm")
+    kelvin.scale_to_zero("minilm")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_bad_request_harms_none_beside_it(kelvin: Installation, minilm: str, w
 def test_the_other_kind_is_not_woken(kelvin: Installation, minilm: str) -> None:
     """A chat with an embedding model, and embeddings of a generating model, are 400. Neither model starts."""
     for name in (minilm, "llama"):
-        kelvin.to_zero(name)
+        kelvin.scale_to_zero(name)
     chat = post(
         kelvin,
         "/v1/chat/completions",

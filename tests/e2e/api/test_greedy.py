@@ -57,4 +57,4 @@ def test_greedy_equals_generate_in_every_family(kelvin: Installation, scratch: P
     assert [answer.status for answer in answers] == [200, 200]
     wanted = [text_of(directory, greedy_continuation(directory, ids, 24)) for ids in PROMPTS]
     assert [answer.text.strip() for answer in answers] == wanted
-    kelvin.to_zero(name)
+    kelvin.scale_to_zero(name)

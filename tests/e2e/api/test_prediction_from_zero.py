@@ -23,4 +23,4 @@ def test_prediction_from_zero_is_right(kelvin: Installation, tmp_path: Path) -> 
     wrong = post(kelvin, "/v2/models/linear/infer", body, x_kelvin_schema_hash="0" * 64)
     assert (wrong.status, wrong.json["code"]) == (400, "schema_mismatch")
     assert post(kelvin, "/v2/models/linear/infer", {"inputs": []}).status == 400
-    kelvin.to_zero("linear")
+    kelvin.scale_to_zero("linear")

@@ -38,7 +38,7 @@ def served(kelvin: Installation, trained: dict[str, Trained], scratch: Path) -> 
         kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
     yield trained
     for name in trained:
-        kelvin.to_zero(name)
+        kelvin.scale_to_zero(name)
 
 
 def tensor(rows: Any, **more: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def assert_as_the_library(answer: Answer, model: Any, rows: Any) -> None:
 def test_predictions_equal_scikit_learns(kelvin: Installation, served: dict[str, Trained], name: str) -> None:
     """One row from zero, all rows in one request, and many requests at once give scikit-learn's predictions."""
     model, rows = served[name].model, served[name].rows
-    kelvin.to_zero(name)
+    kelvin.scale_to_zero(name)
     assert_as_the_library(infer(kelvin, name, rows[:1]), model, rows[:1])
     assert_as_the_library(infer(kelvin, name, rows), model, rows)
     answers = all_at_once(*[partial(infer, kelvin, name, rows[at : at + 3]) for at in range(0, 36, 3)])
@@ -118,7 +118,7 @@ def test_the_answer_and_the_record(kelvin: Installation, served: dict[str, Train
 
 def test_metadata_and_health(kelvin: Installation, served: dict[str, Trained]) -> None:
     """Metadata is the same under each name of a model, its hash can be recomputed, and no replica starts."""
-    kelvin.to_zero("logistic")
+    kelvin.scale_to_zero("logistic")
     assert get(kelvin, "/v2").json.keys() == {"name", "version", "extensions"}
     assert get(kelvin, "/v2/").status == 200
     assert (get(kelvin, "/v2/health/live").json, get(kelvin, "/v2/health/ready").json) == (
@@ -146,7 +146,7 @@ def test_metadata_and_health(kelvin: Installation, served: dict[str, Trained]) -
 def test_another_schema_is_refused(kelvin: Installation, served: dict[str, Trained]) -> None:
     """A wrong schema hash in header or parameter is refused before the model starts. The right one is accepted."""
     rows = served["logistic"].rows[:1]
-    kelvin.to_zero("logistic")
+    kelvin.scale_to_zero("logistic")
     right = get(kelvin, "/v2/models/logistic").json["properties"]["schema_hash"]
     wrong = get(kelvin, "/v2/models/boosted").json["properties"]["schema_hash"]
     assert right != wrong  # the signature of `logistic` names its columns
@@ -220,7 +220,7 @@ def test_inference_without_a_key_is_refused(kelvin: Installation, served: dict[s
 
 def test_the_other_kind_is_not_woken(kelvin: Installation, served: dict[str, Trained]) -> None:
     """A chat with a predicting model is 400 and starts nothing."""
-    kelvin.to_zero("boosted")
+    kelvin.scale_to_zero("boosted")
     chat = post(kelvin, "/v1/chat/completions", {"model": "boosted", "messages": [{"role": "user", "content": "a"}]})
     assert chat.status == 400
     assert chat.json["error"]["message"] == "model=boosted: this model predicts: ask /v2/models/boosted/infer"

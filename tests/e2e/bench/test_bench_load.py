@@ -53,7 +53,7 @@ def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp
     by_name = {contender.name: contender for contender in PEERS}
     for name, path in (("mmap", weights), ("tensorizer", other)):
         with Program(by_name[name].program, *by_name[name].arguments) as program:
-            assert program.ask(path=str(path), device="cpu")["checksum"] != right
+            assert program.call(path=str(path), device="cpu")["checksum"] != right
     verifying = by_name["tensorizer-verify"]
     with Program(verifying.program, *verifying.arguments) as program, pytest.raises(ProgramFailed, match="Hash"):
-        program.ask(path=str(other), device="cpu")
+        program.call(path=str(other), device="cpu")

@@ -131,7 +131,7 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     before = _report(held)
     _cut_off(held, "end read", prompt, stream=False)
     assert _charged(held, "a whole answer", before) == 0, "the client has no whole answer"
-    held.to_zero("llama")
+    held.scale_to_zero("llama")
     held.wait(lambda: not _report(held)["open_runtimes"], "the replica's life is recorded")
     assert _report(held)["balance"]["problems"] == []
     known = reconciled(held, 0)["differences"]

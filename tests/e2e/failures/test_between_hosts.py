@@ -150,12 +150,12 @@ def elsewhere(
 
 def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, elsewhere: Elsewhere) -> None:
     """A request through the other host's activator starts the model and is recorded."""
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     status, raw, request_id = elsewhere.ask("POST", "/v1/completions", BODY)
     assert status == 200, raw
     assert json.loads(raw)["usage"]["completion_tokens"] == 3
     kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
-    assert kelvin.door.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
+    assert kelvin.client.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
     assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # though its spool is away
 
 
@@ -221,7 +221,7 @@ def test_certificates_change_while_requests_run(
         for thread in threads:
             thread.join(120)
     assert set(statuses) == {200}
-    kelvin.to_zero("llama")  # the next request needs new connections
+    kelvin.scale_to_zero("llama")  # the next request needs new connections
     assert elsewhere.ask("POST", "/v1/completions", BODY)[0] == 200
 
 

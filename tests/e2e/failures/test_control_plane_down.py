@@ -96,7 +96,7 @@ def balanced(kelvin: Installation) -> Iterator[None]:
     """Check before each test that the feed is on disk, and after it that the books balance."""
     kelvin.wait(lambda: _kept(kelvin, kelvin.model("other")["version"].encode()), "the feed that is kept names both")
     yield
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     _balanced(kelvin)
 
 
@@ -134,7 +134,7 @@ def test_a_version_at_zero_wakes_without_a_control_plane(kelvin: Installation) -
     """A model at zero starts once on the parked standby, and a second model gets no slot.
     The next control plane adopts the replica, and its lifetime and requests are billed.
     """
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     before, lives = _served(kelvin), _lives(kelvin)
     _alone(kelvin)
     answers = [_until(kelvin, 200), *(post(kelvin, "/v1/completions", BODY) for _ in range(3))]
@@ -146,6 +146,6 @@ def test_a_version_at_zero_wakes_without_a_control_plane(kelvin: Installation) -
     (adopted,) = replicas(kelvin, "llama")
     assert adopted["state"] == "ready"
     assert post(kelvin, "/v1/completions", BODY).status == 200
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     kelvin.wait(lambda: _lives(kelvin) - lives == {adopted["runtime_id"]}, "one more life is recorded")
     kelvin.wait(lambda: _served(kelvin) == before + 5, "each is recorded once")

@@ -208,7 +208,7 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
     """After each signal no process is left, no log has a traceback, and the exit code is right."""
     port = free_port()
     with KelvinUpProcess(ends, port, SETTINGS) as process, contextlib.ExitStack() as stack:
-        assert process.ready_line().startswith("kelvin is ready: url=https://localhost:"), process.said()
+        assert process.ready_line().startswith("kelvin is ready: url=https://localhost:"), process.error_output()
         if is_asked:
             kelvin = Installation(ends, port, process.pid)
             stack.callback((streaming := connect(kelvin)).close)
@@ -226,7 +226,7 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
         assert process.wait_exit() == (-9 if number is signal.SIGKILL else 0)
         _, alive = psutil.wait_procs(family, timeout=60)
         assert alive == []
-        logs = [process.said(), *(path.read_text() for path in (ends / "logs").glob("*.log"))]
+        logs = [process.error_output(), *(path.read_text() for path in (ends / "logs").glob("*.log"))]
     assert len(logs) > 5
     assert [line for log in logs for line in find_unclean_exit(log)] == []
 

@@ -49,20 +49,20 @@ def test_a_new_engine_is_proven_once(kelvin: Installation, tmp_path: Path) -> No
     assert (sealed.device_checksum is None) == (torch.cuda.device_count() == 0), "no device checksum without a device"
     wait_cache_idle(kelvin)  # the push also prefetched its seal
     path.unlink()
-    kelvin.forget("host")
-    kelvin.forget("nvme")
+    kelvin.empty_tier("host")
+    kelvin.empty_tier("nvme")
     first = complete(kelvin, "proven", "w1 w2", max_tokens=4)
     assert first.status == 200
     kelvin.wait(path.exists, "the answers are kept")
     kept = read_seal(path.read_bytes(), version)
     assert kept.key_id is not None
     assert (kept.seal.probe.token_ids, kept.seal.fast_bind) == (sealed.probe.token_ids, sealed.fast_bind)
-    kelvin.to_zero("proven")
+    kelvin.scale_to_zero("proven")
     assert complete(kelvin, "proven", "w1 w2", max_tokens=4).text == first.text
     log = map(str, log_lines(kelvin, "zygote"))
     warned = [line for line in log if "no attestation for this fingerprint" in line and version in line]
     assert len(warned) == 1
-    kelvin.to_zero("proven")
+    kelvin.scale_to_zero("proven")
 
 
 @pytest.mark.deep
@@ -86,7 +86,7 @@ def test_nothing_unverified_starts(tmp_path: Path) -> None:
         for path in attestations(kelvin, version, "origin"):
             flip(path, 100)
         (data / "cache" / "default" / "attestations" / version).unlink()  # otherwise this copy would heal it
-        kelvin.forget("host")
+        kelvin.empty_tier("host")
         refused = complete(kelvin, "m", "w1", max_tokens=2)
         assert (refused.status, refused.json["error"]["code"]) == (500, "version_unverified")
         assert "default/attestations" in run(kelvin, "fsck", code=1, errors=False)

@@ -143,4 +143,4 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
     again = complete(kelvin, MODEL, prompt_of(PROMPT), max_tokens=6)
     assert (again.status, again.text.strip()) == (200, right)
     assert sole_replica(kelvin, MODEL)["pid"] == after["pid"], "a replica over good memory is kept"
-    kelvin.to_zero(MODEL)
+    kelvin.scale_to_zero(MODEL)

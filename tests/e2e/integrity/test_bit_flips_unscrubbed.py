@@ -38,4 +38,4 @@ def test_bit_flips_stay_unseen_without_scrubbing(kelvin: Installation, scratch: 
     checked = kelvin.admin.request("POST", "/admin/v1/cache/check")
     assert {(fault["tier"], fault["chunk"]) for fault in checked["faults"]} == {("host", in_memory), ("nvme", on_disk)}
     kelvin.wait(lambda: state(kelvin, before["runtime_id"]) is None, "the replica was sent away")
-    kelvin.to_zero(MODEL)
+    kelvin.scale_to_zero(MODEL)

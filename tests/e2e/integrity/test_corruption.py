@@ -30,7 +30,7 @@ def cold(kelvin: Installation) -> Iterator[Installation]:
     """The installation with the model at zero and only the store filled. Packs are restored afterwards."""
     packs = [path for path in (kelvin.data / "store").rglob("packs/*") if path.is_file()]
     whole = {path: path.read_bytes() for path in packs}
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     _forget(kelvin)
     yield kelvin
     for path, content in whole.items():
@@ -40,8 +40,8 @@ def cold(kelvin: Installation) -> Iterator[Installation]:
 
 
 def _forget(kelvin: Installation) -> None:
-    kelvin.forget("host")
-    kelvin.forget("nvme")
+    kelvin.empty_tier("host")
+    kelvin.empty_tier("nvme")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -80,8 +80,8 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
     right = complete(cold, "llama", PROMPT, max_tokens=4)
     assert right.status == 200
     before = cache(cold)
-    cold.to_zero("llama")
-    cold.forget("host")
+    cold.scale_to_zero("llama")
+    cold.empty_tier("host")
     digest = chunks(cold, "llama")[-1]
 
     def heal_logs() -> list[dict[str, Any]]:
@@ -107,8 +107,8 @@ def test_a_version_that_cannot_be_healed_is_faulty_and_others_serve(cold: Instal
     """A version without a good copy fails with the chunk's name and can't be deployed. Another model serves.
     Once the store is repaired, the version is well again."""
     assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
-    cold.to_zero("llama")
-    cold.forget("host")
+    cold.scale_to_zero("llama")
+    cold.empty_tier("host")
     path, rows = sole_rows(cold, "llama")
     digest, offset, _ = rows[-1]
     whole = path.read_bytes()

@@ -51,9 +51,9 @@ def kept(kelvin: Installation, directory: Path) -> Path:
 @pytest.fixture
 def cold(kelvin: Installation, kept: Path) -> Installation:
     """The installation with the model at zero and only the store filled."""
-    kelvin.to_zero(MODEL)
-    kelvin.forget("host")
-    kelvin.forget("nvme")
+    kelvin.scale_to_zero(MODEL)
+    kelvin.empty_tier("host")
+    kelvin.empty_tier("nvme")
     return kelvin
 
 

@@ -86,7 +86,7 @@ class Ground:
 
     def rest(self) -> None:
         """Go to zero with empty host memory, and wait until each chunk is on NVMe again."""
-        self.kelvin.forget("host")
+        self.kelvin.empty_tier("host")
         self.kelvin.wait(lambda: all(self.file(digest).exists() for digest in self.right), "all is on NVMe")
 
     def file(self, digest: str) -> Path:
@@ -116,7 +116,7 @@ def ground(kelvin: Installation) -> Iterator[Ground]:
     ground.rest()
     yield ground
     ground.pack.write_bytes(ground.whole)
-    kelvin.forget("host")
+    kelvin.empty_tier("host")
     kelvin.wait(lambda: ground.ask()[0] == 200, "it serves again")
 
 
@@ -140,5 +140,5 @@ def test_a_hundred_corruptions(ground: Ground, llama: Path) -> None:
         assert (status, "chunk_corrupt" in text, digest in text) == (500, True, True), text
         ground.write_pack(digest, ground.right[digest])
         assert not ground.file(digest).exists(), "a chunk without a good copy is not cached"
-        ground.kelvin.forget("host")
+        ground.kelvin.empty_tier("host")
     assert ground.ask() == (200, right)

@@ -56,8 +56,8 @@ def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultPr
 @pytest.fixture
 def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
     """The installation without cached chunks. The store works again afterwards."""
-    up.forget("host")
-    up.forget("nvme")
+    up.empty_tier("host")
+    up.empty_tier("nvme")
     proxy.forget()
     yield up
     proxy.lift()
@@ -80,8 +80,8 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
     directory = make_tiny(scratch / "kept-s3", "llama", seed=78)
     path = as_tensors(directory)
     run(cold, "push", str(path), "--name", "kept")
-    cold.forget("host")
-    cold.forget("nvme")
+    cold.empty_tier("host")
+    cold.empty_tier("nvme")
     proxy.forget()
     answer = complete(cold, "kept", prompt_of(PROMPT), max_tokens=6)
     assert answer.text.strip() == text_of(directory, greedy_continuation(directory, PROMPT, 6))
@@ -114,10 +114,10 @@ def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
     assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     with proxy.faulty(ClosedConnection()):
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
-        up.forget("host")
+        up.empty_tier("host")
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
-        up.forget("nvme")
-        up.forget("host")
+        up.empty_tier("nvme")
+        up.empty_tier("host")
         answer = complete(up, "llama", prompt_of(PROMPT), max_tokens=2)
         assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
     up.wait(lambda: complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200, "it serves again")

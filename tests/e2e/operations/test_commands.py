@@ -26,7 +26,7 @@ def two(kelvin: Installation, tmp_path_factory: pytest.TempPathFactory) -> Itera
     first = kelvin.push(make_tiny(directory / "a", "llama", seed=4), "two")
     second = kelvin.push(make_tiny(directory / "b", "llama", seed=5), "two")
     yield first, second
-    kelvin.to_zero("two")
+    kelvin.scale_to_zero("two")
 
 
 def test_a_second_push_is_the_same_version(kelvin: Installation, llama: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two
     """A deployed version is prefetched, so its first request reads no chunk. The other version reads (control)."""
     first, second = two
     wait_cache_idle(kelvin)  # no late prefetch fills the cache after it was emptied
-    kelvin.forget("host")
+    kelvin.empty_tier("host")
     assert cache(kelvin)["host"]["versions"] == 0
     run(kelvin, "deploy", f"two@{second[:12]}")
     kelvin.wait(lambda: cache(kelvin)["host"]["versions"] == 1, "the version is in the host tier")
@@ -157,7 +157,7 @@ def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
 
 def test_timeline_draws_the_start(kelvin: Installation, two: tuple[str, str], tmp_path: Path) -> None:
     """The waterfall has every stage, and the floor if one was measured."""
-    kelvin.to_zero("two")
+    kelvin.scale_to_zero("two")
     answer = complete(kelvin, "two", "w1", max_tokens=1, stream=True)
     request_id = answer.headers["x-request-id"]
     drawn = run(kelvin, "timeline", request_id, "--floor-ms", "5")
@@ -201,7 +201,7 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
     first, second = two
     run(kelvin, "deploy", f"two@{first[:12]}")
     assert "prod" in run(kelvin, "versions", "delete", f"two@{first[:12]}", code=1)
-    kelvin.to_zero("two")
+    kelvin.scale_to_zero("two")
     assert second in run(kelvin, "versions", "delete", f"two@{second[:12]}")
     assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 404
     health = {row["version"]: row["health"] for row in json.loads(run(kelvin, "versions", "list", "two", "--json"))}
@@ -212,7 +212,7 @@ def test_a_deleted_version_is_gone_and_comes_back(kelvin: Installation, two: tup
     assert "1 versions to no model" in run(kelvin, "fsck")
     assert kelvin.push(make_tiny(tmp_path / "b", "llama", seed=5), "two") == second
     assert complete(kelvin, f"two@{second[:12]}", "w1", max_tokens=1).status == 200
-    kelvin.to_zero("two")
+    kelvin.scale_to_zero("two")
 
 
 @pytest.mark.deep
@@ -360,6 +360,6 @@ def test_doctor_beside_a_running_installation(kelvin: Installation) -> None:
     for check in ("secrets", "certificate of the CA", "certificate that callers see", "store", "services"):
         assert found[check]["level"] == "ok", found[check]
     assert found["backups"]["level"] == "warn", "the tests' installation has none"
-    assert kelvin.door.request("GET", "/v1/models")["data"]
+    assert kelvin.client.request("GET", "/v1/models")["data"]
     secrets = [(kelvin.data / name).read_text().strip() for name in ("admin.key", "default.key")]
     assert not any(secret in out + err for secret in secrets)

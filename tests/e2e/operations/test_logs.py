@@ -27,7 +27,7 @@ def _endings(lines: Iterable[dict[str, Any]], request_id: str) -> list[dict[str,
 
 def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> None:
     """Activator, control plane, runtime and cache agent log a cold request's id. A warm request leaves no line."""
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     cold = complete(kelvin, "llama", prompt_of([5, 9]), max_tokens=2, stream=True)
     warm = complete(kelvin, "llama", prompt_of([5, 9]), max_tokens=2)
     assert (cold.status, warm.status) == (200, 200)
@@ -46,7 +46,7 @@ def test_a_cold_start_is_followed_by_its_request_id(kelvin: Installation) -> Non
 
 def test_the_callers_trace_stands_beside_it(kelvin: Installation) -> None:
     """The client's trace id is logged beside the request id, by activator, control plane and runtime."""
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     body = {"model": "llama", "prompt": prompt_of([5]), "max_tokens": 1}
     answer = post(kelvin, "/v1/completions", body, traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
     assert answer.status == 200

@@ -38,7 +38,7 @@ def test_an_installation_moves(scratch: Path, llama: Path) -> None:
             status, out, err = run_to_end(*command)
             assert status == 0, out + err
         with running_installation(data, settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as kelvin:
-            assert [model["id"] for model in kelvin.door.request("GET", "/v1/models")["data"]] == ["llama"]
+            assert [model["id"] for model in kelvin.client.request("GET", "/v1/models")["data"]] == ["llama"]
             assert _charged(kelvin) == charged
             assert complete(kelvin, "llama", "w1", max_tokens=2).text == answer.text
             rows = "SELECT count(*) FROM ledger_requests"

@@ -96,12 +96,12 @@ PLANTED = [
 @pytest.fixture(scope="module")
 def named(kelvin: Installation) -> dict[str, str]:
     """The ids of an ended replica, of its request, and of the source of the request's record."""
-    kelvin.to_zero("llama")  # the next replica serves only this request
+    kelvin.scale_to_zero("llama")  # the next replica serves only this request
     request = complete(kelvin, "llama", "w1 w2", max_tokens=3).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, request), "the request is in the ledger")
     query = "SELECT runtime_id, source FROM ledger_requests WHERE request_id = :request"
     ((life, source),) = rows(kelvin, query, {"request": request})
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     kelvin.wait(
         lambda: bool(rows(kelvin, "SELECT 1 FROM ledger_lifetimes WHERE runtime_id = :life", {"life": life})),
         "its life, too",
@@ -156,7 +156,7 @@ def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation
     assert (outcome, prompt, billable, origin) == ("deadline_exceeded", 3, 1, "activator")
     assert 1 < completion < 4000
     assert device_us > 0
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     assert reconciled(kelvin, 0)["agrees"]
 
 

@@ -20,7 +20,7 @@ TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def _timeline(kelvin: Installation, answer: Answer) -> Any:
-    return kelvin.door.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
+    return kelvin.client.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
 
 
 def _stages(trace: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -49,7 +49,7 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
     watched: Installation, collector: Receiver
 ) -> None:
     """Only notable requests are sent (share 0), with the stages of their timelines. The cold one links its restore."""
-    watched.to_zero("llama")
+    watched.scale_to_zero("llama")
     cold = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
     warm = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
     wrong = complete(watched, "llama", prompt_of([5, 9]), max_tokens=100_000)
@@ -92,7 +92,7 @@ def test_a_request_belongs_to_its_callers_trace(watched: Installation, collector
 
 def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
     """`GET /admin/v1/metrics` is one page of Prometheus text for all processes. A key without the scope gets 403."""
-    watched.to_zero("llama")
+    watched.scale_to_zero("llama")
     assert complete(watched, "llama", prompt_of([5, 9]), max_tokens=2).status == 200
     connection = connect(watched)
     connection.request("GET", "/admin/v1/metrics", headers=headers(watched, "admin.key"))

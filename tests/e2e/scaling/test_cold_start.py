@@ -14,13 +14,13 @@ PROMPT = [5, 9, 12, 33, 20]
 
 def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvin: Installation) -> None:
     """A request starts the model, and the stream's comment and the timeline show the stages."""
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=4, stream=True)
     assert answer.status == 200
     assert answer.done
     assert any(comment.startswith("timeline ") for comment in answer.comments)
     assert kelvin.model("llama")["state"] == "ready"
-    timeline = kelvin.door.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
+    timeline = kelvin.client.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
     stages = [stamp["stage"] for stamp in timeline["stamps"]]
     assert timeline["cold"]
     assert stages[0] == "routed"
@@ -31,9 +31,9 @@ def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvi
 
 def test_two_hundred_requests_at_zero_cause_one_restore(kelvin: Installation, llama: Path) -> None:
     """200 concurrent requests get the right text from one start, which reads each chunk once."""
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     wait_cache_idle(kelvin)
-    kelvin.forget("host")
+    kelvin.empty_tier("host")
     before, leases = chunk_reads(kelvin), cache(kelvin)["leases_granted"]
     want = greedy_continuation(llama, PROMPT, 6)
     answers = all_at_once(*[lambda: complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6)] * 200)

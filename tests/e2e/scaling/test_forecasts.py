@@ -27,7 +27,7 @@ def held(kelvin: Installation) -> set[str]:
 def started(kelvin: Installation, tier: str) -> Any:
     """Start the model from this tier. Return the forecast, and the past start with its error."""
     for _ in range(10):
-        kelvin.forget("host") if tier == "nvme" else kelvin.to_zero("llama")
+        kelvin.empty_tier("host") if tier == "nvme" else kelvin.scale_to_zero("llama")
         kelvin.wait(lambda: held(kelvin) == {tier}, f"all of it is in the tier '{tier}'")
         before = starts(kelvin)
         assert complete(kelvin, "llama", prompt_of([5, 9, 12]), max_tokens=1).status == 200

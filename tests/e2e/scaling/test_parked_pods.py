@@ -43,7 +43,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
         monkeypatch.setenv(name, value)
     with running_installation(data, settings={**SETTINGS, "KELVIN_STORE": store}) as kelvin:
         kelvin.push(llama, "llama")
-        want = kelvin.door.request("POST", "/v1/completions", BODY)["choices"]
+        want = kelvin.client.request("POST", "/v1/completions", BODY)["choices"]
     inner, authority, port = tmp_path / "inner", Authority(), free_port()
     for role in Role:
         write(inner / role, authority.of(role), authority)

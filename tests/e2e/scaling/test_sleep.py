@@ -33,14 +33,14 @@ def sleepy(kelvin: Installation) -> Iterator[Installation]:
     yield kelvin
     before = {"window_s": 60, "grace_s": 30, "idle": "zero", "wait_price": 10_000, "average": "linear", "backlog_s": 0}
     kelvin.admin.request("PUT", "/admin/v1/models/llama/scale", before)
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
 
 
 def _others_to_zero(kelvin: Installation) -> None:
     """Stop the other models, so that they neither take nor free a device slot."""
     for model in kelvin.admin.request("GET", "/admin/v1/models")["models"]:
         if model["model"] != "llama":
-            kelvin.to_zero(model["model"])
+            kelvin.scale_to_zero(model["model"])
 
 
 def _asleep(kelvin: Installation, state: str = "asleep") -> Any:
@@ -78,7 +78,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     assert (after["runtime_id"], after["pid"]) == (replica["runtime_id"], replica["pid"])
     assert cache(kelvin)["leases_granted"] == leases
     assert kelvin.admin.request("GET", "/admin/v1/status")["device"]["held"] == held + 1
-    timeline = kelvin.door.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
+    timeline = kelvin.client.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
     stages = {stamp["stage"] for stamp in timeline["stamps"]}
     assert timeline["cold"]
     assert {"poked", "decided", "promoted", "ready", "prefilled"} <= stages
@@ -88,7 +88,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     assert "the cheapest from" in words
     assert "wakes in" in words
     assert "it sleeps" not in run(kelvin, "explain", "start", "llama")
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
     assert 0 < restore_us < total_us
     assert slept_us <= standby_us < total_us, "time asleep is standby time"
@@ -117,7 +117,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     after = sole_replica(kelvin, "llama")
     assert (after["runtime_id"], after["pid"]) == (replica["runtime_id"], replica["pid"])
     assert cache(kelvin)["leases_granted"] == before + 1
-    timeline = kelvin.door.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
+    timeline = kelvin.client.request("GET", f"/v1/requests/{answer.headers['x-request-id']}/timeline")
     stages = [stamp["stage"] for stamp in timeline["stamps"]]
     assert timeline["cold"]
     assert [stage for stage in stages if stage in ("promoted", "leased", "bound", "ready")] == [
@@ -140,7 +140,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     finally:
         agent.resume()
     assert (answer.status, answer.text.strip()) == (200, right)
-    kelvin.to_zero("llama")
+    kelvin.scale_to_zero("llama")
     standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
     assert 0 < standby_us < total_us, "time asleep is standby time"
     assert restore_us > 0

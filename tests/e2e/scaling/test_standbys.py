@@ -23,10 +23,10 @@ def house(watched: Installation, scratch: Path) -> Iterator[Installation]:
     """An installation with three models at zero and no other replica."""
     for seed, name in enumerate(MODELS):
         watched.push(make_tiny(scratch / "standbys" / name, "llama", seed=80 + seed), name)
-    watched.to_zero("llama")
+    watched.scale_to_zero("llama")
     yield watched
     for name in MODELS:
-        watched.to_zero(name)
+        watched.scale_to_zero(name)
 
 
 def device(house: Installation) -> Any:
@@ -56,7 +56,7 @@ def shown_at_once(house: Installation) -> tuple[Any, list[str]]:
 def wake_all(house: Installation) -> tuple[int, int]:
     """Start all models at once from zero. Return how many starts found a standby, and how many did not."""
     for name in MODELS:
-        house.to_zero(name)
+        house.scale_to_zero(name)
     house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
     before = pool(house)
     calls = [lambda name=name: complete(house, name, prompt_of([5, 9]), max_tokens=2) for name in MODELS]
